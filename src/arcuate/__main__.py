@@ -1,0 +1,3 @@
+from arcuate.cli import main
+
+main()
