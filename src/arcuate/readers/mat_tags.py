@@ -1,0 +1,203 @@
+"""A walk along the tags of a MATLAB 5 file, before the compiled reader follows them.
+
+That reader trusts every type code and every size it meets; a damaged file can take the whole process down. The
+walk reads tags only (compressed variables are inflated in passing, piece by piece) and raises ValueError at the
+first thing that cannot be.
+"""
+
+import struct
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+_MATRIX, _COMPRESSED, _UINT32, _INT32 = 14, 15, 6, 5
+_NUMBERS = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 12, 13))
+_CHARACTERS = frozenset((1, 2, 3, 4, 16, 17, 18))
+_CELL, _CHAR, _OPAQUE = 1, 4, 17
+_NUMERIC = range(6, 16)
+_KNOWN_CLASSES = range(1, 17)
+_PIECE = 2**20
+_MAX_CELLS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Variable:
+    is_cell: bool
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        total = 1
+        for n in self.shape:
+            total *= n
+        return total
+
+
+class Bytes(Protocol):
+    """Something to read forward in."""
+
+    def read(self, n: int) -> bytes: ...
+    def skip(self, n: int) -> None: ...
+
+
+def list_variables(path: Path, wanted: Collection[str]) -> dict[str, Variable]:
+    """The variables of a file; those wanted are walked to their last cell."""
+    size = path.stat().st_size
+    found: dict[str, Variable] = {}
+    with path.open("rb") as stream:
+        order = _byte_order(stream.read(128))
+        end = 128
+        while end < size:
+            stream.seek(end)
+            kind, n_bytes = struct.unpack(f"{order}II", _exactly(stream, 8))
+            start, end = end + 8, end + 8 + n_bytes
+            if end > size or kind not in (_MATRIX, _COMPRESSED):
+                raise ValueError(f"the file is damaged or breaks off at byte {start - 8}")
+            source: Bytes = _Plain(stream, end)
+            if kind == _COMPRESSED:
+                source = _Inflated(stream, n_bytes)
+                kind, n_bytes = struct.unpack(f"{order}II", source.read(8))
+                if kind != _MATRIX:
+                    raise ValueError(f"the compressed part at byte {start} holds no variable")
+            walk = _Walk(source, order)
+            name, variable, kind = walk.header()
+            if name in wanted:
+                walk.body(variable, kind, depth=0)
+            found[name] = variable
+    return found
+
+
+def _byte_order(header: bytes) -> str:
+    if len(header) == 128 and header[126:128] == b"IM" and header[125] == 1:
+        return "<"
+    if len(header) == 128 and header[126:128] == b"MI" and header[124] == 1:
+        return ">"
+    raise ValueError("it is not a MATLAB 5 file")
+
+
+class _Walk:
+    """The inside of one variable."""
+
+    def __init__(self, source: Bytes, order: str) -> None:
+        self.source, self.order = source, order
+
+    def header(self) -> tuple[str, Variable, int]:
+        """Name, shape and class."""
+        kind, flags = self.element()
+        if kind != _UINT32 or len(flags) != 8:
+            raise ValueError("a variable has no flags")
+        matlab_class = struct.unpack(f"{self.order}I", flags[:4])[0] & 0xFF
+        if matlab_class == _OPAQUE:  # an object of MATLAB's own; it has neither shape nor name
+            return "", Variable(False, ()), _OPAQUE
+        kind, dims = self.element()
+        if kind != _INT32 or len(dims) % 4 or not 8 <= len(dims) <= 128 or matlab_class not in _KNOWN_CLASSES:
+            raise ValueError("a variable has no shape or an unknown class")
+        shape = struct.unpack(f"{self.order}{len(dims) // 4}i", dims)
+        kind, name = self.element()
+        if min(shape) < 0 or kind not in _CHARACTERS:
+            raise ValueError("a variable has an impossible shape or name")
+        return name.decode("latin-1"), Variable(matlab_class == _CELL, shape), matlab_class
+
+    def body(self, variable: Variable, matlab_class: int, depth: int) -> None:
+        if matlab_class == _CELL and depth < 2:
+            if variable.size > _MAX_CELLS:
+                raise ValueError(f"a cell array claims {variable.size} cells")
+            for _ in range(variable.size):
+                self._cell(depth)
+        elif matlab_class == _CHAR:
+            self._values(_CHARACTERS)
+        elif matlab_class in _NUMERIC:
+            self._values(_NUMBERS)
+        else:
+            raise ValueError(f"a variable has class {matlab_class}, neither numbers nor text")
+
+    def _cell(self, depth: int) -> None:
+        kind, n_bytes = struct.unpack(f"{self.order}II", self.source.read(8))
+        if kind != _MATRIX:
+            raise ValueError("a cell holds no array")
+        if n_bytes:
+            _, variable, matlab_class = self.header()
+            self.body(variable, matlab_class, depth + 1)
+
+    def _values(self, allowed: Collection[int]) -> None:
+        kind, n_bytes, small = self.tag()
+        if kind not in allowed:
+            raise ValueError(f"values have the unknown type {kind}")
+        self.source.skip(4 if small else n_bytes + -n_bytes % 8)
+
+    def element(self) -> tuple[int, bytes]:
+        """Type and content of a small element."""
+        kind, n_bytes, small = self.tag()
+        if n_bytes > 4096:
+            raise ValueError("a name or shape is too long")
+        padded = self.source.read(4 if small else n_bytes + -n_bytes % 8)
+        return kind, padded[:n_bytes]
+
+    def tag(self) -> tuple[int, int, bool]:
+        """Type, size, and whether the content sits inside the tag itself."""
+        (first,) = struct.unpack(f"{self.order}I", self.source.read(4))
+        if first >> 16:
+            if first >> 16 > 4:
+                raise ValueError("a small element claims more than it can hold")
+            return first & 0xFFFF, first >> 16, True
+        (n_bytes,) = struct.unpack(f"{self.order}I", self.source.read(4))
+        return first, n_bytes, False
+
+
+def _exactly(stream: BinaryIO, n: int) -> bytes:
+    content = stream.read(n)
+    if len(content) != n:
+        raise ValueError("the file breaks off")
+    return content
+
+
+class _Plain:
+    """Bytes of a variable as they stand in the file, up to its end."""
+
+    def __init__(self, stream: BinaryIO, end: int) -> None:
+        self.stream, self.end = stream, end
+
+    def read(self, n: int) -> bytes:
+        self._check(n)
+        return _exactly(self.stream, n)
+
+    def skip(self, n: int) -> None:
+        self._check(n)
+        self.stream.seek(n, 1)
+
+    def _check(self, n: int) -> None:
+        if self.stream.tell() + n > self.end:
+            raise ValueError("a variable ends before its values do")
+
+
+class _Inflated:
+    """Bytes of a compressed variable, inflated a piece at a time."""
+
+    def __init__(self, stream: BinaryIO, n_bytes: int) -> None:
+        self.stream, self.left = stream, n_bytes
+        self.inflate = zlib.decompressobj()
+        self.ready = b""
+
+    def read(self, n: int) -> bytes:
+        while len(self.ready) < n:
+            self.ready += self._piece()
+        content, self.ready = self.ready[:n], self.ready[n:]
+        return content
+
+    def skip(self, n: int) -> None:
+        while len(self.ready) < n:
+            n -= len(self.ready)
+            self.ready = self._piece()
+        self.ready = self.ready[n:]
+
+    def _piece(self) -> bytes:
+        packed = self.inflate.unconsumed_tail
+        if not packed and self.left:
+            packed = _exactly(self.stream, min(self.left, _PIECE))
+            self.left -= len(packed)
+        piece = self.inflate.decompress(packed, _PIECE)
+        if not piece and (self.inflate.eof or not (self.left or self.inflate.unconsumed_tail)):
+            raise ValueError("a compressed variable ends before its values do")
+        return piece

@@ -1,0 +1,113 @@
+"""The nouns of reading: where recordings lie, what one reading gave, and what was wrong with it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+from arcuate.trial import SPLITS, Split, Trial
+
+Layout = Literal["b2t25", "b2t24"]
+Severity = Literal["note", "bad", "unreadable"]
+
+MAX_VALUES = 2**27  # values in one trial (half a gigabyte as float32); a larger claim is a broken file
+MAX_TOKENS = 100_000
+
+# What reading a foreign file may raise without it being a fault of this program.
+FILE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, EOFError, ArithmeticError)
+
+
+class UnreadableFile(Exception):
+    """A source file that cannot be read; the message says why."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    session: str
+    split: Split
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return f"{self.session}/{self.split}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with one trial or file. A note changes nothing, a bad trial stays out of training."""
+
+    reason: str
+    number: float | None
+    detail: str
+    severity: Severity = "bad"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came of one trial (or, for a note on the whole file, of none)."""
+
+    id: str
+    trial: Trial | None
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A look at a file without reading its bins."""
+
+    n_trials: int
+    n_channels: Mapping[int, int]  # channels -> trials that have so many; empty where only reading tells
+
+
+@dataclass(frozen=True)
+class Source:
+    """Recordings found on disk."""
+
+    layout: Layout
+    root: Path
+    files: tuple[SourceFile, ...]  # by session (chronological), then train, val, test
+    corpora: Mapping[tuple[date, int], str] = field(default_factory=dict)  # (day, block) -> corpus
+    modes: Mapping[tuple[str, str, int], str] = field(
+        default_factory=dict
+    )  # (session, split, number) -> mode
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(file.session for file in self.files))
+
+    def corpus_of(self, session: str, block: int) -> str | None:
+        day = session_date(session)
+        return self.corpora.get((day, block)) if day else None
+
+
+def session_date(session: str) -> date | None:
+    """The day in a session's name ("t15.2023.08.11"), if there is one."""
+    found = re.search(r"(\d{4})\D(\d{1,2})\D(\d{1,2})(?!\d)", session)
+    try:
+        return date(*(int(part) for part in found.groups())) if found else None
+    except ValueError:
+        return None
+
+
+def session_order(session: str) -> tuple[date, str]:
+    """Sort key: by day, then by name; sessions without a date come last."""
+    return session_date(session) or date.max, session
+
+
+def file_order(file: SourceFile) -> tuple[date, str, int]:
+    return *session_order(file.session), SPLITS.index(file.split)
+
+
+def safe_name(name: str) -> bool:
+    """Whether a session's name can become a file name everywhere."""
+    return re.fullmatch(r"\w[\w .+\-]{0,99}", name) is not None and not name.endswith((".", " "))
+
+
+def one_line(error: BaseException) -> str:
+    """What a file library's exception says, in one line of sensible length."""
+    said = error.args[0] if isinstance(error, KeyError) and error.args else error
+    text = " ".join(str(said).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:199] + "…"
