@@ -1,0 +1,157 @@
+"""One training step of the '25 model against the plain formulation, on one thread: time and peak memory.
+
+Plain means: depthwise convolution, day weights gathered per trial, patches written out, torch.nn.GRU. Both
+sides use the same batch, loss, clipping and optimizer.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from arcuate.losses.ctc import ctc_loss
+from arcuate.losses.settings import CTC
+from arcuate.models.front_end import count_frames, kernel
+from arcuate.models.model import Model
+from arcuate.models.settings import (
+    FrontEnd,
+    GRUEncoder,
+    ModelCard,
+    ModelSettings,
+    Patch,
+    SessionLayer,
+    Smoothing,
+)
+from arcuate.tokens import CLASSES
+
+N_TRIALS, N_BINS, N_CHANNELS, N_SESSIONS, N_TOKENS = 8, 800, 512, 45, 40
+PATCH = Patch(bins=14, stride=4)
+SMOOTHING = Smoothing(sd=2.0, taps=9)
+
+
+class Plain(nn.Module):
+    """The same network as one would first write it down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.eye(N_CHANNELS)) for _ in range(N_SESSIONS))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(1, N_CHANNELS)) for _ in range(N_SESSIONS))
+        self.gru = nn.GRU(N_CHANNELS * PATCH.bins, 768, 5, batch_first=True, dropout=0.4)
+        self.h0 = nn.Parameter(torch.zeros(1, 1, 768))
+        self.head = nn.Linear(768, len(CLASSES))
+        self.register_buffer("kernel", torch.tensor(kernel(SMOOTHING)).repeat(N_CHANNELS, 1, 1))
+
+    def forward(self, bins: Tensor, session: Tensor) -> Tensor:
+        x = F.conv1d(bins.permute(0, 2, 1), self.kernel, padding="same", groups=N_CHANNELS).permute(0, 2, 1)
+        weights = torch.stack([self.weights[s] for s in session.tolist()])
+        biases = torch.stack([self.biases[s] for s in session.tolist()])
+        x = F.dropout(F.softsign(torch.einsum("btc,bcd->btd", x, weights) + biases), 0.2, self.training)
+        x = x.unfold(1, PATCH.bins, PATCH.stride).transpose(2, 3).flatten(2)  # (B, F, bins * C)
+        x, _ = self.gru(x, self.h0.expand(5, len(x), 768).contiguous())
+        return F.log_softmax(self.head(x), dim=-1)
+
+
+def make_ours() -> Model:
+    settings = ModelSettings(
+        front_end=FrontEnd(smoothing=SMOOTHING, session_layer=SessionLayer(dropout=0.2), patch=PATCH),
+        encoder=GRUEncoder(width=768, depth=5, dropout=0.4),
+        output_init="xavier",
+    )
+    sessions = tuple(f"session-{i:02d}" for i in range(N_SESSIONS))
+    return Model(ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=sessions, classes=CLASSES))
+
+
+def make_step(side: str) -> Callable[[], float]:
+    """One closure that trains one step on a fixed batch and returns the loss."""
+    torch.manual_seed(0)
+    bins = torch.randn(N_TRIALS, N_BINS, N_CHANNELS)
+    n_bins = torch.full((N_TRIALS,), N_BINS)
+    session = torch.arange(N_TRIALS) // 2
+    tokens = torch.randint(1, len(CLASSES), (N_TRIALS, N_TOKENS))
+    n_tokens = torch.full((N_TRIALS,), N_TOKENS)
+    model = (make_ours() if side == "ours" else Plain()).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=0.1, weight_decay=1e-3, fused=True)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        if isinstance(model, Model):
+            outputs = model(bins, n_bins, session)
+            log_probs, n_frames = outputs.log_probs["ctc"], outputs.n_frames
+        else:
+            log_probs, n_frames = model(bins, session), count_frames(n_bins, PATCH)
+        loss = ctc_loss(log_probs, n_frames, tokens, n_tokens, CTC()).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0, error_if_nonfinite=True, foreach=True)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def measure_times(repeats: int) -> dict[str, float]:
+    """Median CPU seconds of one thread; the sides take turns, so that a busy machine hurts both alike."""
+    steps = {side: make_step(side) for side in ("plain", "ours")}
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    for repeat in range(repeats + 1):
+        for side, step in steps.items():
+            start = time.process_time()
+            step()
+            if repeat:  # the first step makes the optimizer's memory
+                times[side].append(time.process_time() - start)
+    return {side: statistics.median(values) for side, values in times.items()}
+
+
+def measure_memory(side: str) -> float:
+    """Peak resident megabytes of a process of its own that trains three steps."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory", side], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--memory", choices=["plain", "ours"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.memory:
+        step = make_step(arguments.memory)
+        for _ in range(3):
+            step()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    megabytes = {side: measure_memory(side) for side in ("plain", "ours")}  # first: a child inherits our peak
+    seconds = measure_times(arguments.repeats)
+    result = {
+        "seconds": seconds,
+        "peak_mb": megabytes,
+        "time_ratio": seconds["ours"] / seconds["plain"],
+        "memory_ratio": megabytes["ours"] / megabytes["plain"],
+    }
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(f"'25 model, {N_TRIALS} trials x {N_BINS} bins, one thread, median of {arguments.repeats}")
+    print(f"{'':14}{'plain':>10}{'arcuate':>10}{'ratio':>8}")
+    for name, values, ratio in (
+        ("seconds/step", seconds, result["time_ratio"]),
+        ("peak MB", megabytes, result["memory_ratio"]),
+    ):
+        print(f"{name:14}{values['plain']:>10.2f}{values['ours']:>10.2f}{ratio:>8.2f}")
+
+
+if __name__ == "__main__":
+    main()

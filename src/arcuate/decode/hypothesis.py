@@ -1,0 +1,21 @@
+"""Hypothesis: one reading of a trial."""
+
+from dataclasses import dataclass, field
+
+from arcuate.tokens import names
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    tokens: tuple[int, ...]
+    scores: dict[str, float] = field(default_factory=dict)  # natural-log score by source, e.g. "acoustic"
+    words: tuple[str, ...] = ()
+
+    @property
+    def phonemes(self) -> list[str]:
+        return names(self.tokens)
+
+    @property
+    def text(self) -> str | None:
+        """The words as one string; None where only phonemes were decoded."""
+        return " ".join(self.words) if self.words else None

@@ -1,0 +1,88 @@
+"""A model on disk: `model.json` is its card, `model.safetensors` its weights; loading needs nothing else."""
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from arcuate.errors import UserError
+from arcuate.models.model import Model, outline
+from arcuate.models.settings import ModelCard
+
+CARD = "model.json"
+WEIGHTS = "model.safetensors"
+MAX_CARD_BYTES = 4_000_000
+DTYPES = {"F64", "F32", "F16", "BF16"}
+
+
+def save_model(folder: Path, model: Model) -> None:
+    """Both files, each in place only once it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    partial = folder / f"{WEIGHTS}.partial"
+    save_file(weights, partial)
+    os.replace(partial, folder / WEIGHTS)
+    partial = folder / f"{CARD}.partial"
+    partial.write_text(json.dumps(model.card.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, folder / CARD)
+
+
+def load_model(folder: Path) -> Model:
+    """The model of a folder, ready to read trials; nothing in the files is trusted before it is checked."""
+    card = load_card(folder)
+    model = outline(card)
+    weights = _load_weights(
+        folder / WEIGHTS, {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    )
+    model.load_state_dict(weights, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model.eval()
+
+
+def load_card(folder: Path) -> ModelCard:
+    path = folder / CARD
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no model ({CARD} is missing); give a run, checkpoint or imported folder."
+        )
+    try:
+        if path.stat().st_size > MAX_CARD_BYTES:
+            raise UserError(f"{path} is too large to be a model card; restore the file from its source.")
+        return ModelCard.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UserError(
+            f"{path} is not a model card ({where}: {first['msg']}); restore the file from its source."
+        ) from error
+
+
+def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; copy it beside {CARD} or import the model again.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if wrong := sorted(found.keys() ^ shapes.keys()):
+                raise UserError(
+                    f"{path} does not hold the weights of its card ({wrong[0]} is "
+                    f"{'unknown' if wrong[0] in found else 'missing'}); import or train the model again."
+                )
+            for name, shape in shapes.items():
+                kind, size = found[name].get_dtype(), tuple(found[name].get_shape())
+                if size != shape or kind not in DTYPES:
+                    raise UserError(
+                        f"{path}: {name} is {kind} {size} where its card says floats {shape}; import or "
+                        "train the model again."
+                    )
+            weights = {name: file.get_tensor(name).float() for name in shapes}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore the file from its source.") from error
+    if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
+        raise UserError(f"{path}: {bad[0]} is not finite, the model diverged; use an earlier checkpoint.")
+    return weights

@@ -1,0 +1,252 @@
+"""The GRU encoder: torch.nn.GRU parameter for parameter, with a recurrence made for small batches on a CPU.
+
+On a CPU torch.nn.GRU adds a (3H, H) weight gradient per layer and frame, which is bound by memory; here the
+gradients of all frames are one matrix product, and the recurrent weights are laid out once per call as the
+product wants them. The first layer reads overlapping patches without writing them out. On other devices
+torch.nn.GRU itself runs.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from arcuate.models.front_end import count_frames
+from arcuate.models.settings import GRUEncoder, Patch
+
+HELD = 1e4  # an update gate this far up is exactly 1: the state passes unchanged
+
+
+class GRU(nn.Module):
+    """Bins to frames: patches, then `depth` layers in one or both directions."""
+
+    def __init__(self, settings: GRUEncoder, patch: Patch, n_channels: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.patch = patch
+        self.gru = nn.GRU(
+            n_channels * patch.bins,
+            settings.width,
+            settings.depth,
+            dropout=settings.dropout if settings.depth > 1 else 0.0,
+            bidirectional=settings.bidirectional,
+        )
+        self.h0 = nn.Parameter(torch.empty(1, 1, settings.width)) if settings.learned_start else None
+        if not self.gru.weight_hh_l0.is_meta:
+            self._initialise()
+
+    def _initialise(self) -> None:
+        """As both official models: recurrent weights orthogonal, others Xavier, biases torch's default."""
+        for name, parameter in self.named_parameters():
+            if name.startswith("gru.weight_hh"):
+                nn.init.orthogonal_(parameter)
+            elif name.startswith("gru.weight_ih") or name == "h0":
+                nn.init.xavier_uniform_(parameter)
+
+    @property
+    def n_outputs(self) -> int:
+        return self.settings.width * self.n_directions
+
+    @property
+    def n_directions(self) -> int:
+        return 2 if self.settings.bidirectional else 1
+
+    def start(self, n_trials: int) -> Tensor:
+        """The state before the first frame. (depth * directions, B, H)"""
+        shape = (self.settings.depth * self.n_directions, n_trials, self.settings.width)
+        if self.h0 is not None:
+            return self.h0.expand(shape)
+        return next(self.gru.parameters()).new_zeros(shape)
+
+    def forward(self, bins: Tensor, n_frames: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Bins (B, T, C), T at least one patch -> frames (B, F, D) and the state after the last frame.
+
+        `n_frames` are the true lengths, which only a backward direction needs to know.
+        """
+        if bins.device.type != "cpu":
+            return self._forward_torch(bins, n_frames, state)
+        held = None
+        if self.settings.bidirectional and n_frames is not None:
+            length = count_frames(bins.shape[1], self.patch)
+            if bool((n_frames < length).any()):
+                held = torch.arange(length)[:, None] >= n_frames  # (F, B)
+        x, last = bins, []
+        for layer in range(self.settings.depth):
+            if layer:
+                x = F.dropout(x, self.settings.dropout, self.training)
+            outputs = []
+            for direction in range(self.n_directions):
+                h0 = state[layer * self.n_directions + direction]
+                outputs.append(self._run_layer(x, h0, layer, direction, held if direction else None))
+                last.append(outputs[-1][0 if direction else -1])
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)  # (F, B, D)
+        return x.transpose(0, 1), torch.stack(last)
+
+    def _run_layer(self, x: Tensor, h0: Tensor, layer: int, direction: int, held: Tensor | None) -> Tensor:
+        """One layer in one direction; `held` (F, B) marks frames that leave the state alone. -> (F, B, H)"""
+        suffix = f"_l{layer}" + "_reverse" * direction
+        w_ih, w_hh = getattr(self.gru, "weight_ih" + suffix), getattr(self.gru, "weight_hh" + suffix)
+        b_ih, b_hh = getattr(self.gru, "bias_ih" + suffix), getattr(self.gru, "bias_hh" + suffix)
+        width = self.settings.width
+        bias = b_ih + F.pad(b_hh[: 2 * width], (0, width))  # only the candidate keeps its two biases apart
+        project = F.linear(x, w_ih, bias) if layer else project_patches(x, w_ih, bias, self.patch)
+        if held is not None:
+            project[..., width : 2 * width].masked_fill_(held[..., None], HELD)
+        return recur(project, h0, w_hh, b_hh[2 * width :], reverse=bool(direction))
+
+    def _forward_torch(self, bins: Tensor, n_frames: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        x = cut_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
+        if not self.settings.bidirectional or n_frames is None:
+            frames, state = self.gru(x, state.contiguous())
+            return frames.transpose(0, 1), state
+        packed, state = self.gru(
+            pack_padded_sequence(x, n_frames.cpu(), enforce_sorted=False), state.contiguous()
+        )
+        frames, _ = pad_packed_sequence(packed, total_length=x.shape[0])
+        return frames.transpose(0, 1), state
+
+
+def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
+    """Overlapping patches laid out bin after bin (time-major). (B, T, C) -> (B, F, bins * C)"""
+    return bins.unfold(1, patch.bins, patch.stride).transpose(2, 3).flatten(2)
+
+
+def project_patches(bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
+    """Patches times weight, without writing the patches out. (B, T, C), (D, bins * C) -> (F, B, D)"""
+    projected: Tensor = _ProjectPatches.apply(bins, weight, bias, patch)  # (F * B, D)
+    return projected.view(-1, bins.shape[0], weight.shape[0])
+
+
+class _ProjectPatches(torch.autograd.Function):
+    """A patch is some whole strides and a part of one: patches times weight is a sum over shifted strides."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
+        n_trials, n_bins, n_channels = bins.shape
+        n_frames = count_frames(n_bins, patch)
+        n_strides = n_frames - 1 + -(-patch.bins // patch.stride)
+        bins = F.pad(bins, (0, 0, 0, n_strides * patch.stride - n_bins))
+        strides = bins.view(n_trials, n_strides, -1).transpose(0, 1).flatten(0, 1)  # (strides * B, sC)
+        projected = bias.repeat(n_frames * n_trials, 1)
+        for rows, columns, part in _shifts(patch, n_frames, n_trials, n_channels):
+            projected.addmm_(strides[rows, part], weight[:, columns].t())
+        ctx.save_for_backward(strides, weight)
+        ctx.patch, ctx.shape = patch, (n_trials, n_bins, n_channels)  # type: ignore[attr-defined]
+        return projected
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d: Tensor):  # type: ignore[no-untyped-def]
+        strides, weight = ctx.saved_tensors
+        n_trials, n_bins, n_channels = ctx.shape
+        d_strides = torch.zeros_like(strides) if ctx.needs_input_grad[0] else None
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for rows, columns, part in _shifts(ctx.patch, d.shape[0] // n_trials, n_trials, n_channels):
+            if d_strides is not None:
+                d_strides[rows, part].addmm_(d, weight[:, columns])
+            if d_weight is not None:
+                torch.mm(d.t(), strides[rows, part], out=d_weight[:, columns])
+        d_bins = None
+        if d_strides is not None:
+            d_bins = d_strides.view(-1, n_trials, d_strides.shape[1]).transpose(0, 1)
+            d_bins = d_bins.reshape(n_trials, -1, n_channels)
+            d_bins = F.pad(d_bins, (0, 0, 0, n_bins - d_bins.shape[1]))  # bins beyond the last patch, or none
+        return d_bins, d_weight, d.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+def _shifts(patch: Patch, n_frames: int, n_trials: int, n_channels: int) -> list[tuple[slice, slice, slice]]:
+    """For every stride within a patch: its rows for all frames, its columns of the weight, its used part."""
+    shifts = []
+    for i, first in enumerate(range(0, patch.bins, patch.stride)):
+        width = min(patch.stride, patch.bins - first) * n_channels
+        rows = slice(i * n_trials, (i + n_frames) * n_trials)
+        columns = slice(first * n_channels, first * n_channels + width)
+        shifts.append((rows, columns, slice(0, width)))
+    return shifts
+
+
+def recur(projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False) -> Tensor:
+    """The recurrence of one layer and direction. (F, B, 3H), (B, H), (3H, H), (H,) -> (F, B, H)
+
+    `projected` holds all biases but the recurrent one of the candidate, which the reset gate scales too.
+    """
+    if torch.is_grad_enabled():
+        states: Tensor = _Recurrence.apply(projected, h0, weight, bias, reverse)
+        return states
+    return _run(projected, h0, weight, bias, reverse)[0]
+
+
+def _run(
+    projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """States, states before each frame, parts (gates r and z, recurrent part of n), and candidates n."""
+    n_frames, n_trials, width = projected.shape[0], projected.shape[1], h0.shape[1]
+    all_states = projected.new_empty(n_frames + 1, n_trials, width)
+    states, before = (all_states[:-1], all_states[1:]) if reverse else (all_states[1:], all_states[:-1])
+    all_states[-1 if reverse else 0] = h0
+    parts = projected.clone(memory_format=torch.contiguous_format)
+    parts[..., 2 * width :] = bias
+    candidates = projected.new_empty(n_frames, n_trials, width)
+    weight = weight.t().contiguous()  # a small product is twice as fast this way round
+    frames = zip(
+        before.unbind(0),
+        parts.unbind(0),
+        parts[..., : 2 * width].unbind(0),
+        parts[..., :width].unbind(0),
+        parts[..., width : 2 * width].unbind(0),
+        parts[..., 2 * width :].unbind(0),
+        projected[..., 2 * width :].unbind(0),
+        candidates.unbind(0),
+        states.unbind(0),
+        strict=True,
+    )
+    for h, part, gates, r, z, recurrent, inputs, n, out in reversed(list(frames)) if reverse else frames:
+        part.addmm_(h, weight)
+        gates.sigmoid_()
+        torch.addcmul(inputs, r, recurrent, out=n).tanh_()
+        torch.lerp(n, h, z, out=out)
+    return states, before, parts, candidates
+
+
+class _Recurrence(torch.autograd.Function):
+    """Backward frame by frame only where it must be; weight gradients of all frames in one product."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool
+    ) -> Tensor:
+        states, *kept = _run(projected, h0, weight, bias, reverse)
+        ctx.reverse = reverse  # type: ignore[attr-defined]
+        ctx.save_for_backward(weight, *kept)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_states: Tensor):  # type: ignore[no-untyped-def]
+        weight, before, parts, n = ctx.saved_tensors
+        n_frames, n_trials, width = n.shape
+        r, z, recurrent = parts.unflatten(2, (3, width)).unbind(2)
+        # How the four pre-activations move with the state: recurrent part of n, r, z, input part of n.
+        d = n.new_empty(n_frames, n_trials, 4, width)
+        d_recurrent, d_r, d_z, d_n = d.unbind(2)
+        torch.mul(1 - z, 1 - n * n, out=d_n)
+        torch.mul(d_n, r, out=d_recurrent)
+        torch.mul(d_recurrent, 1 - r, out=d_r).mul_(recurrent)
+        torch.mul(before - n, z, out=d_z).mul_(1 - z)
+        rolled = torch.cat([weight[2 * width :], weight[: 2 * width]])  # rows in the order n, r, z
+        dh = n.new_zeros(n_trials, width)
+        dh_for_each = dh[:, None]  # (B, 1, H)
+        frames = zip(
+            d.unbind(0), d[:, :, :3].flatten(2).unbind(0), z.unbind(0), d_states.unbind(0), strict=True
+        )
+        for d_all, d_through_state, carried, d_state in frames if ctx.reverse else reversed(list(frames)):
+            dh.add_(d_state)
+            d_all.mul_(dh_for_each)
+            dh.mul_(carried).addmm_(d_through_state, rolled)
+        d_flat, before_flat = d.view(-1, 4 * width), before.flatten(0, 1)
+        d_weight = torch.empty_like(weight)
+        torch.mm(d_flat[:, width : 3 * width].t(), before_flat, out=d_weight[: 2 * width])
+        torch.mm(d_flat[:, :width].t(), before_flat, out=d_weight[2 * width :])
+        d_projected = d_flat[:, width:].view(n_frames, n_trials, 3 * width)
+        return d_projected, dh, d_weight, d_flat[:, :width].sum(0), None

@@ -1,0 +1,131 @@
+"""Model: everything deterministic between stored bins and token scores, with the card that describes it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from arcuate.errors import UserError
+from arcuate.models.front_end import BatchStatistics, FrontEnd, FrontEndState, count_frames, normalise
+from arcuate.models.gru import GRU
+from arcuate.models.outputs import Outputs
+from arcuate.models.settings import ModelCard
+
+
+@dataclass(frozen=True)
+class State:
+    """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
+
+    front_end: FrontEndState
+    encoder: Tensor  # (depth, 1, H)
+
+
+class Model(nn.Module):
+    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax.
+
+    Whole trials: `model(bins, n_bins, session, statistics)`. Training puts its augmentation between the two
+    halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
+    """
+
+    def __init__(self, card: ModelCard) -> None:
+        super().__init__()
+        self.card = card
+        settings = card.settings
+        self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions))
+        self.encoder = GRU(settings.encoder, settings.front_end.patch, card.n_channels)
+        self.head = nn.Linear(self.encoder.n_outputs, len(card.classes))
+        if settings.output_init == "xavier" and not self.head.weight.is_meta:
+            nn.init.xavier_uniform_(self.head.weight)
+
+    def forward(
+        self,
+        bins: Tensor,  # (B, T, C)
+        n_bins: Tensor,  # (B,)
+        session: Tensor,  # (B,)
+        statistics: BatchStatistics | None = None,
+    ) -> Outputs:
+        return self.encode(self.normalise(bins, statistics), n_bins, session)
+
+    def normalise(self, bins: Tensor, statistics: BatchStatistics | None = None) -> Tensor:
+        """Source bins to normalised bins, as the card says. (B, T, C)"""
+        self._check(bins, statistics)
+        return normalise(bins, statistics, self.card.settings.front_end)[0]
+
+    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Outputs:
+        """Normalised bins to outputs."""
+        ready = self.front_end(bins, n_bins, session)
+        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        frames, _ = self.encoder(ready, n_frames, self.encoder.start(len(bins)))
+        return self._outputs(frames, n_frames)
+
+    def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
+        """A stream of one trial; `statistics` as for a batch of one."""
+        if not self.card.settings.encoder.causal:
+            raise UserError(
+                "This model reads each trial in both directions and cannot stream; decode whole trials, or "
+                "train with encoder.bidirectional=false."
+            )
+        self._check(None, statistics)
+        which = torch.tensor([session], device=self.head.weight.device)
+        return State(self.front_end.start(which, statistics), self.encoder.start(1))
+
+    def step(self, state: State, bins: Tensor) -> tuple[Outputs, State]:
+        """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
+        self._check(bins, state.front_end.statistics)
+        ready, front_end = self.front_end.step(state.front_end, bins)
+        outputs, hidden = self._encode_ready(ready, state.encoder)
+        return outputs, State(front_end, hidden)
+
+    def finish(self, state: State) -> Outputs:
+        """The frames that waited for bins which never came; the trial ends here."""
+        ready, _ = self.front_end.finish(state.front_end)
+        return self._encode_ready(ready, state.encoder)[0]
+
+    def _encode_ready(self, ready: Tensor, hidden: Tensor) -> tuple[Outputs, Tensor]:
+        patch = self.card.settings.front_end.patch
+        if ready.shape[1] < patch.bins:
+            return self._outputs(
+                ready.new_zeros(1, 0, self.encoder.n_outputs), ready.new_zeros(1).long()
+            ), hidden
+        frames, hidden = self.encoder(ready, None, hidden)
+        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device)), hidden
+
+    def _outputs(self, frames: Tensor, n_frames: Tensor) -> Outputs:
+        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)})
+
+    def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
+        if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.card.n_channels):
+            raise UserError(
+                f"The model reads bins of shape (trials, bins, {self.card.n_channels}) but was given "
+                f"{tuple(bins.shape)}; give it {self.card.n_channels} channels or train a model on these."
+            )
+        how = self.card.settings.front_end.normalise
+        if how != "none" and statistics is None:
+            raise UserError(
+                f"The model normalises its bins (front_end.normalise={how}); pass the statistics of the "
+                f"{'block' if how == 'block' else 'bins before each trial'} with them."
+            )
+
+
+def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
+    """Parameters as the official recipes divide them: biases of encoder and head, session maps, the rest."""
+    groups: dict[str, list[nn.Parameter]] = {"bias": [], "session": [], "rest": []}
+    for name, parameter in model.named_parameters():
+        if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
+            groups["session"].append(parameter)
+        elif name.startswith("encoder.gru.bias_") or name == "head.bias":
+            groups["bias"].append(parameter)
+        else:
+            groups["rest"].append(parameter)
+    return groups
+
+
+def outline(card: ModelCard) -> Model:
+    """The model of a card with shapes but no memory, whatever size the card claims."""
+    with torch.device("meta"):
+        return Model(card)
+
+
+def count_parameters(card: ModelCard) -> int:
+    return sum(p.numel() for p in outline(card).parameters())
