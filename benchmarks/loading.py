@@ -1,0 +1,67 @@
+"""How fast batches come from the store, against how fast the demo model consumes them. One worker, one thread.
+
+python benchmarks/loading.py --data data/demo/store
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from arcuate.batches.batch import PlannedBatches
+from arcuate.batches.plan import make_plan, padding_waste
+from arcuate.batches.select import select
+from arcuate.cli.train import build
+from arcuate.recipe import load_recipe
+from arcuate.store import Store
+from arcuate.training.loop import batch_loss, forward_augmented
+from arcuate.training.optimizer import make_optimizer, set_rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="a prepared store")
+    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe, store = load_recipe("tiny"), Store.open(arguments.data)
+    selection = select(store, recipe.data, recipe.front_end.patch)
+    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.normalise)
+    model = build(recipe, store, selection)
+    optimizer = make_optimizer(model, recipe.optimizer)
+    loading, training = [], []
+    for position in range(arguments.batches):  # interleaved, so that a busy machine slows both alike
+        start = time.perf_counter()
+        batch = planned[position]
+        read = time.perf_counter()
+        set_rates(optimizer, recipe, position)
+        loss = batch_loss(forward_augmented(model, model.encode, batch, recipe), batch, recipe)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        loading.append(read - start)
+        training.append(time.perf_counter() - read)
+    epoch = [plan.draw(p) for p in range(plan.batches_per_epoch)]
+    result = {
+        "loading_ms": 1000 * statistics.median(loading),
+        "training_step_ms": 1000 * statistics.median(training),
+        "ratio": statistics.median(training) / statistics.median(loading),
+        "padding_waste": padding_waste(epoch, plan.n_bins),
+    }
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"a batch of {recipe.data.batching.batch_size} trials: loaded in {result['loading_ms']:.1f} ms,"
+        )
+        print(f"trained on in {result['training_step_ms']:.1f} ms: loading is {result['ratio']:.0f}x faster")
+        print(f"padding waste with length buckets: {100 * result['padding_waste']:.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Everything random that happens to bins, in training only."""

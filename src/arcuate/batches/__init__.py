@@ -1,0 +1,1 @@
+"""Which trials go together, and how they are laid side by side."""

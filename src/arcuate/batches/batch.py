@@ -1,0 +1,113 @@
+"""Batch: trials side by side, padded, with their true lengths."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from arcuate.batches.plan import Plan
+from arcuate.models.front_end import BatchStatistics
+from arcuate.store import Store, TrialInfo
+
+
+@dataclass(frozen=True)
+class Batch:
+    bins: torch.Tensor  # (B, T, C) float32, zero beyond each true length
+    n_bins: torch.Tensor  # (B,) int64
+    tokens: torch.Tensor  # (B, U) int64, zero beyond each true length
+    n_tokens: torch.Tensor  # (B,) int64
+    session: torch.Tensor  # (B,) int64, index into the model's sessions
+    statistics: BatchStatistics | None
+    trials: tuple[TrialInfo, ...]
+    position: int  # place in the training sequence; 0 outside training
+
+    def to(self, device: torch.device) -> "Batch":
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: getattr(self, name).to(device, non_blocking=True)
+            for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
+        }
+        return replace(self, statistics=move_statistics(self.statistics, device), **moved)
+
+
+def move_statistics(statistics: BatchStatistics | None, device: torch.device) -> BatchStatistics | None:
+    if statistics is None:
+        return None
+    return BatchStatistics(statistics.mean.to(device), statistics.sd.to(device), statistics.n_bins.to(device))
+
+
+def collate(
+    store: Store, trials: Sequence[TrialInfo], sessions: dict[str, int], normalise: str, position: int = 0
+) -> Batch:
+    """Read these trials and lay them side by side."""
+    n_bins = [t.n_bins for t in trials]
+    tokens = [t.tokens or () for t in trials]
+    bins = torch.zeros(len(trials), max(n_bins), store.n_channels)
+    labels = torch.zeros(len(trials), max(1, max(len(u) for u in tokens)), dtype=torch.int64)
+    for i, trial in enumerate(trials):
+        bins[i, : n_bins[i]] = torch.from_numpy(store.read_bins(trial))
+        labels[i, : len(tokens[i])] = torch.tensor(tokens[i], dtype=torch.int64)
+    return Batch(
+        bins,
+        torch.tensor(n_bins),
+        labels,
+        torch.tensor([len(u) for u in tokens]),
+        torch.tensor([sessions[t.session] for t in trials]),
+        read_statistics(store, trials, normalise),
+        tuple(trials),
+        position,
+    )
+
+
+def read_statistics(store: Store, trials: Sequence[TrialInfo], normalise: str) -> BatchStatistics | None:
+    if normalise == "none":
+        return None
+    read = store.block_statistics if normalise == "block" else store.past_statistics
+    found = [read(t) for t in trials]
+    return BatchStatistics(
+        torch.from_numpy(np.stack([s.mean for s in found])),
+        torch.from_numpy(np.stack([s.sd for s in found])),
+        torch.tensor([s.n_bins for s in found]),
+    )
+
+
+class PlannedBatches(Dataset[Batch]):
+    """The training sequence as a dataset: index = position in the plan."""
+
+    def __init__(
+        self, store: Store, trials: Sequence[TrialInfo], plan: Plan, sessions: Sequence[str], normalise: str
+    ) -> None:
+        self.store, self.trials, self.plan, self.normalise = store, tuple(trials), plan, normalise
+        self.sessions = {name: i for i, name in enumerate(sessions)}
+
+    def __getitem__(self, position: int) -> Batch:
+        chosen = [self.trials[i] for i in self.plan.draw(position)]
+        return collate(self.store, chosen, self.sessions, self.normalise, position)
+
+
+def training_batches(data: PlannedBatches, start: int, stop: int, workers: int) -> Iterator[Batch]:
+    """Batches at positions start … stop-1, read ahead by worker processes where asked for."""
+    options: dict[str, Any] = {}
+    if workers:
+        options = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+    loader: DataLoader[Batch] = DataLoader(
+        data, batch_size=None, sampler=range(start, stop), collate_fn=None, **options
+    )
+    yield from loader
+
+
+def length_batches(
+    store: Store,
+    trials: Sequence[TrialInfo],
+    sessions: Sequence[str],
+    normalise: str,
+    batches: Sequence[Sequence[int]],
+) -> Iterator[tuple[Sequence[int], Batch]]:
+    """Batches for scoring, each with the indices of its trials."""
+    index = {name: i for i, name in enumerate(sessions)}
+    for chosen in batches:
+        yield chosen, collate(store, [trials[i] for i in chosen], index, normalise)

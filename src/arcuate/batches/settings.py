@@ -1,0 +1,62 @@
+"""Settings of data selection and batching."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from arcuate.settings import Settings
+
+
+class Days(Settings):
+    """The '25 composition: some sessions without replacement, from each some trials with replacement."""
+
+    kind: Literal["days"] = "days"
+    n_sessions: int = Field(4, ge=1, le=1000, description="sessions in one batch")
+    n_trials: int = Field(16, ge=1, le=4096, description="trials from each of them")
+
+    @property
+    def batch_size(self) -> int:
+        return self.n_sessions * self.n_trials
+
+
+class Shuffled(Settings):
+    """The '24 composition: a fresh draw from all sessions at every step, without replacement within it."""
+
+    kind: Literal["shuffled"] = "shuffled"
+    batch_size: int = Field(64, ge=1, le=4096)
+
+
+class Bucketed(Settings):
+    """Trials of similar length together; every trial once per epoch, in a new order each time."""
+
+    kind: Literal["bucketed"] = "bucketed"
+    batch_size: int = Field(16, ge=1, le=4096)
+    pool: int = Field(
+        16, ge=1, le=10_000, description="batches drawn at random and sorted by length together"
+    )
+
+
+Batching = Annotated[Days | Shuffled | Bucketed, Field(discriminator="kind")]
+
+
+class Published(Settings):
+    """The sizes of the published data set, for parameter counts where no data are at hand."""
+
+    channels: int = Field(ge=1, le=65536)
+    n_sessions: int = Field(ge=1, le=10_000)
+
+
+class Data(Settings):
+    channels: int | None = Field(
+        None, ge=1, le=65536, description="refused where the data differ; null = any"
+    )
+    n_sessions: int | None = Field(None, ge=1, le=10_000, description="likewise for the number of sessions")
+    published: Published = Published(channels=512, n_sessions=45)
+    sessions: tuple[str, ...] | None = Field(None, min_length=1, description="use these sessions only")
+    max_sessions: int | None = Field(None, ge=1, description="use the first so many sessions only")
+    dev_fraction: float = Field(
+        0.0, ge=0.0, le=0.5, description="share of train set aside to select checkpoints on"
+    )
+    seed: int = Field(1, ge=0)
+    batching: Batching = Bucketed()
+    workers: int = Field(0, ge=0, le=256)

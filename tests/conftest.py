@@ -1,0 +1,38 @@
+"""Shared fixtures: one small simulated cohort per layout, prepared once for the whole test run."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The real material beside the checkout."""
+    if not (SHARED / "real").is_dir():
+        pytest.skip("the real trials and logs are not beside this checkout (../shared/real)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def cohort_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sessions of simulated '25 recordings, 16 electrodes, prepared."""
+    from arcuate.prepare import prepare
+    from arcuate.simulate import simulate
+
+    folder = tmp_path_factory.mktemp("cohort")
+    simulate(
+        folder / "source",
+        layout="b2t25",
+        n_sessions=3,
+        n_trials=40,
+        n_electrodes=16,
+        difficulty="easy",
+        seed=5,
+    )
+    prepare(folder / "source", folder / "store")
+    return folder / "store"
