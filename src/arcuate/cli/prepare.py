@@ -1,0 +1,126 @@
+"""`arcuate prepare`."""
+
+from collections import Counter
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.prepare import PrepareReport, check_places, look, prepare
+from arcuate.readers import find_sources
+from arcuate.readers.b2t24 import DEFAULT_FEATURES
+from arcuate.store import QUALITY
+from arcuate.trial import BIN_S, SPLITS
+
+_SHOWN = 5  # unreadable files named one by one; the table has them all
+
+
+def prepare_command(
+    source: Path,
+    store: Path,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+    features: str = DEFAULT_FEATURES,
+) -> int:
+    """Everything `arcuate prepare` does; returns its exit code: 1 if something could not be read."""
+    if dry_run:
+        find_sources(source)
+        with progress("looking at files") as tell:
+            report = look(source, features=features, progress=tell)
+    else:
+        report = prepare_store(source, store, force=force, features=features, quiet=True)
+    if as_json:
+        emit_json(report.to_json())
+    else:
+        show(report, store)
+    return report.exit_code
+
+
+def prepare_store(
+    source: Path, store: Path, *, force: bool = False, features: str = DEFAULT_FEATURES, quiet: bool = False
+) -> PrepareReport:
+    """Prepare with a progress bar; tells in a line what became of it unless quiet."""
+    check_places(source, store, force)  # a mistake is told before a progress bar appears
+    with progress("preparing") as tell:
+        report = prepare(source, store, force=force, features=features, progress=tell)
+    if not quiet:
+        show_summary(report, store)
+    return report
+
+
+def show(report: PrepareReport, store: Path) -> None:
+    """The result for a person."""
+    if not report.written:
+        out.print(_files_table(report))
+    out.print(_splits_table(report))
+    if report.leakage is not None:
+        out.print(_leakage_table(report))
+    if cases := Counter((row.reason, row.action) for row in report.quality):
+        table = Table("case", "trials", "what was done", box=None, header_style="bold", title="quality")
+        table.title_justify, table.columns[1].justify = "left", "right"
+        for (reason, action), n in cases.most_common():
+            table.add_row(reason, str(n), _ACTIONS[action])
+        out.print(table)
+    show_summary(report, store)
+
+
+_ACTIONS = {
+    "rejected": "kept out of training",
+    "flagged": "validation or test: flagged and kept",
+    "kept": "a remark; kept",
+    "missing": "could not be read",
+}
+
+
+def show_summary(report: PrepareReport, store: Path) -> None:
+    for note in report.notes:
+        say(f"note: {note}")
+    unreadable = report.rows("missing")
+    for row in unreadable[:_SHOWN]:
+        say(f"could not read {row.trial}: {row.detail}")
+    if len(unreadable) > _SHOWN:
+        say(f"could not read {len(unreadable) - _SHOWN} more")
+    size = f"{report.trials} trials in {len(report.sessions)} sessions, {report.n_channels or 'no'} channels"
+    if report.written:
+        n_cases = len(report.quality)
+        cases = f"; {n_cases} case{'s' if n_cases > 1 else ''} in {store / QUALITY}" if n_cases else ""
+        out.print(f"{report.layout}: {size} → {store}{cases}", soft_wrap=True, markup=False)
+    else:
+        out.print(f"{report.layout}: {size}; nothing was written", soft_wrap=True)
+
+
+def _files_table(report: PrepareReport) -> Table:
+    table = Table("session", *SPLITS, box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for session in report.sessions:
+        counts = (report.files.get(f"{session}/{split}") for split in SPLITS)
+        table.add_row(escape(session), *("–" if n is None else str(n) for n in counts))
+    return table
+
+
+def _splits_table(report: PrepareReport) -> Table:
+    table = Table("split", "trials", "usable", "hours", "hash", box=None, header_style="bold")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for split, counts in report.splits.items():
+        hours = f"{counts['n_bins'] * BIN_S / 3600:.2f}" if "n_bins" in counts else "–"
+        usable = str(counts.get("usable", "–"))
+        table.add_row(split, str(counts["trials"]), usable, hours, report.hashes.get(split, "–")[:12])
+    return table
+
+
+def _leakage_table(report: PrepareReport) -> Table:
+    leakage = report.leakage or {}
+    table = Table("leakage", "n", "share", box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for pair, n in leakage["trials"].items():
+        table.add_row(f"same recording in {pair.replace('-', ' and ')}", str(n), "")
+    for pair, found in leakage["texts"].items():
+        share = percent(found["share"]) if found["share"] is not None else "no texts"
+        table.add_row(f"sentences of {pair}", str(found["n"]), share)
+    return table

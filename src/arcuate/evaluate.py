@@ -1,0 +1,196 @@
+"""Score a model on a split: one line per trial, sums divided once at the end."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from arcuate.batches.batch import length_batches
+from arcuate.batches.plan import by_length
+from arcuate.decode.greedy import greedy
+from arcuate.losses.ctc import ctc_loss
+from arcuate.losses.settings import Loss
+from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.models.model import Model
+from arcuate.run import Run, write_json, write_lines
+from arcuate.store import Store, TrialInfo
+from arcuate.tokens import CLASSES, names
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What the model made of one trial."""
+
+    trial: TrialInfo
+    tokens: tuple[int, ...]
+    score: Score | None  # None where the trial has no label
+    loss: float | None
+    log_probs: np.ndarray | None  # (F, V), kept only where asked for
+
+
+def decode_trials(
+    model: Model,
+    store: Store,
+    trials: Sequence[TrialInfo],
+    *,
+    batch_size: int = 32,
+    loss: Loss | None = None,
+    keep_scores: bool = False,
+    progress: Progress | None = None,
+) -> list[TrialResult]:
+    """Greedy decodings in the order of the trials given, whatever batches they were computed in."""
+    device = next(model.parameters()).device
+    front_end = model.card.settings.front_end
+    results: dict[int, TrialResult] = {}
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        plan = by_length(trials, batch_size)
+        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.normalise, plan):
+            batch = batch.to(device)
+            outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics)
+            log_probs = outputs.log_probs["ctc"].float()
+            losses = None
+            if loss is not None:
+                losses = ctc_loss(
+                    log_probs, outputs.n_frames, batch.tokens, batch.n_tokens, loss.ctc
+                ).tolist()
+            frames = log_probs.cpu().numpy()
+            n_frames = outputs.n_frames.tolist()
+            for row, index in enumerate(chosen):
+                trial, logp = trials[index], frames[row, : n_frames[row]]
+                tokens = tuple(greedy(logp))
+                results[index] = TrialResult(
+                    trial,
+                    tokens,
+                    score(trial.tokens, tokens) if trial.tokens is not None else None,
+                    losses[row] if losses is not None and trial.tokens is not None else None,
+                    logp.copy() if keep_scores else None,
+                )
+            if progress:
+                progress(len(results), len(trials), "scoring trials")
+    model.train(training)
+    return [results[i] for i in range(len(trials))]
+
+
+def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[str, Any]:
+    """Error counts and rates over all trials, by session and by block, with a bootstrap interval."""
+    scored = [r for r in results if r.score is not None]
+    whole = total(r.score for r in scored if r.score)
+    low, high = bootstrap_interval([r.score for r in scored if r.score], n_resamples=n_resamples)
+    losses = [r.loss for r in scored if r.loss is not None]
+    return {
+        "per": whole.rate,
+        "per_low": low,
+        "per_high": high,
+        "n_trials": len(results),
+        "n_scored": len(scored),
+        "n_tokens": whole.length,
+        "substitutions": whole.substitutions,
+        "insertions": whole.insertions,
+        "deletions": whole.deletions,
+        "loss": float(np.mean(losses)) if losses else None,
+        "per_by_session": rates(scored, lambda r: r.trial.session),
+        "per_by_block": rates(scored, lambda r: f"{r.trial.session}/{r.trial.block}"),
+    }
+
+
+def rates(results: Iterable[TrialResult], key: Callable[[TrialResult], str]) -> dict[str, float | None]:
+    ordered = sorted(results, key=key)
+    return {k: total(r.score for r in group if r.score).rate for k, group in groupby(ordered, key)}
+
+
+def result_row(result: TrialResult) -> dict[str, Any]:
+    """One line of results/<split>.jsonl."""
+    trial, counted = result.trial, result.score
+    return {
+        "trial": trial.id,
+        "session": trial.session,
+        "block": trial.block,
+        "number": trial.number,
+        "split": trial.split,
+        "corpus": trial.corpus,
+        "mode": trial.mode,
+        "text": trial.text,
+        "reference": names(trial.tokens) if trial.tokens is not None else None,
+        "hypothesis": names(result.tokens),
+        "substitutions": counted.substitutions if counted else None,
+        "insertions": counted.insertions if counted else None,
+        "deletions": counted.deletions if counted else None,
+        "n_tokens": counted.length if counted else None,
+        "per": counted.rate if counted else None,
+        "loss": result.loss,
+        "n_bins": trial.n_bins,
+        "flags": list(trial.flags),
+    }
+
+
+def write_results(
+    run: Run,
+    split: str,
+    label: str | None,
+    results: Sequence[TrialResult],
+    summary: dict[str, Any],
+    store: Store,
+) -> None:
+    """Decodings, their summary, and a few whole trials for the pictures of the report."""
+    write_lines(run.results_file(split, label), (result_row(r) for r in results))
+    write_json(run.results_file(split, label, "json"), summary)
+    write_examples(run.results_file(split, label, "npz"), choose_examples(results), store)
+
+
+def choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> list[TrialResult]:
+    """Trials of middling length and difficulty: the ones that show a reader what is typical."""
+    kept = [r for r in results if r.log_probs is not None]
+    scored = [r for r in kept if r.score is not None and r.score.rate is not None]
+    if not scored:
+        return kept[:n_examples]
+    middle = total(r.score for r in scored if r.score).rate or 0.0
+    length = float(np.median([r.trial.n_bins for r in scored]))
+
+    def distance(result: TrialResult) -> float:
+        rate = result.score.rate if result.score and result.score.rate is not None else 0.0
+        return abs(rate - middle) + abs(result.trial.n_bins - length) / length
+
+    return sorted(scored, key=distance)[:n_examples]
+
+
+def write_examples(path: Path, examples: Sequence[TrialResult], store: Store) -> None:
+    arrays: dict[str, np.ndarray] = {"trials": np.array([r.trial.id for r in examples], dtype=np.str_)}
+    for i, result in enumerate(examples):
+        arrays[f"bins_{i}"] = store.read_bins(result.trial)  # (T, C)
+        assert result.log_probs is not None
+        arrays[f"log_probs_{i}"] = result.log_probs  # (F, V)
+    save_npz(path, arrays)
+
+
+def write_scores(path: Path, results: Sequence[TrialResult]) -> None:
+    """All frame scores in one file: `logp` (sum F, V) float16, `lengths` (n,), `classes`, `trials`."""
+    frames = [r.log_probs for r in results if r.log_probs is not None]
+    logp = np.concatenate(frames) if frames else np.zeros((0, len(CLASSES)))
+    save_npz(
+        path,
+        {
+            "logp": np.maximum(logp, np.finfo(np.float16).min).astype(np.float16),
+            "lengths": np.array([len(f) for f in frames], dtype=np.int32),
+            "classes": np.array(CLASSES, dtype=np.str_),
+            "trials": np.array([r.trial.id for r in results], dtype=np.str_),
+        },
+    )
+
+
+def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        with aside.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,161 @@
+"""The run folder: the only channel between training and everything that looks at its results."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from arcuate.errors import UserError
+from arcuate.recipe import Recipe, parse_recipe, to_yaml
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where each thing lies in a run folder."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def incidents_file(self) -> Path:
+        return self.path / "incidents.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def results_file(self, split: str, label: str | None = None, ending: str = "jsonl") -> Path:
+        """Decodings (`jsonl`), their summary (`json`) or the example trials for pictures (`npz`)."""
+        middle = f".{label}" if label else ""
+        return self.path / "results" / f"{split}{middle}.{ending}"
+
+    def recipe(self) -> Recipe:
+        try:
+            tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{self.recipe_file} cannot be read: {error}") from None
+        if not isinstance(tree, dict):
+            raise UserError(f"{self.recipe_file} is not a recipe")
+        return parse_recipe(tree, str(self.recipe_file))
+
+    def environment(self) -> dict[str, Any]:
+        return read_json(self.environment_file)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_jsonl(self.metrics_file) if self.metrics_file.exists() else []
+
+
+def open_run(path: Path) -> Run:
+    if not path.is_dir():
+        raise UserError(
+            f"there is no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
+        )
+    if not (path / "recipe.yaml").is_file():
+        raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
+    return Run(path)
+
+
+def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Run:
+    """A new run folder; never writes into one that holds anything already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} exists already and is not empty; choose another --run, or remove it first")
+    run = Run(path)
+    (path / "results").mkdir(parents=True, exist_ok=True)
+    run.checkpoints.mkdir(exist_ok=True)
+    run.recipe_file.write_text(to_yaml(recipe), "utf-8")
+    write_json(run.environment_file, environment)
+    run.metrics_file.touch()
+    run.incidents_file.touch()
+    return run
+
+
+def finite(value: Any) -> Any:
+    """The same value with NaN and infinity as None, at any depth, and numpy scalars as Python ones."""
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [finite(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_line(value: Any) -> str:
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_line(row) + "\n")
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Whole or not at all: written beside its place, then renamed into it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        aside.write_text(text, "utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_aside(path, "".join(to_line(row) + "\n" for row in rows))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_aside(path, json.dumps(finite(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} should hold one JSON object")
+    return value
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            raise UserError(f"{path} line {number} is not JSON") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {number} is not a JSON object")
+        rows.append(row)
+    return rows

@@ -1,0 +1,131 @@
+"""The whole path on a small cohort, through the command line and through Python."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import arcuate as package
+from arcuate.store import Store
+from test_cli import arcuate, assert_refused, one_object
+
+FEW = ["train.steps=30", "train.validate_every=10", "train.log_every=5", "train.checkpoint_every=10"]
+
+
+@pytest.fixture(scope="module")
+def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "small"
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", path, "--json", *FEW)
+    assert done.returncode == 0, done.stderr
+    told = one_object(done.stdout)
+    assert told["steps"] == 30
+    return path
+
+
+def test_a_run_folder_is_complete(run: Path) -> None:
+    assert {p.name for p in run.iterdir()} >= {
+        "recipe.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+    for link in ("best", "last"):
+        target = (run / "checkpoints" / link).readlink()
+        assert not target.is_absolute() and target.name.startswith("step-")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows if r["split"] == "train"] == [5, 10, 15, 20, 25, 30]
+    assert [r["step"] for r in rows if r["split"] == "val"] == [10, 20, 30]
+    losses = [r["loss"] for r in rows if r["split"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+def test_best_is_the_lowest_actual_validation_per(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validated = [(r["per"], r["loss"], r["step"]) for r in rows if r["split"] == "val"]
+    assert (run / "checkpoints/best").readlink().name == f"step-{min(validated)[2]:08d}"
+
+
+def test_same_recipe_same_weights(run: Path, cohort_store: Path, tmp_path: Path) -> None:
+    arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "again", *FEW, "data.workers=2")
+    for a, b in zip(
+        *(sorted(r.glob("checkpoints/last/*.safetensors")) for r in (run, tmp_path / "again")), strict=True
+    ):
+        assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_run_folder_is_never_written_into(run: Path, cohort_store: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    assert_refused(arcuate("train", "tiny", "--data", cohort_store, "--run", run, *FEW), "exists already")
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluate_prints_what_scripts_rely_on(run: Path, tmp_path: Path) -> None:
+    done = arcuate("evaluate", run, "--split", "val", "--json", "--scores", tmp_path / "scores.npz")
+    told = one_object(done.stdout)
+    assert set(told) >= {
+        "per", "per_low", "per_high", "n_trials", "substitutions", "insertions", "deletions", "per_by_session"
+    }  # fmt: skip
+    rows = [json.loads(line) for line in (run / "results/val.jsonl").read_text().splitlines()]
+    assert len(rows) == told["n_trials"]
+    errors = sum(r["substitutions"] + r["insertions"] + r["deletions"] for r in rows)
+    assert told["per"] == pytest.approx(errors / sum(len(r["reference"]) for r in rows))
+    assert told["per_low"] <= told["per"] <= told["per_high"]
+    assert (told["split"], told["selected_on"]) == ("val", "val")
+    scores = np.load(tmp_path / "scores.npz")
+    assert scores["logp"].dtype == np.float16 and scores["logp"].shape == (scores["lengths"].sum(), 41)
+    assert len(scores["lengths"]) == len(rows)
+    np.testing.assert_allclose(np.exp(scores["logp"].astype(np.float32)).sum(1), 1, atol=0.02)
+
+
+def test_evaluation_agrees_with_the_validation_during_training(run: Path) -> None:
+    told = one_object(
+        arcuate("evaluate", run, "--split", "val", "--checkpoint", "last", "--label", "last", "--json").stdout
+    )
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert told["per"] == [r["per"] for r in rows if r["split"] == "val"][-1]
+    assert (run / "results/val.last.jsonl").exists()
+
+
+def test_test_trials_are_decoded_without_labels(run: Path) -> None:
+    told = one_object(arcuate("evaluate", run, "--split", "test", "--json").stdout)
+    assert told["per"] is None and told["n_trials"] > 0
+
+
+def test_report_is_one_page(run: Path) -> None:
+    arcuate("evaluate", run, "--split", "val")
+    done = arcuate("report", run, "--json")
+    page = Path(one_object(done.stdout)["report"]).read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
+
+
+def test_python_gives_the_same_phonemes_as_the_command_line(run: Path, cohort_store: Path) -> None:
+    arcuate("evaluate", run, "--split", "val")
+    rows = {r["trial"]: r for r in map(json.loads, (run / "results/val.jsonl").read_text().splitlines())}
+    store, model = Store.open(cohort_store), package.load(run)
+    for info in [t for t in store.trials if t.split == "val"][:3]:
+        bins = store.read_bins(info)
+        hypothesis = model.decode(bins, info.session, store.block_statistics(info))
+        assert hypothesis.phonemes == rows[info.id]["hypothesis"]
+        assert model.scores(bins, info.session, store.block_statistics(info)).shape[1] == 41
+
+
+def test_python_refuses_what_does_not_fit(run: Path) -> None:
+    model = package.load(run)
+    with pytest.raises(package.errors.UserError, match="shape"):
+        model.scores(np.zeros((10, 3)), model.sessions[0])
+    with pytest.raises(package.errors.UserError, match="unknown to this model"):
+        model.scores(np.zeros((10, 32)), "t15.1999.01.01")
+
+
+def test_dry_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "--dry-run", "--json")
+    assert one_object(done.stdout)["dry_run"] is True
+    assert not (tmp_path / "r").exists()
+
+
+def test_threads_do_not_leak_between_tests() -> None:
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,63 @@
+"""Every shipped recipe builds and steps: the official ones at full size, all others at reduced width."""
+
+from pathlib import Path
+
+import pytest
+
+from arcuate.models.model import count_parameters
+from arcuate.models.settings import ModelCard
+from arcuate.recipe import load_recipe, recipe_names
+from arcuate.tokens import CLASSES
+from test_cli import arcuate, one_object
+
+OFFICIAL = {"b2t25-gru": ("b2t25", 256), "b2t24-gru": ("b2t24", 128)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path) -> None:
+    layout, electrodes = OFFICIAL[name]
+    source, store, run = (tmp_path / n for n in ("source", "store", "run"))
+    size = ["--layout", layout, "--sessions", "2", "--trials", "8", "--electrodes", electrodes]
+    assert arcuate("simulate", source, *size).returncode == 0
+    assert one_object(arcuate("prepare", source, store, "--json").stdout)["sessions"]
+    batch = (
+        ["data.batching.n_sessions=1", "data.batching.n_trials=2"]
+        if name == "b2t25-gru"
+        else ["data.batching.batch_size=2"]
+    )
+    done = arcuate(
+        "train", name, "--data", store, "--run", run, "train.steps=2", "train.log_every=1", *batch, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    told = one_object(done.stdout)
+    per_session = {512: 512 * 513, 256: 256 * 257}[2 * electrodes]
+    published = {"b2t25-gru": 44_315_177 - 43 * per_session, "b2t24-gru": 133_845_033 - 22 * per_session}
+    assert told["steps"] == 2
+    assert told["n_parameters"] == published[name]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
+    recipe = load_recipe(name)
+    size = recipe.data.published
+    card = ModelCard(
+        settings=recipe.model,
+        n_channels=size.channels,
+        sessions=tuple(map(str, range(size.n_sessions))),
+        classes=CLASSES,
+    )
+    assert count_parameters(card) > 100_000
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
+    batching = load_recipe(name).data.batching
+    smaller = ["data.batching.n_trials=2"] if batching.kind == "days" else ["data.batching.batch_size=4"]
+    done = arcuate(
+        *("train", name, "--data", cohort_store, "--run", tmp_path / "run", "--json"),
+        *("train.steps=2", "train.log_every=1", "encoder.width=16", "data.channels=null", "data.workers=0"),
+        *smaller,
+    )
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["steps"] == 2
