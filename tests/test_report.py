@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.decode.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.metrics import aligned, bootstrap_interval, score, total
 from arcuate.recipe import load_recipe
@@ -24,7 +23,7 @@ from arcuate.report import write_report
 from arcuate.report.axes import linear_ticks, log_ticks, png
 from arcuate.report.curves import MAX_POINTS, series
 from arcuate.report.phonemes import HEARD_IN, ORDER
-from arcuate.report.raster import brightness, spans
+from arcuate.report.raster import brightness
 from arcuate.run import Run, create_run, write_json, write_lines
 from arcuate.tokens import BLANK, CLASSES, INDEX, PHONEMES
 
@@ -490,12 +489,6 @@ def test_odd_examples_still_draw(tmp_path: Path) -> None:
     arrays = {"trials": np.array(["nobody"]), "bins_0": bins, "log_probs_0": log_probs}
     np.savez_compressed(run.results_file("val", ending="npz"), **arrays)
     assert "3 channels" in report(run)[0]
-
-
-def test_spans_are_the_greedy_decoding() -> None:
-    rng = np.random.default_rng(0)
-    log_probs = rng.normal(size=(200, 41)) + 3 * (np.arange(41) == BLANK)
-    assert [s.token for s in spans(log_probs)] == greedy(log_probs)
 
 
 def test_series_keeps_the_extremes_when_it_thins() -> None:

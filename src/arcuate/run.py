@@ -66,7 +66,8 @@ class Run:
         return read_json(self.environment_file)
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_jsonl(self.metrics_file) if self.metrics_file.exists() else []
+        """All rows so far; a last line that is still being written is left for the next look."""
+        return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
 def open_run(path: Path) -> Run:
@@ -144,11 +145,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
+def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+    unfinished = lines.pop()
+    if unfinished and not growing:
+        lines.append(unfinished)
     rows = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -1,17 +1,35 @@
 """The greedy rule: best class per frame, merge repeats, then drop blanks. Nobody else decides this."""
 
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
-
-import numpy as np
 
 from arcuate.tokens import BLANK
 
 
-def greedy(log_probs: Any) -> list[int]:
-    """Tokens of one trial from its frames, padding cut off: (F, V), an array or a tensor.
+@dataclass(frozen=True)
+class Span:
+    """A token and the frames it was read from."""
+
+    token: int
+    first: int
+    n_frames: int
+
+
+def spans(log_probs: Any) -> list[Span]:
+    """Stretches of frames with the same best class, blanks left out: (F, V), an array or a tensor.
 
     Repeats are merged before blanks go, so that a blank between two equal tokens keeps both.
     """
-    best = np.asarray(log_probs.argmax(-1).tolist(), dtype=np.int64)  # (F,)
-    changed = np.diff(best, prepend=-1) != 0
-    return [int(token) for token in best[changed] if token != BLANK]
+    found, first = [], 0
+    for token, group in groupby(log_probs.argmax(-1).tolist()):
+        n_frames = len(list(group))
+        if token != BLANK:
+            found.append(Span(token, first, n_frames))
+        first += n_frames
+    return found
+
+
+def greedy(log_probs: Any) -> list[int]:
+    """Tokens of one trial from its frames, padding cut off."""
+    return [span.token for span in spans(log_probs)]

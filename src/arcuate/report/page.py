@@ -69,7 +69,7 @@ def sections(evidence: Evidence) -> Iterator[tuple[str, str, Html]]:
 def incidents(evidence: Evidence, n_shown: int = 12) -> Html:
     """What went wrong in training, if anything did."""
     path = evidence.run.incidents_file
-    rows = read_jsonl(path) if path.exists() else []
+    rows = read_jsonl(path, growing=True) if path.exists() else []
     if not rows:
         return Html()
     lines = [tag("li", ", ".join(f"{k} {v}" for k, v in row.items())[:300]) for row in rows[:n_shown]]

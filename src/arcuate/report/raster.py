@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
+from arcuate.decode.greedy import Span, spans
 from arcuate.metrics import DELETED, INSERTED, aligned
 from arcuate.report.axes import Scale, columns_axis, place, rule, shade, text
 from arcuate.report.evidence import Decoding, Evidence, Example
@@ -18,15 +18,6 @@ from arcuate.trial import BIN_S
 LEFT, TOP, ROW, LABEL = 84, 8, 12, 15
 MAX_COLUMNS, MAX_ROWS = 2000, 320
 BRIGHT_SD = 3.5  # this far above its mean a channel is drawn in full colour
-
-
-@dataclass(frozen=True)
-class Span:
-    """One decoded token and the frames in which it was the most probable."""
-
-    token: int
-    first: int
-    n_frames: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ def trial_figure(example: Example, decoding: Decoding | None, stride: int, name:
 
 def trial_drawing(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
     n_bins, n_frames = len(example.bins), len(example.log_probs)
-    found = spans(example.log_probs)
+    found = spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     plot = min(max(1020.0, 19.0 * len(found)), 4000.0)
     right = LEFT + plot
     n_wide = max(n_bins, n_frames * stride)
@@ -115,18 +106,6 @@ def trial_drawing(example: Example, decoding: Decoding | None, stride: int, name
     parts.append(columns_axis(time, y + 4, "seconds"))
     label = f"Recording and phoneme probabilities of trial {example.trial}, {n_wide * BIN_S:.1f} seconds"
     return svg(right + 12, y + 54, label, *parts, style=f"min-width:{max(760, plot * 0.75) / 16:.1f}rem")
-
-
-def spans(log_probs: np.ndarray) -> list[Span]:
-    """Stretches of frames with the same best class, blank left out: the greedy decoding with its times."""
-    best = np.nan_to_num(log_probs, nan=-np.inf).argmax(axis=-1)
-    found, first = [], 0
-    for token, group in groupby(best.tolist()):
-        n_frames = len(list(group))
-        if token != BLANK:
-            found.append(Span(token, first, n_frames))
-        first += n_frames
-    return found
 
 
 def panels(bins: np.ndarray) -> list[tuple[str, str, np.ndarray]]:

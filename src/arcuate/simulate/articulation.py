@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import lfilter
 
 from arcuate.trial import BIN_S
 
@@ -146,10 +145,18 @@ def move(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
     which = np.searchsorted(np.array(starts), np.arange(n_bins) + 0.5, side="right") - 1
     path = goal[which] - REST  # (T, K)
     poles = np.exp(-BIN_S / _TIME_CONSTANTS)
-    for k, pole in enumerate(poles):
-        twice = ([(1 - pole) ** 2], [1.0, -2 * pole, pole**2])
-        path[:, k] = lfilter(*twice, path[:, k])
-    return path + REST
+    return follow(follow(path, poles), poles) + REST
+
+
+def follow(goal: np.ndarray, pole: np.ndarray | float) -> np.ndarray:
+    """First-order approach to a moving goal, (T, K), from rest; twice the same makes it critically damped."""
+    inflow = (1 - pole) * goal
+    out = np.empty_like(inflow)
+    now = np.zeros_like(inflow[0])
+    for t, arriving in enumerate(inflow):
+        now = pole * now + arriving
+        out[t] = now
+    return out
 
 
 def _fill_free(targets: np.ndarray) -> np.ndarray:

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.signal import lfilter
 
 from arcuate.pronounce import pronounce
-from arcuate.simulate.articulation import ARTICULATORS, N_ARTICULATORS, Pace, move, time_phonemes
+from arcuate.simulate.articulation import ARTICULATORS, N_ARTICULATORS, Pace, follow, move, time_phonemes
 from arcuate.simulate.sentences import make_sentence
 from arcuate.trial import BIN_S
 
@@ -138,10 +137,10 @@ def features(positions: np.ndarray, mode: Mode) -> np.ndarray:
     path = positions - rest
     path[:, larynx] *= mode.larynx
     speed = np.gradient(path, axis=0)
-    effort = lfilter([0.25], [1.0, -0.75], np.minimum(np.abs(speed).sum(axis=1), 2.0))
+    effort = follow(np.minimum(np.abs(speed).sum(axis=1, keepdims=True), 2.0), 0.75)
     sound = np.clip(path[:, larynx[0]], 0.0, None) * mode.feedback
     feedback = np.concatenate([np.zeros(_FEEDBACK_BINS), sound[:-_FEEDBACK_BINS]])
-    return np.concatenate([path, speed, effort[:, None], feedback[:, None]], axis=1)
+    return np.concatenate([path, speed, effort, feedback[:, None]], axis=1)
 
 
 @lru_cache(maxsize=1)
@@ -204,36 +203,23 @@ def _fluctuations(
     electrodes: Electrodes, n_bins: int, signal: Signal, rng: np.random.Generator
 ) -> np.ndarray:  # (T, N) float32
     poles = np.exp(-BIN_S / _SLOW_S)
-    out = np.empty((n_bins, len(electrodes.loading)), dtype=np.float32)
-    common = _wander(n_bins, poles[:1], rng)
+    factors = _wander(n_bins, np.repeat(poles, [1] + [len(electrodes.arrays)] * (N_FACTORS - 1)), rng)
+    out = signal.private * _wander(n_bins, np.full(len(electrodes.loading), np.exp(-BIN_S / _PRIVATE_S)), rng)
     at = 0
-    for array in electrodes.arrays:
-        own = _wander(n_bins, poles[1:], rng)
-        factors = np.concatenate([common, own], axis=1).astype(np.float32)
+    for i, array in enumerate(electrodes.arrays):
+        own = factors[:, [0, *range(1 + i, factors.shape[1], len(electrodes.arrays))]]
         rows = slice(at, at + array.n)
-        out[:, rows] = factors @ (signal.shared * electrodes.loading[rows]).astype(np.float32).T
+        out[:, rows] += own @ (signal.shared * electrodes.loading[rows]).T.astype(np.float32)
         at += array.n
-    pole = np.float32(np.exp(-BIN_S / _PRIVATE_S))
-    shocks = rng.standard_normal(out.shape, dtype=np.float32)
-    out += lfilter(
-        [signal.private * np.sqrt(1 - pole**2)],
-        [1.0, -pole],
-        shocks,
-        axis=0,
-        zi=pole * signal.private * shocks[:1],
-    )[0].astype(np.float32)
     return out
 
 
 def _wander(n_bins: int, poles: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Stationary first-order noise of unit variance, (n_bins, len(poles))."""
-    shocks = rng.standard_normal((n_bins, len(poles)))
-    start = rng.standard_normal(len(poles))
-    columns = [
-        lfilter([np.sqrt(1 - pole**2)], [1.0, -pole], shocks[:, i], zi=[pole * start[i]])[0]
-        for i, pole in enumerate(poles)
-    ]
-    return np.stack(columns, axis=1)
+    """Stationary first-order noise of unit variance, (n_bins, len(poles)) float32."""
+    poles = poles.astype(np.float32)
+    shocks = rng.standard_normal((n_bins, len(poles)), dtype=np.float32)
+    shocks[0] /= np.sqrt(1 - poles**2)  # the first bin is already at full variance
+    return follow(shocks * np.sqrt((1 + poles) / (1 - poles)), poles)
 
 
 def _power(
