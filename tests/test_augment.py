@@ -1,9 +1,17 @@
 import torch
 
-from arcuate.augment.settings import Augment
+from arcuate.augment.settings import Augment, FeatureMasks, TimeMasks
 from arcuate.augment.steps import augment, draw_cut
 
-SETTINGS = Augment(gain_sd=0.1, white_noise_sd=0.5, offset_sd=0.2, random_walk_sd=0.05)
+SETTINGS = Augment(
+    gain_sd=0.1,
+    white_noise_sd=0.5,
+    offset_sd=0.2,
+    random_walk_sd=0.05,
+    time_masks=TimeMasks(n_masks=2, max_bins=3),
+    feature_masks=FeatureMasks(n_masks=1, max_channels=2),
+    speckle=0.05,
+)
 
 
 def bins(seed: int, *shape: int) -> torch.Tensor:
@@ -60,3 +68,26 @@ def test_nothing_on_changes_nothing_and_the_input_is_left_alone() -> None:
     assert torch.equal(out, before) and torch.equal(lengths, n_bins)
     augment(x, n_bins, ["a"], SETTINGS, 0, 0)
     assert torch.equal(x, before)
+
+
+def test_heavy_time_masking_hides_about_half_of_the_bins() -> None:
+    """Twenty masks of up to 7.5 %: 1 - (1 - 0.0375)^20 = 53 % where masks fall evenly."""
+    settings = Augment(time_masks=TimeMasks(n_masks=20, exactly=True, max_share=0.075))
+    x, n_bins = torch.ones(60, 300, 2), torch.full((60,), 300)
+    out, _ = augment(x, n_bins, [str(i) for i in range(60)], settings, 0, 0)
+    assert abs(float((out == 0).float().mean()) - 0.53) < 0.04
+    assert torch.equal(out[..., 0], out[..., 1])
+
+
+def test_masks_keep_to_their_width_number_and_probability() -> None:
+    x, n_bins = torch.ones(400, 50, 8), torch.full((400,), 50)
+    ids = [str(i) for i in range(400)]
+    few = Augment(time_masks=TimeMasks(n_masks=1, probability=0.1, max_bins=15))
+    masked = (augment(x, n_bins, ids, few, 0, 0)[0] == 0).all(-1).sum(1)
+    assert masked.max() <= 15
+    assert 0.04 < float((masked > 0).float().mean()) < 0.16
+    channels = Augment(feature_masks=FeatureMasks(n_masks=1, max_channels=3))
+    hidden = (augment(x, n_bins, ids, channels, 0, 0)[0] == 0).all(1).sum(1)
+    assert set(hidden.tolist()) == {0, 1, 2, 3}
+    speckled = augment(x, n_bins, ids, Augment(speckle=0.2), 0, 0)[0]
+    assert abs(float((speckled == 0).float().mean()) - 0.2) < 0.01

@@ -196,6 +196,10 @@ def test_model_folders_round_trip(folder):
     assert all(p.requires_grad for p in model.parameters())
     weights = load_file(folder / "model.safetensors")
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    bins, start = torch.randn(1, 30, model.card.n_channels), model.encoder.start(1)
+    torch.testing.assert_close(
+        model.encoder(bins, None, start), model.encoder._forward_torch(bins, None, start)
+    )
 
 
 def edit_card(change):

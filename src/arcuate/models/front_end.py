@@ -108,10 +108,8 @@ def smooth(bins: Tensor, weights: list[float]) -> Tensor:
     n_trials, n_bins = bins.shape[0], bins.shape[1] - taps + 1
     if taps == 1:
         return bins
-    band = bins.new_zeros(BAND, BAND + taps - 1)
-    band.as_strided((BAND, taps), (BAND + taps, 1)).copy_(
-        bins.new_tensor(weights)
-    )  # row i holds them from i on
+    band = bins.new_zeros(BAND, BAND + taps - 1)  # row i holds the weights from column i on
+    band.as_strided((BAND, taps), (BAND + taps, 1)).copy_(bins.new_tensor(weights))
     pieces = []
     for first in range(0, n_bins, BAND):
         n = min(BAND, n_bins - first)

@@ -76,8 +76,8 @@ class ModelCard(Settings):
 
     settings: ModelSettings
     n_channels: int = Field(ge=1, le=65536)
-    sessions: tuple[str, ...]
-    classes: tuple[str, ...]
+    sessions: tuple[str, ...] = Field(max_length=10_000)
+    classes: tuple[str, ...] = Field(min_length=2, max_length=10_000)
 
     @model_validator(mode="after")
     def _sessions_unique(self) -> "ModelCard":
