@@ -1,12 +1,19 @@
-"""`arcuate recipes list` and `arcuate recipes show`."""
+"""`arcuate recipes list`, `arcuate recipes show` and `arcuate recipes diff`."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from arcuate.cli.console import emit_json, out
+from arcuate.coupling import coupling_warnings
+from arcuate.errors import UserError
 from arcuate.recipe import load_recipe, read_tree, recipe_names, to_tree, to_yaml
+from arcuate.recipe_diff import diff, official_ancestor
 from arcuate.tokens import CLASSES
 
 
@@ -53,3 +60,62 @@ def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
         return
     out.print(Syntax(to_yaml(recipe), "yaml", background_color="default", word_wrap=True))
     out.print(f"{n_parameters:,} parameters at {n_sessions} sessions × {n_channels} channels")
+
+
+def diff_command(a: str, b: str | None, as_json: bool) -> None:
+    """What changed from A to B; without B, from A to the official recipe it descends from."""
+    recipe_a = load_recipe(a)
+    ancestor_a = official_ancestor(a)
+    b = b or other_side(a, ancestor_a)
+    recipe_b = load_recipe(b)
+    ancestor_b = official_ancestor(b)
+    changes = diff(recipe_a, recipe_b)
+    sides = {a: (recipe_a, ancestor_a), b: (recipe_b, ancestor_b)}
+    warnings = [
+        f"{name}: {text}"
+        for name, (recipe, ancestor) in sides.items()
+        if ancestor
+        for text in coupling_warnings(recipe, load_recipe(ancestor))
+    ]
+    if as_json:
+        emit_json(
+            {
+                "a": a,
+                "b": b,
+                "changes": [asdict(change) for change in changes],
+                "ancestor_a": ancestor_a,
+                "ancestor_b": ancestor_b,
+                "warnings": warnings,
+            }
+        )
+        return
+    if not changes:
+        out.print(f"no setting differs between {a} and {b}", markup=False)
+    else:
+        table = Table(box=None, header_style="bold")
+        table.add_column("setting", no_wrap=True)
+        for side in (a, b):
+            table.add_column(Text(side), overflow="fold")
+        for change in changes:
+            table.add_row(*map(Text, (change.path, shown(change.before), shown(change.after))))
+        out.print(table)
+    for warning in warnings:
+        out.print(f"\nwarning: {warning}", markup=False)
+
+
+def other_side(name: str, ancestor: str | None) -> str:
+    if ancestor is None:
+        raise UserError(
+            f"recipe {name} descends from no official recipe; name a second one to compare it with"
+        )
+    if ancestor == name:
+        raise UserError(f"recipe {name} is itself official; name a second one to compare it with")
+    return ancestor
+
+
+def shown(value: Any) -> str:
+    """A value as YAML would have it; a component by its kind, then its settings."""
+    if isinstance(value, Mapping):
+        rest = ", ".join(f"{k} {shown(v)}" for k, v in value.items() if k != "kind" and v is not None)
+        return f"{value['kind']}: {rest}" if "kind" in value else rest
+    return value if isinstance(value, str) else json.dumps(value)
