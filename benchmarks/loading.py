@@ -17,7 +17,7 @@ from arcuate.batches.select import select
 from arcuate.cli.train import build
 from arcuate.recipe import load_recipe
 from arcuate.store import Store
-from arcuate.training.loop import batch_loss, forward_augmented
+from arcuate.training.loop import forward_augmented, trial_losses
 from arcuate.training.optimizer import make_optimizer, set_rates
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         batch = planned[position]
         read = time.perf_counter()
         set_rates(optimizer, recipe, position)
-        loss = batch_loss(forward_augmented(model, model.encode, batch, recipe), batch, recipe)
+        loss = trial_losses(forward_augmented(model, model.encode, batch, recipe), batch, recipe).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

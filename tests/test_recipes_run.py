@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from arcuate.cli.train import Asked, train_run
 from arcuate.models.model import count_parameters
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import load_recipe, recipe_names
@@ -53,11 +54,8 @@ def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
     batching = load_recipe(name).data.batching
-    smaller = ["data.batching.n_trials=2"] if batching.kind == "days" else ["data.batching.batch_size=4"]
-    done = arcuate(
-        *("train", name, "--data", cohort_store, "--run", tmp_path / "run", "--json"),
-        *("train.steps=2", "train.log_every=1", "encoder.width=16", "data.channels=null", "data.workers=0"),
-        *smaller,
-    )
-    assert done.returncode == 0, done.stderr
-    assert one_object(done.stdout)["steps"] == 2
+    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
+    small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
+    told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
+    assert told is not None
+    assert told["steps"] == 2

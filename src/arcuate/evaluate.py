@@ -101,6 +101,39 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[s
     }
 
 
+COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials")
+
+
+def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
+    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 6)"""
+    sums = torch.zeros(len(sessions), len(COUNTS), dtype=torch.float64)
+    for result in results:
+        if result.score is not None and result.loss is not None:
+            counted = result.score
+            row = (
+                counted.substitutions,
+                counted.insertions,
+                counted.deletions,
+                counted.length,
+                result.loss,
+                1,
+            )
+            sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
+    return sums
+
+
+def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any]:
+    """What a validation row of metrics.jsonl says."""
+    whole = dict(zip(COUNTS, sums.sum(0).tolist(), strict=True))
+    errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
+    return {
+        "loss": whole["loss"] / whole["n_trials"] if whole["n_trials"] else None,
+        "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
+        **{name: int(whole[name]) for name in COUNTS[:4]},
+        "per_by_session": {s: e / n for s, e, n in zip(sessions, errors, lengths, strict=True) if n},
+    }
+
+
 def rates(results: Iterable[TrialResult], key: Callable[[TrialResult], str]) -> dict[str, float | None]:
     ordered = sorted(results, key=key)
     return {k: total(r.score for r in group if r.score).rate for k, group in groupby(ordered, key)}

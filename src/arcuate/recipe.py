@@ -17,7 +17,18 @@ from arcuate.errors import UserError
 from arcuate.losses.settings import Loss
 from arcuate.models.settings import Encoder, FrontEnd, ModelSettings
 from arcuate.settings import Settings
-from arcuate.training.settings import Constant, Optimizer, Runtime, Schedule, Train, Validate, WarmupCosine
+from arcuate.training.guard_settings import Guard
+from arcuate.training.settings import (
+    Average,
+    Constant,
+    Ema,
+    Optimizer,
+    Runtime,
+    Schedule,
+    Train,
+    Validate,
+    WarmupCosine,
+)
 
 
 class Recipe(Settings):
@@ -36,6 +47,9 @@ class Recipe(Settings):
     session_schedule: Schedule | None = Field(
         None, description="for the session layers; null = as `schedule`"
     )
+    ema: Ema = Ema()
+    average: Average = Average()
+    guard: Guard = Guard()
     train: Train = Train()
     validate_: Validate = Field(Validate(), alias="validate")
     runtime: Runtime = Runtime()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ class Batch:
     statistics: BatchStatistics | None
     trials: tuple[TrialInfo, ...]
     position: int  # place in the training sequence; 0 outside training
+    n_counted: int  # trials that count here; the rest only keep an otherwise idle process company
+    n_trials: int  # trials of the whole batch, over all processes that share it
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -60,6 +63,8 @@ def collate(
         read_statistics(store, trials, normalise),
         tuple(trials),
         position,
+        len(trials),
+        len(trials),
     )
 
 
@@ -79,23 +84,35 @@ class PlannedBatches(Dataset[Batch]):
     """The training sequence as a dataset: index = position in the plan."""
 
     def __init__(
-        self, store: Store, trials: Sequence[TrialInfo], plan: Plan, sessions: Sequence[str], normalise: str
+        self,
+        store: Store,
+        trials: Sequence[TrialInfo],
+        plan: Plan,
+        sessions: Sequence[str],
+        normalise: str,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         self.store, self.trials, self.plan, self.normalise = store, tuple(trials), plan, normalise
         self.sessions = {name: i for i, name in enumerate(sessions)}
+        self.rank, self.size = share  # this process takes every size-th trial of a batch
 
     def __getitem__(self, position: int) -> Batch:
-        chosen = [self.trials[i] for i in self.plan.draw(position)]
-        return collate(self.store, chosen, self.sessions, self.normalise, position)
+        drawn = [self.trials[i] for i in self.plan.draw(position)]
+        mine = drawn[self.rank :: self.size]
+        batch = collate(self.store, mine or drawn[:1], self.sessions, self.normalise, position)
+        return replace(batch, n_counted=len(mine), n_trials=len(drawn))
 
 
-def training_batches(data: PlannedBatches, start: int, stop: int, workers: int) -> Iterator[Batch]:
-    """Batches at positions start … stop-1, read ahead by worker processes where asked for."""
+def training_batches(
+    data: PlannedBatches, start: int, stop: int | None, workers: int, pin_memory: bool = False
+) -> Iterator[Batch]:
+    """Batches at positions start … stop-1 (or without end), read ahead by worker processes where asked for."""
     options: dict[str, Any] = {}
     if workers:
         options = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+    positions = count(start) if stop is None else range(start, stop)
     loader: DataLoader[Batch] = DataLoader(
-        data, batch_size=None, sampler=range(start, stop), collate_fn=None, **options
+        data, batch_size=None, sampler=positions, collate_fn=None, pin_memory=pin_memory, **options
     )
     yield from loader
 

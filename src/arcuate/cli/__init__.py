@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes_app = typer.Typer(help="List the recipes, or show one whole.", no_args_is_help=True)
+recipes_app = typer.Typer(help="List the recipes, show one whole, or compare two.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -129,6 +129,20 @@ def recipes_show(
     show_command(name, overrides or [], as_json)
 
 
+@recipes_app.command("diff")
+def recipes_diff(
+    a: Annotated[str, typer.Argument(help="A packaged recipe or a YAML file.")],
+    b: Annotated[
+        str | None, typer.Argument(help="Another one; left out: the official one A descends from.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What changed between two recipes."""
+    from arcuate.cli.recipes import diff_command
+
+    diff_command(a, b, as_json)
+
+
 @app.command()
 def train(
     recipe: Annotated[
@@ -139,6 +153,15 @@ def train(
     ] = None,
     data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
     run: Annotated[Path, typer.Option("--run", help="Run folder to write; must not exist.")] = ...,  # type: ignore[assignment]
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --run exactly where it stopped.")
+    ] = False,
+    parent: Annotated[
+        str | None, typer.Option("--from", help="Start from the weights of RUN, RUN@best or RUN@last.")
+    ] = None,
+    keep_optimizer: Annotated[
+        bool, typer.Option("--keep-optimizer", help="With --from: take over the optimizer's memory too.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check recipe and data, say what would be trained; write nothing."),
@@ -146,9 +169,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a recipe on prepared data."""
-    from arcuate.cli.train import train_command
+    from arcuate.cli.train import Asked, train_command
 
-    train_command(recipe, overrides or [], data, run, dry_run, as_json)
+    asked = Asked(recipe, overrides or [], data, run, resume, parent, keep_optimizer, dry_run)
+    raise typer.Exit(train_command(asked, as_json))
 
 
 @app.command()
@@ -184,12 +208,15 @@ def import_(
     checkpoint: Annotated[Path, typer.Argument(help="An official PyTorch checkpoint, file or folder.")],
     out: Annotated[Path, typer.Argument(help="Model folder to write.")],
     kind: Annotated[str, typer.Option(help="nejm ('25) or cffan ('24).")] = ...,  # type: ignore[assignment]
+    sessions: Annotated[
+        str | None, typer.Option(help="Session names, comma between them, where the checkpoint has none.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Convert an official checkpoint; nothing in it is executed."""
     from arcuate.cli.import_ import import_command
 
-    import_command(checkpoint, out, kind, as_json)
+    import_command(checkpoint, out, kind, sessions, as_json)
 
 
 def main() -> NoReturn:

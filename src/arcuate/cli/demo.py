@@ -11,7 +11,7 @@ from arcuate.cli.console import emit_json, err, out, say
 from arcuate.cli.evaluate import evaluate_run, headline, show
 from arcuate.cli.prepare import prepare_store
 from arcuate.cli.simulate import simulate_cohort
-from arcuate.cli.train import train_run
+from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
 from arcuate.report import write_report
 from arcuate.run import Run
@@ -31,7 +31,7 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
     step(2, f"arcuate prepare {source} {store}")
     prepare_store(source, store)
     step(3, f"arcuate train tiny --data {store} --run {run} {' '.join(overrides)}")
-    train_run("tiny", overrides, store, run)
+    train_run(Asked("tiny", overrides, store, run))
     step(4, f"arcuate evaluate {run} --split val")
     summary = evaluate_run(Run(run), "val", None, "best", None, None)
     step(5, f"arcuate report {run}")

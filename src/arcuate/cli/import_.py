@@ -2,24 +2,31 @@
 
 from pathlib import Path
 
-from arcuate.cli.console import emit_json, out
+from arcuate.cli.console import emit_json, out, say
 from arcuate.foreign import import_checkpoint
 from arcuate.models.files import load_model
+from arcuate.run import read_json
 
 
-def import_command(checkpoint: Path, out_path: Path, kind: str, as_json: bool) -> None:
-    folder = import_checkpoint(checkpoint, out_path, kind)
-    card = load_model(folder).card
+def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | None, as_json: bool) -> None:
+    names = [name.strip() for name in sessions.split(",")] if sessions else None
+    folder = import_checkpoint(checkpoint, out_path, kind, names)
+    model = load_model(folder)
+    card = model.card
     facts = {
+        **read_json(folder / "import.json"),
         "model": str(folder),
         "kind": kind,
-        "n_parameters": sum(p.numel() for p in load_model(folder).parameters()),
+        "n_parameters": sum(p.numel() for p in model.parameters()),
         "n_channels": card.n_channels,
         "sessions": list(card.sessions),
     }
     if as_json:
         emit_json(facts)
-    else:
-        out.print(
-            f"{folder}: {facts['n_parameters']:,} parameters, {card.n_channels} channels, {len(card.sessions)} sessions"
+        return
+    if facts.get("ignored"):
+        say(
+            f"{len(facts['ignored'])} tensors that no computation uses were left out, such as {facts['ignored'][0]}"
         )
+    size = f"{facts['n_parameters']:,} parameters, {card.n_channels} channels, {len(card.sessions)} sessions"
+    out.print(f"{folder}: {size}", soft_wrap=True)

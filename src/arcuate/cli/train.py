@@ -1,9 +1,9 @@
 """`arcuate train`: wires store, model, loop and validation together."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -12,81 +12,85 @@ from arcuate.batches.batch import PlannedBatches, training_batches
 from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import Selection, select
 from arcuate.batches.settings import Bucketed, Days
-from arcuate.cli.console import bar, emit_json, err, percent, say
+from arcuate.cli.console import emit_json, percent, say
+from arcuate.cli.watch import SilentWatcher, TerminalWatcher
+from arcuate.coupling import coupling_warnings
 from arcuate.environment import describe
-from arcuate.evaluate import decode_trials, summarise
+from arcuate.evaluate import decode_trials, session_sums, summarise_sums
 from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
+from arcuate.recipe_diff import official_ancestor
 from arcuate.run import Run, create_run
 from arcuate.runtime import Machine, set_up
 from arcuate.store import Store
 from arcuate.tokens import CLASSES
-from arcuate.training.loop import Best, train
+from arcuate.training.begin import check_parent, go_on, start_from
+from arcuate.training.loop import train
+from arcuate.training.parallel import parallel_encode
+from arcuate.training.precision import Choice, choose_precision
+from arcuate.training.signals import listening
+from arcuate.training.state import Training
+from arcuate.training.world import World, join_world, leave_world
 
 
-class TerminalWatcher:
-    """A progress bar with time left, and a line per validation (or, without a terminal, per log row)."""
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for on the command line."""
 
-    def __init__(self, n_steps: int) -> None:
-        self.bar = bar()
-        self.task = self.bar.add_task("training", total=n_steps)
-        self.loss = ""
-
-    def __enter__(self) -> "TerminalWatcher":
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def step(self, step: int) -> None:
-        self.bar.update(self.task, completed=step)
-
-    def row(self, row: dict[str, Any]) -> None:
-        loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
-        if row["split"] == "train":
-            self.bar.update(self.task, description=f"training, loss {loss}")
-            if not err.is_terminal:
-                say(
-                    f"step {row['step']:>6}  loss {loss}  grad norm {row['grad_norm']:.2f}  lr {row['lr']:.2e}"
-                )
-        else:
-            say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}  loss {loss}")
+    recipe: str
+    overrides: Sequence[str]
+    data: Path
+    run: Path
+    resume: bool = False
+    parent: str | None = None
+    keep_optimizer: bool = False
+    dry_run: bool = False
 
 
-def train_command(
-    name: str, overrides: Sequence[str], data: Path, run_path: Path, dry_run: bool, as_json: bool
-) -> None:
-    summary = train_run(name, overrides, data, run_path, dry_run)
-    if as_json:
-        emit_json(summary)
+def train_command(asked: Asked, as_json: bool) -> int:
+    summary = train_run(asked)
+    if as_json and summary is not None:
+        emit_json({k: v for k, v in summary.items() if k != "exit_code"})
+    return int((summary or {}).get("exit_code", 0))
 
 
-def train_run(
-    name: str, overrides: Sequence[str], data: Path, run_path: Path, dry_run: bool = False
-) -> dict[str, Any]:
-    """Everything `arcuate train` does; returns what it would print as JSON."""
-    recipe = load_recipe(name, overrides)
-    store = Store.open(data)
+def train_run(asked: Asked) -> dict[str, Any] | None:
+    """Everything `arcuate train` does; returns what it would print as JSON, on the one process that writes."""
+    recipe = load_recipe(asked.recipe, asked.overrides)
+    store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
-    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.data.batching.batch_size)
+    precision = choose_precision(recipe.train.precision, machine.device)
+    parent = check_parent(asked.parent, asked.resume, asked.keep_optimizer)
     model = build(recipe, store, selection).to(machine.device)
-    for line in announce(recipe, store, selection, model, machine, plan.n_trials):
-        say(line)
-    environment = describe(
-        device=str(machine.device),
-        threads=machine.threads,
-        threads_reason=machine.reason,
-        data=store_facts(store, selection),
-        n_parameters=sum(p.numel() for p in model.parameters()),
-        selected_on=selection.selected_on,
-    )
-    facts = {"run": str(run_path), "recipe": recipe.name, "n_parameters": environment["n_parameters"]}
-    if dry_run:
+    world = join_world(machine.device)
+    try:
+        return run_training(asked, recipe, store, selection, machine, precision, parent, model, world)
+    finally:
+        leave_world()
+
+
+def run_training(
+    asked: Asked,
+    recipe: Recipe,
+    store: Store,
+    selection: Selection,
+    machine: Machine,
+    precision: Choice,
+    parent: Path | None,
+    model: Model,
+    world: World,
+) -> dict[str, Any] | None:
+    n_parameters = sum(p.numel() for p in model.parameters())
+    facts = {"run": str(asked.run), "recipe": recipe.name, "n_parameters": n_parameters}
+    if world.writes:
+        for line in announce(recipe, store, selection, n_parameters, machine, precision, world):
+            say(line)
+        if ancestor := official_ancestor(asked.recipe):
+            for warning in coupling_warnings(recipe, load_recipe(ancestor)):
+                say(f"warning: {warning}")
+    if asked.dry_run:
         say("dry run: nothing was written")
         return {
             **facts,
@@ -94,22 +98,33 @@ def train_run(
             "n_train": len(selection.train),
             "n_validation": len(selection.validation),
         }
-    run = create_run(run_path, recipe, environment)
-    started = time.perf_counter()
-    best = train_in(run, recipe, store, selection, model, machine)
-    seconds = time.perf_counter() - started
-    if best.per is not None:
-        say(
-            f"best {selection.selected_on} PER {percent(best.per)} at step {best.step}; {seconds:.0f} s in all"
-        )
-    return {
-        **facts,
-        "steps": recipe.train.steps,
-        "best_per": best.per,
-        "best_step": best.step,
-        "selected_on": selection.selected_on,
-        "seconds": seconds,
-    }
+    environment = describe(
+        device=str(machine.device),
+        threads=machine.threads,
+        threads_reason=machine.reason,
+        processes=world.size,
+        data=store_facts(store, selection),
+        n_parameters=n_parameters,
+        selected_on=selection.selected_on,
+        precision=precision.kind,
+        parent=asked.parent,
+    )
+    run = Run(asked.run)
+    training_of = lambda run: Training(model, recipe, run, precision.kind)
+    training: Training | None = None
+    if asked.resume:
+        training = go_on(run, recipe, environment, training_of, world, say)
+    if training is None:
+        if world.writes and not (asked.resume and run.recipe_file.is_file()):
+            create_run(asked.run, recipe, environment)
+        world.wait()
+        training = training_of(run)
+        if parent is not None:
+            start_from(training, parent, asked.keep_optimizer)
+    if training.step >= recipe.train.steps:
+        say(f"{asked.run} is finished: {training.step} steps")
+        return {**facts, **result(training, selection, 0.0)}
+    return {**facts, **train_in(training, store, selection, machine, world)}
 
 
 def build(recipe: Recipe, store: Store, selection: Selection) -> Model:
@@ -121,44 +136,85 @@ def build(recipe: Recipe, store: Store, selection: Selection) -> Model:
 
 
 def train_in(
-    run: Run, recipe: Recipe, store: Store, selection: Selection, model: Model, machine: Machine
-) -> Best:
+    training: Training, store: Store, selection: Selection, machine: Machine, world: World
+) -> dict[str, Any]:
+    """Train what is left to train; the run folder is there and the state is the one to start from."""
+    recipe, started = training.recipe, time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.normalise)
-    batches = training_batches(planned, 0, recipe.train.steps, recipe.data.workers)
+    planned = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.normalise, (world.rank, world.size)
+    )
+    batches = training_batches(
+        planned, training.position, None, recipe.data.workers, pin_memory=machine.device.type == "cuda"
+    )
+    validate = validator(recipe, store, selection, world) if selection.validation else None
+    encode = parallel_encode(training.model, recipe, machine.device, world)
+    shown = TerminalWatcher(recipe.train.steps) if world.writes else SilentWatcher()
+    with listening() as stop, shown as watcher:
+        train(training, batches, validate, machine.device, watcher, stop, encode, world)
+    seconds = time.perf_counter() - started
+    if world.writes:
+        if stop.signal is not None:
+            say(f"stopped by {stop.signal.name} after step {training.step}; go on with --resume")
+        elif training.best.per is not None:
+            best = training.best
+            say(
+                f"best {selection.selected_on} PER {percent(best.per)} at step {best.step}; {seconds:.0f} s in all"
+            )
+    return {**result(training, selection, seconds), "exit_code": stop.exit_code}
+
+
+def result(training: Training, selection: Selection, seconds: float) -> dict[str, Any]:
+    return {
+        "steps": training.step,
+        "best_per": training.best.per,
+        "best_step": training.best.step,
+        "selected_on": selection.selected_on,
+        "rewinds": training.guard.n_rewinds,
+        "seconds": seconds,
+    }
+
+
+def validator(
+    recipe: Recipe, store: Store, selection: Selection, world: World
+) -> Callable[[Model], dict[str, Any]]:
+    """Scores this process's share of the validation trials; sums are added over all processes."""
+    mine = selection.validation[world.rank :: world.size]
 
     def validate(model: Model) -> dict[str, Any]:
         started = time.perf_counter()
-        results = decode_trials(
-            model, store, selection.validation, batch_size=recipe.validate_.batch_size, loss=recipe.loss
-        )
-        summary = summarise(results, n_resamples=0)
-        kept = ("loss", "per", "substitutions", "insertions", "deletions", "n_tokens", "per_by_session")
+        results = decode_trials(model, store, mine, batch_size=recipe.validate_.batch_size, loss=recipe.loss)
+        sums = world.sum(session_sums(results, selection.sessions))
         cost = {"seconds": time.perf_counter() - started}
-        return {"split": selection.selected_on, **{k: summary[k] for k in kept}, "cost": cost}
+        return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}
 
-    with TerminalWatcher(recipe.train.steps) as watcher:
-        return train(
-            model, batches, validate if selection.validation else None, recipe, run, machine.device, watcher
-        )
+    return validate
 
 
 def announce(
-    recipe: Recipe, store: Store, selection: Selection, model: Model, machine: Machine, n_trials: int
+    recipe: Recipe,
+    store: Store,
+    selection: Selection,
+    n_parameters: int,
+    machine: Machine,
+    precision: Choice,
+    world: World,
 ) -> list[str]:
     """What is about to be trained, on what, and where it departs from what the recipe asked for."""
-    n_parameters = sum(p.numel() for p in model.parameters())
+    threads = f"{machine.threads} thread{'s' if machine.threads > 1 else ''}"
     lines = [
         f"{recipe.name}: {n_parameters:,} parameters, {store.n_channels} channels, {len(selection.sessions)} sessions",
-        f"{n_trials} training trials; checkpoints are selected on {len(selection.validation)}"
+        f"{len(selection.train)} training trials; checkpoints are selected on {len(selection.validation)}"
         f" {selection.selected_on} trials",
-        f"{machine.device}, {machine.threads} thread{'s' if machine.threads > 1 else ''}: {machine.reason}",
+        f"{machine.device}, {threads}: {machine.reason}",
     ]
-    batching = recipe.data.batching
+    batching, patch = recipe.data.batching, recipe.front_end.patch
+    if world.size > 1:
+        lines.append(f"{world.size} processes share every batch")
     if selection.unaligned:
         lines.append(
             f"{len(selection.unaligned)} training trials are left out: their labels need more frames than"
-            f" patches of {recipe.front_end.patch.bins}/{recipe.front_end.patch.stride} bins give"
+            f" patches of {patch.bins}/{patch.stride} bins give"
         )
     if not selection.validation:
         lines.append("no validation trials: the last checkpoint will count as the best")
@@ -168,9 +224,7 @@ def announce(
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
         lines.append(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
-    if recipe.train.precision == "bf16" and machine.device.type != "cuda":
-        lines.append("bf16 is many times slower than fp32 on a CPU: training in fp32")
-    return lines
+    return lines + ([precision.note] if precision.note else [])
 
 
 def store_facts(store: Store, selection: Selection) -> dict[str, Any]:

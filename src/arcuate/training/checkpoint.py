@@ -1,27 +1,115 @@
-"""Checkpoints: folders written aside and renamed, with `last` and `best` as relative links."""
+"""Checkpoints: folders written aside, synced and renamed, with `last` and `best` as relative links.
 
+A checkpoint is `model.safetensors` and `model.json` (the weights to use, and what they are), `training.safetensors`
+(what else training needs to go on) and `state.json` (everything that is no tensor, and the checksums of the rest).
+"""
+
+import hashlib
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from arcuate.errors import UserError
 from arcuate.models.files import save_model
 from arcuate.models.model import Model
-from arcuate.run import Run, write_json
+from arcuate.run import Run, read_json, write_json
+
+STATE, TENSORS = "state.json", "training.safetensors"
 
 
-def save_checkpoint(run: Run, step: int, model: Model, state: dict[str, Any]) -> Path:
-    """Weights, the card that describes them, and what is known about them at this step."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are whole."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / TENSORS)
+
+
+def save_checkpoint(
+    run: Run, step: int, model: Model, tensors: dict[str, torch.Tensor], state: dict[str, Any]
+) -> Path:
+    """Whole or not at all; a checkpoint of this step that is already there (left by a rewind) is replaced."""
     folder = run.checkpoints / f"step-{step:08d}"
-    if folder.exists():
-        return folder
     aside = run.checkpoints / f".step-{step:08d}.part"
     shutil.rmtree(aside, ignore_errors=True)
     save_model(aside, model)
-    write_json(aside / "state.json", {"step": step, **state})
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / TENSORS)
+    files = {p.name: checksum(p) for p in sorted(aside.iterdir())}
+    write_json(aside / STATE, {"step": step, **state, "files": files})
+    for path in (*aside.iterdir(), aside):
+        sync(path)
+    if folder.exists():
+        shutil.rmtree(folder)
     aside.rename(folder)
+    sync(run.checkpoints)
     return folder
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Refuses a checkpoint that is cut short or changed."""
+    state = read_json(folder / STATE)
+    files = state.get("files")
+    if not isinstance(files, dict) or not isinstance(state.get("step"), int):
+        raise UserError(f"{folder / STATE} is not the state of a checkpoint")
+    for name, expected in files.items():
+        path = folder / Path(name).name
+        if not path.is_file() or checksum(path) != expected:
+            raise UserError(f"{path} is damaged: its checksum is not the one it was saved with")
+    return Checkpoint(folder, state)
+
+
+def newest_good(run: Run) -> tuple[Checkpoint | None, list[str]]:
+    """The last checkpoint, or the newest before it that is whole, and what is wrong with newer ones."""
+    last = run.checkpoints / "last"
+    end = last.readlink().name if last.is_symlink() else "step-~"  # any name is smaller
+    problems = []
+    for folder in sorted((p for p in run.checkpoints.glob("step-*") if p.name <= end), reverse=True):
+        try:
+            checkpoint = load_checkpoint(folder)
+            checkpoint.tensors()
+        except (UserError, SafetensorError, OSError) as error:
+            problems.append(str(error))
+        else:
+            return checkpoint, problems
+    return None, problems
+
+
+def forget_newer(run: Run, target: Checkpoint) -> None:
+    """Remove the checkpoints of steps that a rewind undoes; the best one stays, for it was validated."""
+    best = run.checkpoints / "best"
+    kept = best.readlink().name if best.is_symlink() else ""
+    for folder in run.checkpoints.glob("step-*"):
+        if folder.name > target.folder.name and folder.name != kept:
+            shutil.rmtree(folder)
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=20)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def point(run: Run, name: str, folder: Path) -> None:
@@ -30,14 +118,15 @@ def point(run: Run, name: str, folder: Path) -> None:
     aside.unlink(missing_ok=True)
     aside.symlink_to(folder.name)
     os.replace(aside, run.checkpoints / name)
+    sync(run.checkpoints)
 
 
-def prune(run: Run, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and those a link points to."""
-    linked = {p.resolve() for p in (run.checkpoints / "best", run.checkpoints / "last") if p.is_symlink()}
+def prune(run: Run, keep: int, needed: set[str]) -> None:
+    """Remove all but the newest `keep` checkpoints, those a link points to, and those named as needed."""
+    kept = {p.readlink().name for p in (run.checkpoints / "best", run.checkpoints / "last") if p.is_symlink()}
     folders = sorted(p for p in run.checkpoints.glob("step-*") if p.is_dir())
     for folder in folders[:-keep]:
-        if folder.resolve() not in linked:
+        if folder.name not in kept | needed:
             shutil.rmtree(folder)
 
 

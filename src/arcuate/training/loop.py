@@ -1,9 +1,7 @@
-"""The training loop, top to bottom: augment, forward, loss, backward, step, log, validate, checkpoint."""
+"""The training loop, top to bottom: augment, forward, loss, backward, judge, step, log, validate, checkpoint."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,98 +13,116 @@ from arcuate.losses.ctc import ctc_loss
 from arcuate.models.model import Model
 from arcuate.models.outputs import Outputs
 from arcuate.recipe import Recipe
-from arcuate.run import Run, append_line
+from arcuate.run import append_line
 from arcuate.seeds import derive
 from arcuate.tokens import BLANK
-from arcuate.training.checkpoint import point, prune, save_checkpoint
-from arcuate.training.optimizer import fill_absent, make_optimizer, set_rates
+from arcuate.training.checkpoint import forget_newer, load_checkpoint, point
+from arcuate.training.guard import Numbers, Verdict
+from arcuate.training.incidents import keep_batch, record
+from arcuate.training.optimizer import fill_absent, set_rates
+from arcuate.training.precision import autocast
+from arcuate.training.signals import Stop
+from arcuate.training.state import Training, memory_mb
 from arcuate.training.tally import Tally
+from arcuate.training.world import World
+
+Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Outputs]
+Validate = Callable[[Model], dict[str, Any]]
 
 
 class Watcher(Protocol):
-    """Whoever shows progress: told of every step and of every row written to metrics.jsonl."""
+    """Whoever shows progress: told of every step, of every row of metrics.jsonl and of every incident."""
 
     def step(self, step: int) -> None: ...
 
     def row(self, row: dict[str, Any]) -> None: ...
 
-
-@dataclass
-class Best:
-    """The best validation so far: by actual error rate, ties by loss; without validation the newest wins."""
-
-    step: int | None = None
-    per: float | None = None
-    loss: float | None = None
-
-    def improve(self, step: int, per: float | None, loss: float | None) -> bool:
-        inf = float("inf")
-        new = (inf if per is None else per, inf if loss is None else loss)
-        old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
-        if self.step is not None and per is not None and new >= old:
-            return False
-        self.step, self.per, self.loss = step, per, loss
-        return True
+    def incident(self, row: dict[str, Any]) -> None: ...
 
 
 def train(
-    model: Model,
+    training: Training,
     batches: Iterator[Batch],
-    validate: Callable[[Model], dict[str, Any]] | None,
-    recipe: Recipe,
-    run: Run,
+    validate: Validate | None,
     device: torch.device,
     watcher: Watcher,
-) -> Best:
-    """Train for recipe.train.steps optimizer steps, leaving metrics and checkpoints in the run folder."""
+    stop: Stop,
+    encode: Encode | None = None,
+    world: World | None = None,
+) -> None:
+    """Train until recipe.train.steps optimizer steps are done, or a signal or the guard says stop."""
+    model, recipe, world = training.model, training.recipe, world or World()
     settings = recipe.train
-    optimizer = make_optimizer(model, recipe.optimizer)
-    forward = (
-        torch.compile(model.encode) if recipe.runtime.compile and device.type == "cuda" else model.encode
-    )
-    best, tally = Best(), Tally()
+    encode = encode or model.encode
     model.train()
-    for step in range(1, settings.steps + 1):
+    training.tally.started = time.perf_counter()
+    if training.step == 0 and world.writes:
+        training.save()
+    while training.step < settings.steps and stop.signal is None:
         waiting = time.perf_counter()
-        batch = next(batches).to(device)
+        drawn = [next(batches).to(device) for _ in range(settings.accumulate)]
         waiting = time.perf_counter() - waiting
-        torch.manual_seed(derive(settings.seed, "dropout", batch.position))
-        rates = set_rates(optimizer, recipe, step - 1)
+        rates = set_rates(training.optimizer, recipe, training.step, training.rate_scale, training.plateaus)
 
-        with precision(settings.precision, device):
-            outputs = forward_augmented(model, forward, batch, recipe)
-            loss = batch_loss(outputs, batch, recipe)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if recipe.optimizer.absent_sessions == "decay":
-            fill_absent(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or float("inf"))
-        optimizer.step()
+        numbers = backward(training, encode, drawn, device, world)
+        verdict = training.guard.judge(numbers, rates["rest"])
+        if verdict.action in ("keep", "cool", "warn"):
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
+            training.averages.update(model, training.step + 1)
+        training.step += 1
+        training.position += settings.accumulate
+        training.tally.add(numbers, verdict, sum(b.n_counted for b in drawn), waiting)
 
-        tally.add(loss, grad_norm, blank_share(outputs), len(batch.trials), waiting)
-        watcher.step(step)
-        if step % settings.log_every == 0 or step == settings.steps:
-            row = tally.row(step, rates)
-            write(run, watcher, row)
-            refuse_nonfinite(run, row)
-            tally = Tally()
-        validated = False
-        if step % settings.validate_every == 0 or step == settings.steps:
-            validated = True
-            row = validation_row(step, validate(model) if validate else {})
-            if validate:
-                write(run, watcher, row)
-            if best.improve(step, row.get("per"), row.get("loss")):
-                point(run, "best", save_checkpoint(run, step, model, row))
-            tally.started = time.perf_counter()
-        if validated or step % settings.checkpoint_every == 0:
-            state = {"best_step": best.step, "best_per": best.per}
-            point(run, "last", save_checkpoint(run, step, model, state))
-            prune(run, settings.keep_checkpoints)
-    return best
+        if verdict.action != "keep":
+            act(training, verdict, numbers, drawn, watcher, world)
+        if verdict.action == "rewind":
+            continue
+        watcher.step(training.step)
+        done = training.step == settings.steps
+        if training.step % settings.log_every == 0 or done:
+            log(training, rates, device, watcher, world)
+        validated = training.step % settings.validate_every == 0 or done
+        improved = validated and validate_now(training, validate, watcher, world)
+        if validated or training.step % settings.checkpoint_every == 0 or stop.signal is not None:
+            checkpoint(training, improved, world)
 
 
-def forward_augmented(model: Model, encode: Callable[..., Outputs], batch: Batch, recipe: Recipe) -> Outputs:
+def backward(
+    training: Training, encode: Encode, drawn: Sequence[Batch], device: torch.device, world: World
+) -> Numbers:
+    """Gradients of the mean loss per trial over all batches drawn, clipped; and what the step looked like."""
+    recipe, model = training.recipe, training.model
+    n_trials = sum(b.n_trials for b in drawn)  # over all processes
+    training.optimizer.zero_grad(set_to_none=True)
+    seen = torch.zeros(6, device=device)  # loss, blank frames, frames, tokens read, tokens said, trials
+    heard = torch.zeros(len(model.card.classes), device=device)
+    for batch in drawn:
+        torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
+        with autocast(training.precision, device):
+            outputs = forward_augmented(model, encode, batch, recipe)
+        losses = trial_losses(outputs, batch, recipe)
+        loss = losses[: batch.n_counted].sum() + 0.0 * losses.sum()
+        training.scaler.scale(loss * (world.size / n_trials)).backward()
+        with torch.no_grad():
+            seen += summarise_outputs(outputs, batch, loss, heard)
+    if world.size > 1:
+        seen, heard = world.sum(seen), world.sum(heard)
+    if recipe.optimizer.absent_sessions == "decay":
+        fill_absent(training.optimizer)
+    training.scaler.unscale_(training.optimizer)
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.clip_norm or float("inf"))
+    heard[BLANK] = 0
+    read = torch.stack(
+        [*seen, grad_norm.to(device), (heard > 0).sum()]
+    ).tolist()  # the one look at the device
+    loss_sum, blank, frames, tokens_read, tokens_said, _, norm, distinct = read
+    return Numbers(
+        loss_sum / n_trials, norm, blank / max(frames, 1), int(distinct), tokens_read / max(tokens_said, 1)
+    )
+
+
+def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe) -> Outputs:
     """Augmentation acts on normalised bins, so that its strengths mean the same on every data set."""
     bins = model.normalise(batch.bins, batch.statistics)
     ids = [t.id for t in batch.trials]
@@ -114,40 +130,128 @@ def forward_augmented(model: Model, encode: Callable[..., Outputs], batch: Batch
     return encode(bins, n_bins, batch.session)
 
 
-def batch_loss(outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
+def trial_losses(outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
     log_probs = outputs.log_probs["ctc"].float()
-    return ctc_loss(log_probs, outputs.n_frames, batch.tokens, batch.n_tokens, recipe.loss.ctc).mean()
+    return ctc_loss(log_probs, outputs.n_frames, batch.tokens, batch.n_tokens, recipe.loss.ctc)
 
 
-@torch.no_grad()
-def blank_share(outputs: Outputs) -> torch.Tensor:
-    """Share of true frames on which blank is the most probable class."""
-    blank = outputs.log_probs["ctc"].argmax(-1) == BLANK  # (B, F)
-    true = torch.arange(blank.shape[1], device=blank.device) < outputs.n_frames[:, None]
-    return (blank & true).sum() / true.sum()
+def summarise_outputs(
+    outputs: Outputs, batch: Batch, loss: torch.Tensor, heard: torch.Tensor
+) -> torch.Tensor:
+    """Sums over one batch for the guard; `heard` counts the frames of each class."""
+    best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
+    true = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:, None]
+    heard += torch.bincount(best[true], minlength=len(heard))
+    new = torch.ones_like(true)
+    new[:, 1:] = best[:, 1:] != best[:, :-1]
+    blank = best == BLANK
+    sums = [
+        loss.detach(),
+        (blank & true).sum(),
+        true.sum(),
+        (new & ~blank & true).sum(),
+        batch.n_tokens.sum(),
+    ]
+    return torch.stack([*(s.float() for s in sums), loss.new_tensor(float(batch.n_counted))])
 
 
-def validation_row(step: int, summary: dict[str, Any]) -> dict[str, Any]:
-    return {"step": step, **summary}
+def log(
+    training: Training, rates: dict[str, float], device: torch.device, watcher: Watcher, world: World
+) -> None:
+    row = training.tally.row(training.step, rates, memory_mb(device))
+    training.tally = Tally()
+    write(training, watcher, row, world)
+    if not training.recipe.guard.enabled:
+        refuse_nonfinite(training, row)
 
 
-def write(run: Run, watcher: Watcher, row: dict[str, Any]) -> None:
-    append_line(run.metrics_file, row)
-    watcher.row(row)
+def validate_now(training: Training, validate: Validate | None, watcher: Watcher, world: World) -> bool:
+    """Validate with the weights that would be kept; whether they are the best so far."""
+    row: dict[str, Any] = {}
+    if validate is not None:
+        with training.averages.shown(training.model):
+            row = {"step": training.step, **validate(training.model)}
+        moving = training.take_validation(row["per"])
+        row["per_moving_average_200_steps"] = moving
+        write(training, watcher, row, world)
+    training.tally.started = time.perf_counter()
+    return training.best.improve(training.step, row.get("per"), row.get("loss"))
 
 
-def refuse_nonfinite(run: Run, row: dict[str, Any]) -> None:
-    """Stop with the evidence kept, rather than go on with weights that are no numbers."""
-    broken = [k for k in ("loss", "grad_norm") if not abs(float(row[k])) < float("inf")]
-    if broken:
-        append_line(run.incidents_file, {"step": row["step"], "kind": "non_finite", "values": broken})
+def checkpoint(training: Training, improved: bool, world: World) -> None:
+    if world.writes:
+        name = training.save()
+        if improved:
+            point(training.run, "best", training.run.checkpoints / name)
+    world.wait()
+
+
+def act(
+    training: Training,
+    verdict: Verdict,
+    numbers: Numbers,
+    drawn: Sequence[Batch],
+    watcher: Watcher,
+    world: World,
+) -> None:
+    """Do what the guard says, and keep the evidence."""
+    row = record(training, verdict, numbers, drawn)
+    if verdict.action == "cool":
+        training.rate_scale *= training.recipe.guard.adaptive.factor
+    if verdict.action == "rewind":
+        row |= rewind(training, world)
+    if world.writes:
+        if training.recipe.guard.keep_batches and verdict.kind == "non_finite":
+            row["batch"] = keep_batch(training.run, training.step, drawn)
+        append_line(training.run.incidents_file, row)
+        watcher.incident(row)
+    if verdict.action == "stop":
         raise UserError(
-            f"{' and '.join(broken)} became NaN or infinite by step {row['step']}; lower the learning rate,"
-            " set train.clip_norm, or set loss.ctc.zero_infinity=true; the last good checkpoint is kept"
+            f"training was stopped at step {training.step}: {verdict.reason}; lower the learning rate (schedule.peak),"
+            f" or set train.clip_norm; the evidence is in {training.run.incidents_file}"
         )
 
 
-def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    if name == "bf16" and device.type == "cuda":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
+def rewind(training: Training, world: World) -> dict[str, Any]:
+    """Back to the last good checkpoint with a cooler rate; the data go on where they are."""
+    targets = training.good
+    if (
+        training.rewound_to is not None
+        and targets
+        and targets[-1] <= training.rewound_to
+        and len(targets) > 1
+    ):
+        training.good = targets = targets[:-1]  # coming back here did not help: go further back
+    target = load_checkpoint(training.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
+    training.restore_weights(target)
+    if (
+        world.writes
+    ):  # in this order, so that a run killed in between comes back to the target and does the same
+        point(training.run, "last", target.folder)
+        forget_newer(training.run, target)
+    training.rewound_to = target.step
+    training.rate_scale *= training.recipe.guard.cool
+    training.guard.rewound()
+    training.tally = Tally()
+    rows = training.take_back_rows() if world.writes else []
+    world.wait()
+    return {"rewound_to": target.step, "rate_scale": training.rate_scale, "rows": rows}
+
+
+def write(training: Training, watcher: Watcher, row: dict[str, Any], world: World) -> None:
+    if world.writes:
+        append_line(training.run.metrics_file, row)
+        watcher.row(row)
+
+
+def refuse_nonfinite(training: Training, row: dict[str, Any]) -> None:
+    """Without the guard, stop with the evidence kept rather than go on with weights that are no numbers."""
+    broken = [k for k in ("loss", "grad_norm") if not abs(float(row[k])) < float("inf")]
+    if broken:
+        append_line(
+            training.run.incidents_file, {"step": row["step"], "kind": "non_finite", "values": broken}
+        )
+        raise UserError(
+            f"{' and '.join(broken)} became NaN or infinite by step {row['step']} with the guard off; lower the"
+            " learning rate, set train.clip_norm, or set guard.enabled=true; the last checkpoint is kept"
+        )

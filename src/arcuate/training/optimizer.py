@@ -1,10 +1,12 @@
 """The optimizer and its three parameter groups: biases, session layers, everything else."""
 
+from typing import Any
+
 import torch
 
 from arcuate.models.model import Model, parameter_groups
 from arcuate.recipe import Recipe
-from arcuate.training.schedule import rate_at
+from arcuate.training.schedule import PlateauState, rate_at
 from arcuate.training.settings import Optimizer
 
 
@@ -16,17 +18,29 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
         for name, parameters in parameter_groups(model).items()
         if parameters
     ]
+    fused = settings.fused and next(model.parameters()).device.type in ("cpu", "cuda")
+    if settings.kind == "sgd":
+        return torch.optim.SGD(
+            groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused
+        )
     kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW
-    return kind(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+    return kind(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> dict[str, float]:
+def set_rates(
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe,
+    step: int,
+    scale: float = 1.0,
+    plateaus: tuple[PlateauState, PlateauState] = (PlateauState(), PlateauState()),
+) -> dict[str, float]:
     """Set and return the rate of each group for the update that follows `step` finished ones."""
-    session_schedule = recipe.session_schedule or recipe.schedule
     rates = {}
     for group in optimizer.param_groups:
-        schedule = session_schedule if group["name"] == "session" else recipe.schedule
-        group["lr"] = rates[group["name"]] = rate_at(schedule, step, recipe.train.steps)
+        own = group["name"] == "session" and recipe.session_schedule is not None
+        schedule = (recipe.session_schedule if own else None) or recipe.schedule
+        rate = rate_at(schedule, step, recipe.train.steps, plateaus[1 if own else 0])
+        group["lr"] = rates[group["name"]] = scale * rate
     return rates
 
 
@@ -37,3 +51,21 @@ def fill_absent(optimizer: torch.optim.Optimizer) -> None:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """All of the optimizer's memory as named tensors."""
+    return {
+        f"optimizer.{index}.{name}": value
+        for index, entry in optimizer.state_dict()["state"].items()
+        for name, value in entry.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        _, index, key = name.split(".", 2)
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,44 @@
+"""Evidence: what went wrong, when, with which numbers and which trials."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from safetensors.torch import save_file
+
+from arcuate.batches.batch import Batch
+from arcuate.run import Run
+from arcuate.training.guard import Numbers, Verdict
+from arcuate.training.state import Training
+
+MAX_KEPT = 20
+
+
+def record(training: Training, verdict: Verdict, numbers: Numbers, drawn: Sequence[Batch]) -> dict[str, Any]:
+    """One line of incidents.jsonl; numbers that are not finite are written as text, for null would hide them."""
+    plain = {k: v if abs(v) < float("inf") else str(v) for k, v in asdict(numbers).items()}
+    return {
+        "step": training.step,
+        "position": drawn[0].position,
+        "kind": verdict.kind,
+        "action": verdict.action,
+        "reason": verdict.reason,
+        "numbers": plain,
+        "trials": [t.id for b in drawn for t in b.trials],
+    }
+
+
+def keep_batch(run: Run, step: int, drawn: Sequence[Batch]) -> str | None:
+    """The bins and labels of an offending step, for whoever wants to look; at most a few are kept."""
+    folder = run.path / "bad_steps"
+    folder.mkdir(exist_ok=True)
+    if len(list(folder.iterdir())) >= MAX_KEPT:
+        return None
+    path = folder / f"step-{step:08d}-position-{drawn[0].position:08d}.safetensors"
+    tensors = {
+        f"{i}.{name}": getattr(batch, name).cpu().contiguous()
+        for i, batch in enumerate(drawn)
+        for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
+    }
+    save_file(tensors, path)
+    return f"bad_steps/{path.name}"

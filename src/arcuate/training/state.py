@@ -1,0 +1,174 @@
+"""Everything about a training run that changes, and how it goes into a checkpoint and comes back."""
+
+import resource
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from arcuate.errors import UserError
+from arcuate.models.model import Model
+from arcuate.recipe import Recipe
+from arcuate.run import Run, read_jsonl, write_lines
+from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint
+from arcuate.training.guard import Guard
+from arcuate.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer
+from arcuate.training.schedule import PlateauState, after_validation
+from arcuate.training.tally import Tally
+from arcuate.training.weights import Averages
+
+MOVING_STEPS = 200
+
+
+@dataclass
+class Best:
+    """The best validation so far: by actual error rate, ties by loss; without validation the newest wins."""
+
+    step: int | None = None
+    per: float | None = None
+    loss: float | None = None
+
+    def improve(self, step: int, per: float | None, loss: float | None) -> bool:
+        inf = float("inf")
+        new = (inf if per is None else per, inf if loss is None else loss)
+        old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
+        if self.step is not None and per is not None and new >= old:
+            return False
+        self.step, self.per, self.loss = step, per, loss
+        return True
+
+
+class Training:
+    """The mutable side of a run: weights, optimizer, averages, guard, and where in the data it stands.
+
+    `step` counts optimizer steps that were kept or skipped; `position` counts batches drawn and never goes back.
+    """
+
+    def __init__(self, model: Model, recipe: Recipe, run: Run, mixed: str) -> None:
+        self.model, self.recipe, self.run = model, recipe, run
+        self.optimizer = make_optimizer(model, recipe.optimizer)
+        self.averages = Averages(model, recipe.ema, recipe.average)
+        self.guard = Guard(recipe.guard)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=mixed == "fp16")
+        self.mixed = mixed  # the precision to use once it is on
+        self.mixed_on = recipe.train.precision.below_per is None
+        self.step = 0
+        self.position = 0
+        self.rate_scale = 1.0
+        self.plateaus = (PlateauState(), PlateauState())
+        self.best = Best()
+        self.validations: list[tuple[int, float]] = []
+        self.tally = Tally()
+        self.good: list[int] = []  # steps of checkpoints to come back to
+        self.rewound_to: int | None = None
+
+    @property
+    def precision(self) -> str:
+        return self.mixed if self.mixed_on else "fp32"
+
+    def take_validation(self, per: float | None) -> float | None:
+        """Let schedules and precision know of a validation; returns the moving average of PER."""
+        recipe = self.recipe
+        session = recipe.session_schedule or recipe.schedule
+        self.plateaus = (
+            after_validation(recipe.schedule, self.plateaus[0], per),
+            after_validation(session, self.plateaus[1], per),
+        )
+        if per is None:
+            return None
+        below = recipe.train.precision.below_per
+        self.mixed_on = self.mixed_on or (below is not None and per < below)
+        recent = [(s, p) for s, p in self.validations if s > self.step - MOVING_STEPS]
+        self.validations = [*recent, (self.step, per)]
+        return sum(p for _, p in self.validations) / len(self.validations)
+
+    def save(self, facts: dict[str, Any] | None = None) -> str:
+        """Write a checkpoint of this moment and make it the last one."""
+        state = {**self.to_json(), **(facts or {})}
+        tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
+        if self.averages.current:  # then model.safetensors holds the average, and the weights go here
+            tensors |= {f"weights.{n}": p.detach() for n, p in self.model.named_parameters()}
+        with self.averages.shown(self.model):
+            folder = save_checkpoint(self.run, self.step, self.model, tensors, state)
+        point(self.run, "last", folder)
+        if self.guard.healthy and self.step not in self.good:
+            self.good = [*(s for s in self.good if s < self.step), self.step][-2:]
+        prune(self.run, self.recipe.train.keep_checkpoints, {f"step-{s:08d}" for s in self.good})
+        return folder.name
+
+    def to_json(self) -> dict[str, Any]:
+        good = [*self.good, self.step] if self.guard.healthy else self.good
+        return {
+            "position": self.position,
+            "rate_scale": self.rate_scale,
+            "plateaus": [asdict(p) for p in self.plateaus],
+            "best": asdict(self.best),
+            "validations": self.validations,
+            "tally": self.tally.to_json(),
+            "guard": self.guard.to_json(),
+            "good": sorted(set(good))[-2:],
+            "rewound_to": self.rewound_to,
+            "averages": self.averages.counts(),
+            "mixed_on": self.mixed_on,
+            "scaler": self.scaler.state_dict(),
+            "files_at": {
+                "metrics": self.run.metrics_file.stat().st_size,
+                "incidents": self.run.incidents_file.stat().st_size,
+            },
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Everything as it was when this checkpoint was written."""
+        state = checkpoint.state
+        try:
+            self.restore_weights(checkpoint)
+            self.position, self.rate_scale = int(state["position"]), float(state["rate_scale"])
+            self.plateaus = (PlateauState(**state["plateaus"][0]), PlateauState(**state["plateaus"][1]))
+            self.best = Best(**state["best"])
+            self.validations = [(int(s), float(p)) for s, p in state["validations"]]
+            self.tally = Tally.from_json(state["tally"])
+            self.guard.restore(state["guard"])
+            self.good = [int(s) for s in state["good"]]
+            self.rewound_to = state["rewound_to"]
+            self.mixed_on = bool(state["mixed_on"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{checkpoint.folder} does not fit this run ({error}); it was made by another recipe"
+            ) from None
+
+    def restore_weights(self, checkpoint: Checkpoint) -> None:
+        """Step, weights, optimizer and averages of a checkpoint; not the place in the data, nor the guard."""
+        from arcuate.models.files import load_model
+
+        tensors = checkpoint.tensors()
+        own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
+        self.model.load_state_dict(own or load_model(checkpoint.folder).state_dict(), strict=not own)
+        self.averages.restore(tensors, checkpoint.state["averages"])
+        memory = {n: t for n, t in tensors.items() if n.startswith("optimizer.")}
+        self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
+        restore_optimizer(self.optimizer, memory)
+        if checkpoint.state["scaler"]:
+            self.scaler.load_state_dict(checkpoint.state["scaler"])
+        self.step = checkpoint.step
+
+    def cut_files(self, checkpoint: Checkpoint) -> None:
+        """Rows written after the checkpoint will be written again."""
+        for path, size in (
+            (self.run.metrics_file, checkpoint.state["files_at"]["metrics"]),
+            (self.run.incidents_file, checkpoint.state["files_at"]["incidents"]),
+        ):
+            with path.open("ab") as file:
+                file.truncate(int(size))
+
+    def take_back_rows(self) -> list[dict[str, Any]]:
+        """Remove from metrics.jsonl the rows of steps that a rewind undoes, and return them."""
+        rows = read_jsonl(self.run.metrics_file)
+        write_lines(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
+        return [r for r in rows if r["step"] > self.step]
+
+
+def memory_mb(device: torch.device) -> float:
+    """Peak memory: of the device, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,121 @@
+import math
+import random
+
+import pytest
+
+from arcuate.training.guard import KEEP, Guard, Numbers
+from arcuate.training.guard_settings import Adaptive, Collapse, Spike
+from arcuate.training.guard_settings import Guard as Settings
+
+
+def speaking(loss: float, grad_norm: float = 1.0) -> Numbers:
+    return Numbers(loss, grad_norm, blank_share=0.6, n_distinct=35, length_ratio=0.95)
+
+
+def silent(loss: float = 3.0) -> Numbers:
+    return Numbers(loss, 1.0, blank_share=1.0, n_distinct=0, length_ratio=0.0)
+
+
+def healthy_losses(n_steps: int, seed: int = 0) -> list[float]:
+    """As real runs look: a steep start, a long tail, and the scatter of batches of different length."""
+    rng = random.Random(seed)
+    return [
+        (0.3 + 4 * math.exp(-i / 150) + 1.5 / (1 + i / 100)) * rng.lognormvariate(0, 0.15)
+        for i in range(n_steps)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_is_left_alone(seed: int) -> None:
+    """First gradient norms of several hundred and single spikes included."""
+    guard, rng = Guard(Settings()), random.Random(seed)
+    for i, loss in enumerate(healthy_losses(3000, seed)):
+        norm = 400 * math.exp(-i / 20) + rng.lognormvariate(0, 0.5) * (30 if i % 400 == 77 else 1)
+        numbers = silent(loss) if i < 700 else speaking(loss * (6 if i % 500 == 33 else 1), norm)
+        assert guard.judge(numbers, 1e-3) == KEEP
+        assert guard.healthy or i % 500 == 33
+
+
+def test_nonfinite_steps_are_skipped_and_then_rewound() -> None:
+    guard = Guard(Settings(max_skips=3))
+    assert guard.judge(speaking(math.nan), 1e-3).action == "skip"
+    assert guard.judge(speaking(1.0), 1e-3) == KEEP
+    actions = [guard.judge(speaking(1.0, math.inf), 1e-3).action for _ in range(3)]
+    assert actions == ["skip", "skip", "rewind"]
+
+
+def test_a_loss_that_rises_and_stays_is_rewound_and_finally_stopped() -> None:
+    guard = Guard(Settings(max_rewinds=1, spike=Spike(patience=5)))
+    for loss in healthy_losses(600):
+        guard.judge(speaking(loss), 1e-3)
+    actions = [guard.judge(speaking(3.0), 1e-3).action for _ in range(5)]
+    assert actions == ["keep"] * 4 + ["rewind"]
+    assert not guard.healthy
+    guard.rewound()
+    assert guard.healthy
+    assert [guard.judge(speaking(3.0), 1e-3).action for _ in range(5)][-1] == "stop"
+
+
+def test_a_slow_rise_does_not_drag_the_measure_along() -> None:
+    guard = Guard(Settings())
+    for loss in healthy_losses(800):
+        guard.judge(speaking(loss), 1e-3)
+    actions = [guard.judge(speaking(0.5 * 1.004**i), 1e-3).action for i in range(600)]
+    assert "rewind" in actions
+
+
+def test_blanks_from_the_start_are_no_collapse() -> None:
+    """PER 1.0 for the first 500 to 1,600 steps is normal."""
+    guard = Guard(Settings())
+    assert all(guard.judge(silent(), 1e-3) == KEEP for _ in range(2000))
+
+
+@pytest.mark.parametrize("action", ["warn", "rewind", "stop"])
+def test_collapse_is_found_within_300_steps_of_its_onset(action: str) -> None:
+    guard = Guard(Settings(collapse=Collapse(action=action)))
+    for loss in healthy_losses(500):
+        guard.judge(speaking(loss), 1e-3)
+    verdicts = [guard.judge(silent(0.4), 1e-3) for _ in range(300)]
+    found = [v for v in verdicts if v.kind == "collapse"]
+    assert len(found) == 1 if action != "rewind" else found
+    assert found[0].action == action
+    assert "blank" in found[0].reason
+
+
+def test_constant_output_is_a_collapse_too() -> None:
+    guard = Guard(Settings())
+    for loss in healthy_losses(500):
+        guard.judge(speaking(loss), 1e-3)
+    constant = Numbers(0.4, 1.0, blank_share=0.5, n_distinct=2, length_ratio=0.5)
+    assert any(guard.judge(constant, 1e-3).kind == "collapse" for _ in range(300))
+
+
+def test_adaptive_reduction_keeps_to_its_threshold_floor_and_number() -> None:
+    settings = Adaptive(threshold=10.0, window=10, factor=0.8, floor=5e-4, max_times=5)
+    guard, rate = Guard(Settings(adaptive=settings)), 1.5e-3
+    for i in range(500):
+        verdict = guard.judge(speaking(1.0, 15.0 if i > 100 else 5.0), rate)
+        if verdict.action == "cool":
+            assert i > 100
+            rate *= settings.factor
+    assert guard.n_adapted == 4  # a fifth would fall below the floor
+    assert rate == pytest.approx(1.5e-3 * 0.8**4)
+    off = Guard(Settings())
+    assert all(off.judge(speaking(1.0, 500.0), 1e-3) == KEEP for _ in range(300))
+
+
+def test_state_survives_json() -> None:
+    import json
+
+    guard = Guard(Settings())
+    for loss in healthy_losses(400):
+        guard.judge(speaking(loss), 1e-3)
+    copy = Guard(Settings())
+    copy.restore(json.loads(json.dumps(guard.to_json())))
+    following = [speaking(5.0) for _ in range(40)]
+    assert [guard.judge(n, 1e-3) for n in following] == [copy.judge(n, 1e-3) for n in following]
+
+
+def test_off_means_off() -> None:
+    guard = Guard(Settings(enabled=False))
+    assert guard.judge(speaking(math.nan), 1e-3) == KEEP
