@@ -9,7 +9,8 @@ from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import select, trials_of_split
 from arcuate.batches.settings import Bucketed, Data, Days, Shuffled
 from arcuate.errors import UserError
-from arcuate.models.settings import Patch
+from arcuate.models.front_end import normalise
+from arcuate.models.settings import FrontEnd, Patch
 from arcuate.store import Store, TrialInfo
 
 PATCH = Patch()
@@ -84,7 +85,7 @@ def test_no_trials_is_a_user_error() -> None:
 def test_collate_keeps_true_lengths_and_zeroes_padding(cohort_store) -> None:
     store = Store.open(cohort_store)
     chosen = store.trials[:5]
-    batch = collate(store, chosen, {s: i for i, s in enumerate(store.sessions)}, "block")
+    batch = collate(store, chosen, {s: i for i, s in enumerate(store.sessions)}, FrontEnd(normalise="block"))
     assert batch.n_bins.tolist() == [t.n_bins for t in chosen]
     for row, trial in enumerate(chosen):
         np.testing.assert_array_equal(batch.bins[row, : trial.n_bins], store.read_bins(trial))
@@ -97,7 +98,7 @@ def test_workers_change_nothing(cohort_store) -> None:
     store = Store.open(cohort_store)
     train = select(store, Data(), PATCH).train
     plan = make_plan(train, Bucketed(batch_size=4), seed=0)
-    planned = PlannedBatches(store, train, plan, store.sessions, "block")
+    planned = PlannedBatches(store, train, plan, store.sessions, FrontEnd(normalise="rolling"))
     alone = list(training_batches(planned, 2, 8, workers=0))
     helped = list(training_batches(planned, 2, 8, workers=2))
     assert [b.position for b in helped] == list(range(2, 8))
@@ -130,3 +131,21 @@ def test_selection_by_session(cohort_store) -> None:
 def test_data_that_do_not_fit_the_recipe_are_refused(cohort_store, settings: Data) -> None:
     with pytest.raises(UserError, match="the recipe is for"):
         select(Store.open(cohort_store), settings, PATCH)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> None:
+    """Statistics of the store and normalisation of the model agree, of logarithms too."""
+    store, front_end = Store.open(cohort_store), FrontEnd(normalise="block", log=log)
+    first = store.trials[0]
+    block = [
+        t for t in store.trials if (t.session, t.split, t.block) == (first.session, first.split, first.block)
+    ]
+    batch = collate(store, block, {s: i for i, s in enumerate(store.sessions)}, front_end)
+    scores, _ = normalise(batch.bins, batch.statistics, front_end)
+    bins = torch.cat([scores[i, : t.n_bins] for i, t in enumerate(block)])
+    live = bins.std(0) > 0
+    torch.testing.assert_close(bins.mean(0), torch.zeros(store.n_channels), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        bins.std(0, correction=0)[live], torch.ones(int(live.sum())), atol=1e-3, rtol=0
+    )

@@ -80,7 +80,8 @@ class Decoder:
         if front_end.normalise != "none" and statistics is None:
             raise UserError(
                 f"this model normalises by {front_end.normalise}: pass statistics="
-                f"store.{'block' if front_end.normalise == 'block' else 'past'}_statistics(info)"
+                f"store.{'block' if front_end.normalise == 'block' else 'past'}_statistics(info"
+                f"{', log=True' if front_end.log else ''})"
             )
 
 

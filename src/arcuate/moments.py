@@ -69,3 +69,8 @@ def _of_piece(bins: np.ndarray) -> Moments:
         mean = np.where(finite, values, 0.0).sum(axis=0) / np.maximum(n, 1.0)
         m2 = np.square(np.where(finite, values - mean, 0.0)).sum(axis=0)
     return Moments(n, mean, m2, len(values))
+
+
+def signed_log(bins: np.ndarray) -> np.ndarray:
+    """log(1 + x), mirrored for negative values: what a model with `front_end.log` sees before it normalises."""
+    return np.sign(bins) * np.log1p(np.abs(bins))

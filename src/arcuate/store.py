@@ -30,9 +30,11 @@ __all__ = ["FORMAT", "VERSION", "Statistics", "Store", "TrialInfo", "is_store"]
 
 FORMAT = "arcuate store"
 VERSION = 1
+LOG = "log_"  # prefix of the statistics of logarithms
 MANIFEST = "manifest.json"
 QUALITY = "quality.csv"
 _MAX_MANIFEST = 1_000_000_000
+_CACHE = 2**18  # bytes per open session: trials are read at random, so what was read is rarely read again
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,22 @@ class _SessionFile:
     """An open session file whose arrays have been checked against the manifest."""
 
     def __init__(self, path: Path, n_trials: int, n_bins: int, n_channels: int) -> None:
-        self.file = h5py.File(path, "r")
+        self.file = h5py.File(path, "r", rdcc_nbytes=_CACHE)
         self.bins = self._array("bins", (n_bins, n_channels), "f")
-        self.past_mean = self._array("past_mean", (n_trials, n_channels), "f")
-        self.past_sd = self._array("past_sd", (n_trials, n_channels), "f")
+        self.past = {log: self._pair(log, "past", (n_trials, n_channels)) for log in ("", LOG)}
         self.past_n = self._array("past_n", (n_trials,), "i")[:]
         self.block_of = self._array("block_of", (n_trials,), "i")[:]
         n_blocks = int(self.block_of.max(initial=-1)) + 1
         if n_blocks > n_trials or self.block_of.min(initial=0) < 0:
             raise ValueError("block_of points outside the blocks")
-        self.block_mean = self._array("block_mean", (n_blocks, n_channels), "f")[:]
-        self.block_sd = self._array("block_sd", (n_blocks, n_channels), "f")[:]
+        pairs = {log: self._pair(log, "block", (n_blocks, n_channels)) for log in ("", LOG)}
+        self.block = {log: (mean[:], sd[:]) for log, (mean, sd) in pairs.items()}
         self.block_n = self._array("block_n", (n_blocks,), "i")[:]
-        self.block_mean.flags.writeable = self.block_sd.flags.writeable = False  # handed out again and again
+        for array in (a for pair in self.block.values() for a in pair):
+            array.flags.writeable = False  # handed out again and again
+
+    def _pair(self, log: str, name: str, shape: tuple[int, ...]) -> tuple[h5py.Dataset, h5py.Dataset]:
+        return self._array(f"{log}{name}_mean", shape, "f"), self._array(f"{log}{name}_sd", shape, "f")
 
     def _array(self, name: str, shape: tuple[int, ...], kind: str) -> h5py.Dataset:
         links = self.file.id.links
@@ -149,18 +154,23 @@ class Store:
             info.mode,
         )
 
-    def block_statistics(self, info: TrialInfo) -> Statistics:
-        """Mean and SD over the trial's block within its source file, the trial itself included."""
+    def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
+        """Mean and SD over the trial's block within its source file, the trial itself included.
+
+        `log`: of the logarithms, for a model that takes them (`front_end.log`).
+        """
         place = self._place(info)
         file = self._open_session(place.session)
         block = int(file.block_of[place.row])
-        return Statistics(file.block_mean[block], file.block_sd[block], int(file.block_n[block]))
+        mean, sd = file.block[LOG if log else ""]
+        return Statistics(mean[block], sd[block], int(file.block_n[block]))
 
-    def past_statistics(self, info: TrialInfo) -> Statistics:
+    def past_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over earlier trials of the block, else the previous block, else 0 and 1 with n 0."""
         place = self._place(info)
         file = self._open_session(place.session)
-        return Statistics(file.past_mean[place.row], file.past_sd[place.row], int(file.past_n[place.row]))
+        mean, sd = file.past[LOG if log else ""]
+        return Statistics(mean[place.row], sd[place.row], int(file.past_n[place.row]))
 
     def find_changed(self) -> list[str]:
         """Ids of trials whose content no longer has the hash in the manifest."""

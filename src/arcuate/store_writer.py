@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,15 +14,47 @@ import h5py
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.moments import Moments
+from arcuate.moments import Moments, signed_log
 from arcuate.quality import QualityRow, write_table
-from arcuate.store import FORMAT, MANIFEST, QUALITY, VERSION, TrialInfo, is_store, session_path
+from arcuate.store import FORMAT, LOG, MANIFEST, QUALITY, VERSION, TrialInfo, is_store, session_path
 from arcuate.trial import Trial
 
 _CHUNK_BINS = 64
 _SPARE = 2**18  # bytes for HDF5's own bookkeeping
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Track:
+    """Statistics of the blocks of a session as its trials go by, of the bins or of their logarithms."""
+
+    def __init__(self, prefix: str, view: Callable[[np.ndarray], np.ndarray], n_channels: int) -> None:
+        self.prefix, self._view, self._empty = prefix, view, Moments.empty(n_channels)
+        self._blocks: dict[tuple[str, int], Moments] = {}
+        self._past: list[Moments] = []
+        self._last: tuple[str, int] | None = None
+
+    def add(self, trial: Trial) -> int:
+        """Take in a trial; what came before it is kept before it counts itself. Gives the index of its block."""
+        key = trial.split, trial.block
+        so_far = self._blocks.setdefault(key, self._empty)
+        past = so_far
+        if not so_far.n_bins and self._last is not None and self._last[0] == trial.split:
+            past = self._blocks[self._last]
+        self._past.append(past)
+        self._blocks[key] = so_far.merge(Moments.of(self._view(trial.bins)))
+        if len(trial.bins):
+            self._last = key
+        return list(self._blocks).index(key)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        arrays = {}
+        for name, moments in (("block", list(self._blocks.values())), ("past", self._past)):
+            found = [m.statistics() for m in moments]
+            arrays[f"{self.prefix}{name}_mean"] = np.stack([s.mean for s in found])
+            arrays[f"{self.prefix}{name}_sd"] = np.stack([s.sd for s in found])
+            arrays[f"{name}_n"] = np.asarray([s.n_bins for s in found], dtype="<i8")
+        return arrays
 
 
 class SessionWriter:
@@ -39,10 +71,8 @@ class SessionWriter:
             dtype="<f4",
         )
         self._n_channels = n_channels
-        self._blocks: dict[tuple[str, int], Moments] = {}
         self._block_of: list[int] = []
-        self._past: list[Moments] = []
-        self._last: tuple[str, int] | None = None
+        self._tracks = (_Track("", lambda bins: bins, n_channels), _Track(LOG, signed_log, n_channels))
 
     @property
     def n_trials(self) -> int:
@@ -58,35 +88,14 @@ class SessionWriter:
         self._bins.resize(n_before + n_bins, axis=0)
         if n_bins:
             self._bins[n_before:] = trial.bins
-        self._remember(trial)
-
-    def _remember(self, trial: Trial) -> None:
-        """Statistics of the block so far; what came before this trial is kept before it counts itself."""
-        key = trial.split, trial.block
-        empty = Moments.empty(self._n_channels)
-        so_far = self._blocks.setdefault(key, empty)
-        past = so_far
-        if not so_far.n_bins and self._last is not None and self._last[0] == trial.split:
-            past = self._blocks[self._last]
-        self._past.append(past)
-        self._blocks[key] = so_far.merge(Moments.of(trial.bins))
-        self._block_of.append(list(self._blocks).index(key))
-        if len(trial.bins):
-            self._last = key
+        block, *_ = [track.add(trial) for track in self._tracks]  # the same for all of them
+        self._block_of.append(block)
 
     def finish(self) -> int:
         """Write the statistics and close; gives the size of the file in bytes."""
-        blocks = [moments.statistics() for moments in self._blocks.values()]
-        past = [moments.statistics() for moments in self._past]
-        arrays = {
-            "block_of": np.asarray(self._block_of, dtype="<i8"),
-            "block_mean": np.stack([s.mean for s in blocks]),
-            "block_sd": np.stack([s.sd for s in blocks]),
-            "block_n": np.asarray([s.n_bins for s in blocks], dtype="<i8"),
-            "past_mean": np.stack([s.mean for s in past]),
-            "past_sd": np.stack([s.sd for s in past]),
-            "past_n": np.asarray([s.n_bins for s in past], dtype="<i8"),
-        }
+        arrays = {"block_of": np.asarray(self._block_of, dtype="<i8")}
+        for track in self._tracks:
+            arrays |= track.arrays()
         self._reserve(sum(array.nbytes for array in arrays.values()))
         for name, array in arrays.items():
             self._file.create_dataset(name, data=array)

@@ -193,7 +193,7 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
     data["blockIdx"] = _blocks(stored.get("blockIdx"))
     n_trials = len(data[features.names[0]])
     for name, values in data.items():
-        if values and len(values) != n_trials:
+        if len(values) != n_trials and (values or name in features.names):
             raise UnreadableFile(f"{features.names[0]} has {n_trials} trials but {name} has {len(values)}")
     return data
 

@@ -250,7 +250,8 @@ def _attribute(group: h5py.Group, name: str) -> Any:
     if name not in group.attrs:
         return None
     stored = group.attrs.get_id(name)
-    if int(np.prod(stored.shape)) != 1 or stored.dtype.itemsize > _MAX_ATTRIBUTE:
+    is_plain = stored.dtype.kind in "iufS" or h5py.check_string_dtype(stored.dtype) is not None
+    if not is_plain or int(np.prod(stored.shape)) != 1 or stored.dtype.itemsize > _MAX_ATTRIBUTE:
         return None
     value = group.attrs[name]
     return value.reshape(-1)[0] if isinstance(value, np.ndarray) else value

@@ -1,8 +1,8 @@
 """A walk along the tags of a MATLAB 5 file, before the compiled reader follows them.
 
-That reader trusts every type code and every size it meets; a damaged file can take the whole process down. The
-walk reads tags only (compressed variables are inflated in passing, piece by piece) and raises ValueError at the
-first thing that cannot be.
+That reader trusts every type code and every size it meets; a damaged file can take the whole process down.
+The walk reads tags only (compressed variables are inflated in passing, piece by piece) and raises ValueError at
+the first thing that cannot be.
 """
 
 import struct
@@ -17,6 +17,7 @@ _NUMBERS = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 12, 13))
 _CHARACTERS = frozenset((1, 2, 3, 4, 16, 17, 18))
 _CELL, _CHAR, _OPAQUE = 1, 4, 17
 _NUMERIC = range(6, 16)
+_COMPLEX = 0x800
 _KNOWN_CLASSES = range(1, 17)
 _PIECE = 2**20
 _MAX_CELLS = 1_000_000
@@ -26,6 +27,7 @@ _MAX_CELLS = 1_000_000
 class Variable:
     is_cell: bool
     shape: tuple[int, ...]
+    is_complex: bool = False
 
     @property
     def size(self) -> int:
@@ -88,7 +90,8 @@ class _Walk:
         kind, flags = self.element()
         if kind != _UINT32 or len(flags) != 8:
             raise ValueError("a variable has no flags")
-        matlab_class = struct.unpack(f"{self.order}I", flags[:4])[0] & 0xFF
+        (flag_bits,) = struct.unpack(f"{self.order}I", flags[:4])
+        matlab_class, is_complex = flag_bits & 0xFF, bool(flag_bits & _COMPLEX)
         if matlab_class == _OPAQUE:  # an object of MATLAB's own; it has neither shape nor name
             return "", Variable(False, ()), _OPAQUE
         kind, dims = self.element()
@@ -98,9 +101,11 @@ class _Walk:
         kind, name = self.element()
         if min(shape) < 0 or kind not in _CHARACTERS:
             raise ValueError("a variable has an impossible shape or name")
-        return name.decode("latin-1"), Variable(matlab_class == _CELL, shape), matlab_class
+        return name.decode("latin-1"), Variable(matlab_class == _CELL, shape, is_complex), matlab_class
 
     def body(self, variable: Variable, matlab_class: int, depth: int) -> None:
+        if variable.is_complex:
+            raise ValueError("values are complex numbers")
         if matlab_class == _CELL and depth < 2:
             if variable.size > _MAX_CELLS:
                 raise ValueError(f"a cell array claims {variable.size} cells")

@@ -21,7 +21,7 @@ from arcuate.trial import BIN_S, SPLITS, Split
 
 Layout = Literal["b2t25", "b2t24"]
 LAYOUTS: tuple[Layout, ...] = ("b2t25", "b2t24")
-DIFFICULTIES: dict[str, float] = {"easy": 0.5, "real": 1.0, "hard": 2.0}
+DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 TRUTH = "simulation_truth.jsonl"
 DESCRIPTION = "t15_copyTaskData_description.csv"
 
@@ -79,15 +79,11 @@ def simulate(
             plan = plan_session(layout, n_trials, seed, index)
             dead = np.flatnonzero(electrodes.dead).tolist()
             with _writer(out, layout, names[index], seed, index) as writer:
-                for trial, onsets in _speak(
-                    plan, electrodes, signal, names[index], seed, index, ms_per_phoneme
-                ):
+                said = _speak(plan, electrodes, signal, names[index], seed, index, ms_per_phoneme)
+                for planned, (trial, onsets) in zip(plan, said, strict=True):
                     writer.write(trial)
-                    line = _truth(trial, plan, onsets) | {
-                        "dead": dead,
-                        "seed": seed,
-                        "difficulty": difficulty,
-                    }
+                    common = {"dead": dead, "seed": seed, "difficulty": difficulty}
+                    line = _truth(trial, planned, onsets) | common
                     truth.write(json.dumps(line) + "\n")
                     counts[trial.split] += 1
                     n_bins += len(trial.counts)
@@ -263,8 +259,7 @@ def _speak(
         )
 
 
-def _truth(trial: Recording, plan: list[Planned], onsets_s: np.ndarray) -> dict[str, object]:
-    planned = next(p for p in plan if (p.split, p.number) == (trial.split, trial.number))
+def _truth(trial: Recording, planned: Planned, onsets_s: np.ndarray) -> dict[str, object]:
     return {
         "session": trial.session,
         "split": trial.split,

@@ -13,7 +13,7 @@ from arcuate.trial import BIN_S
 N_FEATURES = 2 * N_ARTICULATORS + 2  # positions, velocities, effort of speaking, sensory feedback
 N_FACTORS = 3  # shared fluctuations within an array; the first is common to all arrays
 _SLOW_S = np.array([0.35, 0.16, 0.25])  # their time constants
-_DRIFT_DAYS = 14.0  # days until the tuning has lost most of its likeness
+_DRIFT_DAYS = 20.0  # days until the tuning has lost most of its likeness
 _SIZE_SPREAD = 0.65  # of one spike's energy against the mean
 _HUM = 0.2  # SD of the log of the power between spikes
 _PRIVATE_S = 0.35
@@ -34,7 +34,7 @@ class Array:
 class Signal:
     """What difficulty changes: depth of tuning against depth of fluctuations that carry no speech."""
 
-    depth: float = 0.46
+    depth: float = 0.5
     shared: float = 0.2  # SD of the log rate that whole arrays share
     private: float = 0.25  # and that each electrode has to itself
 
@@ -81,14 +81,15 @@ def implant(arrays: tuple[Array, ...], rng: np.random.Generator) -> Electrodes:
     """The electrodes on the first day."""
     n = sum(array.n for array in arrays)
     reach = np.concatenate([np.full(array.n, array.depth) for array in arrays])
-    log_rate = np.log(28.5 * BIN_S) + np.clip(0.75 * rng.standard_normal(n), -2.8, 0.95)
+    louder = rng.standard_normal(n)
+    log_rate = np.log(28.5 * BIN_S) + np.clip(louder * np.where(louder < 0, 1.0, 0.62), -2.6, 0.9)
     return Electrodes(
         arrays=arrays,
         tuning=_new_tuning(n, rng),
         depth=reach * np.clip(rng.gamma(5.0, 0.2, n), 0.15, 1.8),
         loading=_new_loading(n, rng),
         log_rate=log_rate,
-        spike_share=np.clip(0.24 * rng.lognormal(0.0, 0.6, n), 0.08, 0.85),
+        spike_share=np.clip(0.22 * rng.lognormal(0.0, 0.8, n), 0.03, 0.85),
         power_scale=rng.lognormal(np.log(300.0), 0.5, n),
         dead=rng.random(n) < 0.015,
     )
@@ -124,7 +125,7 @@ def next_session(electrodes: Electrodes, gap_days: float, rng: np.random.Generat
         loading=loading,
         depth=np.clip(electrodes.depth * rng.lognormal(0.0, 0.08 * wander, n), 0.02, 1.9),
         log_rate=np.clip(electrodes.log_rate + 0.15 * wander * rng.standard_normal(n), -3.3, 0.55),
-        spike_share=np.clip(electrodes.spike_share * rng.lognormal(0.0, 0.1, n), 0.05, 0.9),
+        spike_share=np.clip(electrodes.spike_share * rng.lognormal(0.0, 0.1, n), 0.03, 0.9),
         power_scale=electrodes.power_scale * rng.lognormal(0.0, 0.1, n),
         dead=dead,
     )
@@ -172,7 +173,7 @@ def record(
     fast = _BURST * (burst[1:] - burst[:-1])
     quiet = signal.shared**2 + signal.private**2 + 2 * _BURST**2
     # An electrode that hears many cells hears their average, which swings less.
-    swing = np.clip((np.exp(electrodes.log_rate) / 0.55) ** -0.35, 0.5, 1.5)
+    swing = np.clip((np.exp(electrodes.log_rate) / 0.55) ** -0.35, 0.5, 1.05)
     spread = 0.5 * swing**2 * ((signal.depth * electrodes.depth) ** 2 + quiet)
     slow *= swing.astype(np.float32)
     fast *= swing.astype(np.float32)
