@@ -1,0 +1,97 @@
+"""What guard and logging add to a training step of the demo model. One thread, interleaved, CPU time.
+
+python benchmarks/guard_overhead.py --data data/demo/store
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from arcuate.batches.batch import Batch, PlannedBatches
+from arcuate.batches.plan import make_plan
+from arcuate.batches.select import select
+from arcuate.cli.train import build
+from arcuate.recipe import load_recipe
+from arcuate.run import append_line, create_run
+from arcuate.seeds import derive
+from arcuate.store import Store
+from arcuate.training.loop import backward, forward_augmented, trial_losses
+from arcuate.training.optimizer import set_rates
+from arcuate.training.state import Training, memory_mb
+from arcuate.training.tally import Tally
+from arcuate.training.world import World
+
+CPU = torch.device("cpu")
+
+
+def guarded_step(training: Training, batch: Batch) -> None:
+    """As the loop takes it: judge, tally, and a row of metrics at the recipe's interval."""
+    rates = set_rates(training.optimizer, training.recipe, training.step)
+    numbers = backward(training, training.model.encode, [batch], CPU, World())
+    verdict = training.guard.judge(numbers, rates["rest"])
+    training.optimizer.step()
+    training.step += 1
+    training.tally.add(numbers, verdict, batch.n_counted, 0.0)
+    if training.step % training.recipe.train.log_every == 0:
+        append_line(training.run.metrics_file, training.tally.row(training.step, rates, memory_mb(CPU)))
+        training.tally = Tally()
+
+
+def bare_step(training: Training, batch: Batch) -> None:
+    """The same update with nothing watching."""
+    recipe = training.recipe
+    set_rates(training.optimizer, recipe, training.step)
+    training.optimizer.zero_grad(set_to_none=True)
+    torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, 0))
+    outputs = forward_augmented(training.model, training.model.encode, batch, recipe)
+    trial_losses(outputs, batch, recipe).mean().backward()
+    torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
+    training.optimizer.step()
+    training.step += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="a prepared store")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe, store = load_recipe("tiny"), Store.open(arguments.data)
+    selection = select(store, recipe.data, recipe.front_end.patch)
+    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end)
+    seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
+    with tempfile.TemporaryDirectory() as folder:
+        states = {}
+        for name in seconds:
+            run = create_run(Path(folder) / name, recipe, {})
+            states[name] = Training(build(recipe, store, selection), recipe, run, "fp32")
+        steps = {"guarded": guarded_step, "bare": bare_step}
+        for position in range(arguments.steps):
+            batch = planned[position]
+            order = ("guarded", "bare") if position % 2 else ("bare", "guarded")
+            for name in order:
+                start = time.process_time()
+                steps[name](states[name], batch)
+                seconds[name].append(time.process_time() - start)
+    ratios = [g / b for g, b in zip(seconds["guarded"][5:], seconds["bare"][5:], strict=True)]
+    result = {
+        "guarded_ms": 1000 * statistics.median(seconds["guarded"]),
+        "bare_ms": 1000 * statistics.median(seconds["bare"]),
+        "overhead": statistics.median(ratios) - 1,
+    }
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(f"bare step {result['bare_ms']:.1f} ms, with guard and logging {result['guarded_ms']:.1f} ms:")
+        print(f"{100 * result['overhead']:.1f} % more (median of {len(ratios)} pairs)")
+
+
+if __name__ == "__main__":
+    main()
