@@ -95,13 +95,18 @@ def read_results(path: Path) -> tuple[Errors, dict[str, float]]:
 
 
 def read_real() -> list[Errors]:
+    """The real tables; one of sentences seen in training, with hardly an error in it, has nothing to compare."""
     if not CONFUSIONS.is_file():
         return []
-    tables = json.loads(CONFUSIONS.read_text(encoding="utf-8"))
-    return [
-        Errors(table["name"], Counter({pair(key): n for key, n in table["counts"].items()}))
-        for table in tables
-    ]
+    real: list[Errors] = []
+    for table in json.loads(CONFUSIONS.read_text(encoding="utf-8")):
+        counts = Counter({pair(key): n for key, n in table["counts"].items()})
+        name = table["name"].split(" (")[0]
+        copies = sum(errors.name.startswith(name) for errors in real)
+        errors = Errors(f"{name}, copy {copies + 1}" if copies else name, counts)
+        if errors.per > 0.01:
+            real.append(errors)
+    return real
 
 
 def pair(key: str) -> tuple[str, str]:
@@ -147,8 +152,9 @@ def report(run: Errors, by_session: dict[str, float], real: list[Errors]) -> str
             correlation, shared = likeness(run, errors)
             lines.append(f"| {errors.name} | {correlation:.2f} | {shared:.0%} |")
         among = [likeness(a, b) for i, a in enumerate(real) for b in real[i + 1 :]]
-        correlation, shared = np.mean(among, axis=0)
-        lines.append(f"| (real decoders among themselves, mean) | {correlation:.2f} | {shared:.0%} |")
+        if among:
+            correlation, shared = np.mean(among, axis=0)
+            lines.append(f"| (real decoders among themselves, mean) | {correlation:.2f} | {shared:.0%} |")
     lines += ["", f"PER by session, simulated: {spread(by_session.values())}."]
     if BY_SESSION.is_file():
         rates = json.loads(BY_SESSION.read_text(encoding="utf-8"))

@@ -150,9 +150,10 @@ def probe(signal: Signal) -> float:
 
 
 def test_more_noise_is_harder_to_read() -> None:
-    easy, real, hard = (probe(Signal.at(noise)) for noise in (0.5, 1.0, 2.0))
-    assert easy > real + 0.03 > hard + 0.06
-    assert hard > 0.1
+    little, real, much = (probe(Signal.at(noise)) for noise in (0.25, 1.0, 4.0))
+    assert little > real + 0.03
+    assert real > much + 0.15
+    assert much > 0.1
     assert probe(Signal.at(1e4)) < 0.1  # nothing but noise
 
 
@@ -167,8 +168,8 @@ def test_tuning_drifts_with_the_days() -> None:
     soon = next_session(first, 2, np.random.default_rng(1))
     later = next_session(first, 30, np.random.default_rng(1))
     alike = [float((first.tuning * day.tuning).sum(axis=1).mean()) for day in (soon, later)]
-    assert 0.85 < alike[0] < 1.0
-    assert 0.3 < alike[1] < 0.75
+    assert 0.8 < alike[0] < 1.0
+    assert 0.1 < alike[1] < 0.5
 
 
 def test_baseline_wanders_between_blocks_and_electrodes_die(tmp_path: Path) -> None:
