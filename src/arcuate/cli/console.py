@@ -25,7 +25,7 @@ Report = Callable[[int, int, str], None]
 
 def say(message: str) -> None:
     """A line for the person at the terminal; never part of the result."""
-    err.print(message, markup=False)
+    err.print(message, markup=False, soft_wrap=True)
 
 
 def emit_json(value: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from arcuate.training.guard_settings import Guard as GuardSettings
 
 Action = Literal["keep", "skip", "rewind", "cool", "warn", "stop"]
+RECENT, NEAR = 20, 1.25  # the last so many losses, within this factor of the lowest median
 SPEAKING = 0.9  # below this share of blanks, with several phonemes, a model has begun to speak
 
 
@@ -70,8 +71,12 @@ class Guard:
 
     @property
     def healthy(self) -> bool:
-        """Nothing wrong at the moment: a checkpoint made now is one to come back to."""
-        return self.n_high == 0 and self.n_skipped == 0 and (self.n_collapsed == 0 or not self.spoke)
+        """Nothing wrong at the moment, and the loss near its lowest: a checkpoint made now is one to come back to."""
+        streak = self.n_high or self.n_skipped or (self.n_collapsed and self.spoke)
+        if streak or self.lowest is None:
+            return not streak
+        recent = median(list(self.losses)[-RECENT:])
+        return recent - self.lowest <= max(self.spread, math.log(NEAR))
 
     def rewound(self) -> None:
         """Told after a rewind: the statistics stay, the streaks begin anew."""

@@ -10,10 +10,12 @@ from arcuate.settings import Settings
 class Spike(Settings):
     """A loss that leaves its running statistics and stays away. A single spike is no failure."""
 
-    window: int = Field(200, ge=20, le=100_000, description="kept steps that the statistics look back on")
-    warmup: int = Field(200, ge=0, description="steps before the first judgement")
-    deviations: float = Field(4.0, gt=1.0, le=1000.0, description="robust SDs of log loss above the median")
-    ratio: float = Field(2.0, gt=1.0, le=1e6, description="and at least so many times the median")
+    window: int = Field(50, ge=20, le=100_000, description="kept steps that the statistics look back on")
+    warmup: int = Field(50, ge=0, description="steps before the first judgement")
+    deviations: float = Field(
+        4.0, gt=1.0, le=1000.0, description="robust SDs of log loss above the lowest median so far"
+    )
+    ratio: float = Field(2.0, gt=1.0, le=1e6, description="and at least so many times that median")
     patience: int = Field(20, ge=1, le=10_000, description="steps in a row before it counts")
 
 
