@@ -1,29 +1,35 @@
 # Two commands: `make demo` and `make test`. Each sets up its own virtual environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types clean
 
-demo: $(STAMP)
+demo: .venv/.installed
 	$(BIN)/arcuate demo
 
 test: export OMP_NUM_THREADS = 1
-test: $(STAMP) lint types
+test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: $(STAMP)
+lint: .venv/.installed-dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 
-types: $(STAMP)
+types: .venv/.installed-dev
 	$(BIN)/mypy
 
-$(STAMP): pyproject.toml constraints.txt
+.venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "arcuate needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable .
+	touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[dev]'
+	touch $@ .venv/.installed
 
 clean:
 	rm -rf .venv runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache

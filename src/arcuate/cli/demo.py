@@ -5,10 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.rule import Rule
-
-from arcuate.cli.console import emit_json, err, out, say
-from arcuate.cli.evaluate import evaluate_run, headline, show
+from arcuate.cli.console import emit_json, out, say
+from arcuate.cli.evaluate import evaluate_run, show
 from arcuate.cli.prepare import prepare_store
 from arcuate.cli.simulate import simulate_cohort
 from arcuate.cli.train import Asked, train_run
@@ -42,8 +40,6 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
         emit_json({**summary, "report": str(page), "seconds": seconds})
         return
     show(Run(run), summary)
-    err.print(Rule())
-    out.print(headline(summary), soft_wrap=True)
     out.print(f"Open {page} in a browser. All of it took {seconds:.0f} s.", soft_wrap=True)
 
 

@@ -103,7 +103,7 @@ def show(run: Run, summary: dict[str, Any]) -> None:
         table.add_row(session, percent(rate))
     if summary["per_by_session"]:
         out.print(table)
-    out.print(headline(summary))
+    out.print(headline(summary), soft_wrap=True)
     say(f"one line per trial in {run.results_file(summary['split'])}")
 
 
