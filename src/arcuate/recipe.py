@@ -17,6 +17,7 @@ from arcuate.errors import UserError
 from arcuate.losses.settings import Loss
 from arcuate.models.settings import Encoder, FrontEnd, ModelSettings
 from arcuate.settings import Settings
+from arcuate.tracking.settings import Track
 from arcuate.training.guard_settings import Guard
 from arcuate.training.settings import (
     Average,
@@ -53,6 +54,7 @@ class Recipe(Settings):
     train: Train = Train()
     validate_: Validate = Field(Validate(), alias="validate")
     runtime: Runtime = Runtime()
+    track: Track = Track()
 
     @property
     def model(self) -> ModelSettings:

@@ -17,7 +17,7 @@ HELP = """Intracortical recordings of attempted speech to text.
 The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once → choose a recipe →
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
 """
-ORDER = ("demo", "simulate", "prepare", "recipes", "train", "evaluate", "report", "import")
+ORDER = ("demo", "simulate", "prepare", "recipes", "train", "sweep", "evaluate", "report", "import")
 
 
 class InOrder(typer.core.TyperGroup):
@@ -178,6 +178,23 @@ def train(
 
     asked = Asked(recipe, overrides or [], data, run, resume, parent, keep_optimizer, dry_run)
     raise typer.Exit(train_command(asked, as_json))
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe or a YAML file.")],
+    space: Annotated[Path, typer.Argument(help="YAML: setting paths, each with a range or choices.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, for every trial")] = None,
+    data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option("--out", help="Sweep folder; a run folder per trial.")] = ...,  # type: ignore[assignment]
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="In all, over all workers.")] = 20,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Search for better settings; start the same command several times to share the work."""
+    from arcuate.cli.sweep import sweep_command
+
+    raise typer.Exit(sweep_command(recipe, space, overrides or [], data, out, trials, seed, as_json))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import Selection, select
 from arcuate.batches.settings import Bucketed, Days
 from arcuate.cli.console import emit_json, percent, say
-from arcuate.cli.watch import SilentWatcher, TerminalWatcher
+from arcuate.cli.watch import TerminalWatcher
 from arcuate.coupling import coupling_warnings
 from arcuate.environment import describe
 from arcuate.evaluate import decode_trials, session_sums, summarise_sums
@@ -24,7 +24,9 @@ from arcuate.recipe_diff import official_ancestor
 from arcuate.run import Run, create_run
 from arcuate.runtime import Machine, set_up
 from arcuate.store import Store
-from arcuate.tokens import CLASSES
+from arcuate.tokens import CLASSES, names
+from arcuate.tracking.start import check_trackers, trackers
+from arcuate.tracking.watchers import Watchers
 from arcuate.training.begin import check_parent, go_on, start_from
 from arcuate.training.loop import train
 from arcuate.training.parallel import parallel_encode
@@ -58,6 +60,7 @@ def train_command(asked: Asked, as_json: bool) -> int:
 def train_run(asked: Asked) -> dict[str, Any] | None:
     """Everything `arcuate train` does; returns what it would print as JSON, on the one process that writes."""
     recipe = load_recipe(asked.recipe, asked.overrides)
+    check_trackers(recipe.track)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.data.batching.batch_size)
@@ -147,9 +150,12 @@ def train_in(
     batches = training_batches(
         planned, training.position, None, recipe.data.workers, pin_memory=machine.device.type == "cuda"
     )
-    validate = validator(recipe, store, selection, world) if selection.validation else None
     encode = parallel_encode(training.model, recipe, machine.device, world)
-    shown = TerminalWatcher(recipe.train.steps) if world.writes else SilentWatcher()
+    shown = Watchers()  # only the process that writes has anyone watching
+    if world.writes:
+        tracked = trackers(recipe, training.run, training.step, say)
+        shown = Watchers(*tracked, TerminalWatcher(recipe.train.steps))
+    validate = validator(recipe, store, selection, world, shown.sample) if selection.validation else None
     with listening() as stop, shown as watcher:
         train(training, batches, validate, machine.device, watcher, stop, encode, world)
     seconds = time.perf_counter() - started
@@ -176,7 +182,11 @@ def result(training: Training, selection: Selection, seconds: float) -> dict[str
 
 
 def validator(
-    recipe: Recipe, store: Store, selection: Selection, world: World
+    recipe: Recipe,
+    store: Store,
+    selection: Selection,
+    world: World,
+    show: Callable[[Sequence[str], Sequence[str]], None],
 ) -> Callable[[Model], dict[str, Any]]:
     """Scores this process's share of the validation trials; sums are added over all processes."""
     mine = selection.validation[world.rank :: world.size]
@@ -184,6 +194,8 @@ def validator(
     def validate(model: Model) -> dict[str, Any]:
         started = time.perf_counter()
         results = decode_trials(model, store, mine, batch_size=recipe.validate_.batch_size, loss=recipe.loss)
+        if results and results[0].trial.tokens is not None:
+            show(names(results[0].trial.tokens), names(results[0].tokens))
         sums = world.sum(session_sums(results, selection.sessions))
         cost = {"seconds": time.perf_counter() - started}
         return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}

@@ -1,36 +1,27 @@
 """What a person sees of training."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from rich.text import Text
+
 from arcuate.cli.console import bar, err, percent, say
+from arcuate.metrics import DELETED, INSERTED, aligned
 
-
-class SilentWatcher:
-    """For the processes that do not write."""
-
-    def __enter__(self) -> "SilentWatcher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def step(self, step: int) -> None:
-        pass
-
-    def row(self, row: dict[str, Any]) -> None:
-        pass
-
-    def incident(self, row: dict[str, Any]) -> None:
-        pass
+SAMPLE_WIDTH = 100
 
 
 class TerminalWatcher:
-    """A progress bar with time left, a line per validation and per incident (without a terminal, per log row)."""
+    """A progress bar with time left, a line per validation and per incident (without a terminal, per log row).
+
+    With a validation comes one trial as it was said and as it was read.
+    """
 
     def __init__(self, n_steps: int) -> None:
         self.bar = bar()
         self.task = self.bar.add_task("training", total=n_steps)
+        self.lines: tuple[Text, ...] = ()  # of the sample that the next validation row belongs to
 
     def __enter__(self) -> "TerminalWatcher":
         self.bar.start()
@@ -48,6 +39,9 @@ class TerminalWatcher:
         loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
         if row["split"] != "train":
             say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}  loss {loss}")
+            for line in self.lines:
+                err.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+            self.lines = ()
             return
         self.bar.update(self.task, description=f"training, loss {loss}")
         if not err.is_terminal:
@@ -61,3 +55,27 @@ class TerminalWatcher:
             else ""
         )
         say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
+
+    def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
+        self.lines = compare(reference, hypothesis)
+
+
+def compare(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
+    """Two lines, phoneme under phoneme; what was read wrongly stands in brackets, and in red where there is colour."""
+    said, read = Text("  said  ", style="dim"), Text("  read  ", style="dim")
+    for true, heard in aligned(reference, hypothesis):
+        wrong = true != heard
+        above = "" if true == INSERTED else short(true)
+        below = "-" if heard == DELETED else short(heard)
+        below = f"[{below}]" if wrong else f" {below} "
+        width = max(len(above) + 2, len(below))
+        said.append(f" {above} ".ljust(width), style="default")
+        read.append(below.ljust(width), style="bold red" if wrong else "default")
+    for line in (said, read):
+        line.rstrip()
+        line.truncate(SAMPLE_WIDTH, overflow="ellipsis")
+    return said, read
+
+
+def short(phoneme: str) -> str:
+    return "|" if phoneme == "SIL" else phoneme

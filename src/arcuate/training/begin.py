@@ -13,7 +13,7 @@ from arcuate.training.optimizer import restore_optimizer
 from arcuate.training.state import Training
 from arcuate.training.world import World
 
-FREE = ("runtime", "name", "summary", "notes")  # may differ between a run and its continuation
+FREE = ("runtime", "track", "name", "summary", "notes")  # may differ between a run and its continuation
 FREE_DATA = ("workers",)
 
 
