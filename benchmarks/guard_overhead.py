@@ -65,7 +65,7 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end)
+    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
     seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
         states = {}

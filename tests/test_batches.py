@@ -7,7 +7,7 @@ import torch
 from arcuate.batches.batch import PlannedBatches, collate, training_batches
 from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import select, trials_of_split
-from arcuate.batches.settings import Bucketed, Data, Days, Shuffled
+from arcuate.batches.settings import Bucketed, Data, Days, Shuffled, Wanted
 from arcuate.errors import UserError
 from arcuate.models.front_end import normalise
 from arcuate.models.settings import FrontEnd, Patch
@@ -85,7 +85,7 @@ def test_no_trials_is_a_user_error() -> None:
 def test_collate_keeps_true_lengths_and_zeroes_padding(cohort_store) -> None:
     store = Store.open(cohort_store)
     chosen = store.trials[:5]
-    batch = collate(store, chosen, {s: i for i, s in enumerate(store.sessions)}, FrontEnd(normalise="block"))
+    batch = collate(store, chosen, {s: i for i, s in enumerate(store.sessions)}, Wanted("block"))
     assert batch.n_bins.tolist() == [t.n_bins for t in chosen]
     for row, trial in enumerate(chosen):
         np.testing.assert_array_equal(batch.bins[row, : trial.n_bins], store.read_bins(trial))
@@ -98,7 +98,7 @@ def test_workers_change_nothing(cohort_store) -> None:
     store = Store.open(cohort_store)
     train = select(store, Data(), PATCH).train
     plan = make_plan(train, Bucketed(batch_size=4), seed=0)
-    planned = PlannedBatches(store, train, plan, store.sessions, FrontEnd(normalise="rolling"))
+    planned = PlannedBatches(store, train, plan, store.sessions, Wanted("rolling"))
     alone = list(training_batches(planned, 2, 8, workers=0))
     helped = list(training_batches(planned, 2, 8, workers=2))
     assert [b.position for b in helped] == list(range(2, 8))
@@ -141,7 +141,7 @@ def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> 
     block = [
         t for t in store.trials if (t.session, t.split, t.block) == (first.session, first.split, first.block)
     ]
-    batch = collate(store, block, {s: i for i, s in enumerate(store.sessions)}, front_end)
+    batch = collate(store, block, {s: i for i, s in enumerate(store.sessions)}, front_end.wanted)
     scores, _ = normalise(batch.bins, batch.statistics, front_end)
     bins = torch.cat([scores[i, : t.n_bins] for i, t in enumerate(block)])
     live = bins.std(0) > 0

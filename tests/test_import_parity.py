@@ -12,9 +12,9 @@ import pytest
 import torch
 import yaml
 
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.foreign import import_checkpoint
 from arcuate.models.files import load_model
-from arcuate.models.front_end import BatchStatistics
 
 N_CHANNELS, WIDTH, DEPTH, N_SESSIONS, N_CLASSES = 6, 7, 3, 4, 41
 SESSIONS = [f"t15.2023.08.{i:02d}" for i in range(N_SESSIONS)]

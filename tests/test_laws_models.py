@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.models.front_end import BatchStatistics
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.models.model import Model
 from arcuate.models.settings import (
     FrontEnd,

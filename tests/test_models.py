@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.front_end import BatchStatistics, count_frames, kernel, normalise, smooth
+from arcuate.models.front_end import count_frames, kernel, normalise, smooth
 from arcuate.models.gru import GRU, cut_patches, project_patches, recur
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.session_layer import SessionLayer

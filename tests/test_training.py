@@ -37,7 +37,7 @@ def training_of(store: Store, recipe: Recipe, folder: Path) -> Training:
 def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
     selection = select(store, recipe.data, recipe.front_end.patch)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end, share)
+    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted, share)
 
 
 def gradients(training: Training, drawn: list[Batch]) -> dict[str, torch.Tensor]:

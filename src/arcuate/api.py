@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.decode.greedy import greedy
 from arcuate.decode.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.models.files import load_model
-from arcuate.models.front_end import BatchStatistics
 from arcuate.models.model import Model
 from arcuate.store import Statistics
 from arcuate.training.checkpoint import find_checkpoint

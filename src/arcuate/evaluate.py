@@ -52,7 +52,7 @@ def decode_trials(
     model.eval()
     with torch.inference_mode():
         plan = by_length(trials, batch_size)
-        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end, plan):
+        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.wanted, plan):
             batch = batch.to(device)
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics)
             log_probs = outputs.log_probs["ctc"].float()

@@ -2,8 +2,25 @@
 
 from typing import Any
 
+from pydantic import Field, model_validator
+
+from arcuate.settings import Settings
+
 PATCH_BINS = 14
 PATCH_STRIDE = 4
+
+
+class Patch(Settings):
+    """How many bins make a frame, laid out bin after bin, and how far apart frames are."""
+
+    bins: int = Field(14, ge=1, le=200)
+    stride: int = Field(4, ge=1, le=200)
+
+    @model_validator(mode="after")
+    def _no_gaps(self) -> "Patch":
+        if self.stride > self.bins:
+            raise ValueError("stride must not exceed bins, or bins between patches would never be read")
+        return self
 
 
 def count_frames(n_bins: Any, patch_bins: int, stride: int) -> Any:

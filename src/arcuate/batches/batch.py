@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from arcuate.batches.plan import Plan
-from arcuate.models.front_end import BatchStatistics
-from arcuate.models.settings import FrontEnd
+from arcuate.batches.settings import Wanted
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.store import Store, TrialInfo
 
 
@@ -48,7 +48,7 @@ def collate(
     store: Store,
     trials: Sequence[TrialInfo],
     sessions: dict[str, int],
-    front_end: FrontEnd,
+    wanted: Wanted,
     position: int = 0,
 ) -> Batch:
     """Read these trials and lay them side by side."""
@@ -65,7 +65,7 @@ def collate(
         labels,
         torch.tensor([len(u) for u in tokens]),
         torch.tensor([sessions[t.session] for t in trials]),
-        read_statistics(store, trials, front_end),
+        read_statistics(store, trials, wanted),
         tuple(trials),
         position,
         len(trials),
@@ -73,12 +73,12 @@ def collate(
     )
 
 
-def read_statistics(store: Store, trials: Sequence[TrialInfo], front_end: FrontEnd) -> BatchStatistics | None:
-    """What this front end needs to know of each trial's block, or of what came before the trial."""
-    if front_end.normalise == "none":
+def read_statistics(store: Store, trials: Sequence[TrialInfo], wanted: Wanted) -> BatchStatistics | None:
+    """What the model wants to know of each trial's block, or of what came before the trial."""
+    if wanted.kind == "none":
         return None
-    read = store.block_statistics if front_end.normalise == "block" else store.past_statistics
-    found = [read(t, front_end.log) for t in trials]
+    read = store.block_statistics if wanted.kind == "block" else store.past_statistics
+    found = [read(t, wanted.log) for t in trials]
     return BatchStatistics(
         torch.from_numpy(np.stack([s.mean for s in found])),
         torch.from_numpy(np.stack([s.sd for s in found])),
@@ -95,17 +95,17 @@ class PlannedBatches(Dataset[Batch]):
         trials: Sequence[TrialInfo],
         plan: Plan,
         sessions: Sequence[str],
-        front_end: FrontEnd,
+        wanted: Wanted,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        self.store, self.trials, self.plan, self.front_end = store, tuple(trials), plan, front_end
+        self.store, self.trials, self.plan, self.wanted = store, tuple(trials), plan, wanted
         self.sessions = {name: i for i, name in enumerate(sessions)}
         self.rank, self.size = share  # this process takes every size-th trial of a batch
 
     def __getitem__(self, position: int) -> Batch:
         drawn = [self.trials[i] for i in self.plan.draw(position)]
         mine = drawn[self.rank :: self.size]
-        batch = collate(self.store, mine or drawn[:1], self.sessions, self.front_end, position)
+        batch = collate(self.store, mine or drawn[:1], self.sessions, self.wanted, position)
         return replace(batch, n_counted=len(mine), n_trials=len(drawn))
 
 
@@ -127,10 +127,10 @@ def length_batches(
     store: Store,
     trials: Sequence[TrialInfo],
     sessions: Sequence[str],
-    front_end: FrontEnd,
+    wanted: Wanted,
     batches: Sequence[Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], Batch]]:
     """Batches for scoring, each with the indices of its trials."""
     index = {name: i for i, name in enumerate(sessions)}
     for chosen in batches:
-        yield chosen, collate(store, [trials[i] for i in chosen], index, front_end)
+        yield chosen, collate(store, [trials[i] for i in chosen], index, wanted)

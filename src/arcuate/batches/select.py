@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from arcuate.batches.settings import Data
 from arcuate.errors import UserError
-from arcuate.models.settings import Patch
+from arcuate.frames import Patch
 from arcuate.quality import can_align
 from arcuate.splits import dev_split
 from arcuate.store import Store, TrialInfo

@@ -1,5 +1,6 @@
 """Settings of data selection and batching."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -37,6 +38,14 @@ class Bucketed(Settings):
 
 
 Batching = Annotated[Days | Shuffled | Bucketed, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which statistics travel with a batch: of the block, of the past, or none; of bins or of their logarithms."""
+
+    kind: Literal["none", "block", "rolling"] = "none"
+    log: bool = False
 
 
 class Published(Settings):

@@ -145,7 +145,7 @@ def train_in(
     recipe, started = training.recipe, time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end, (world.rank, world.size)
+        store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (world.rank, world.size)
     )
     batches = training_batches(
         planned, training.position, None, recipe.data.workers, pin_memory=machine.device.type == "cuda"

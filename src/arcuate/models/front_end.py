@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.frames import count_frames as frames_of
 from arcuate.models.session_layer import SessionLayer
 from arcuate.models.settings import FrontEnd as FrontEndSettings
@@ -24,18 +25,6 @@ def count_frames(n_bins: Count, patch: Patch) -> Count:
     """Frames of a trial that is zero-padded to one patch where it is shorter."""
     frames: Count = frames_of(n_bins, patch.bins, patch.stride)
     return frames
-
-
-@dataclass(frozen=True)
-class BatchStatistics:
-    """What normalisation knows beforehand: of the trial's block, or (rolling) of the bins before the trial.
-
-    Where the model takes logarithms, these are statistics of the logarithms.
-    """
-
-    mean: Tensor  # (B, C)
-    sd: Tensor  # (B, C)
-    n_bins: Tensor  # (B,)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.front_end import BatchStatistics, FrontEnd, FrontEndState, count_frames, normalise
+from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.outputs import Outputs
 from arcuate.models.settings import ModelCard

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from arcuate.batches.settings import Wanted
+from arcuate.frames import Patch
 from arcuate.settings import Settings
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -25,19 +27,6 @@ class SessionLayer(Settings):
     dropout: Probability = 0.0
 
 
-class Patch(Settings):
-    """How many bins make a frame, laid out bin after bin, and how far apart frames are."""
-
-    bins: int = Field(14, ge=1, le=200)
-    stride: int = Field(4, ge=1, le=200)
-
-    @model_validator(mode="after")
-    def _no_gaps(self) -> "Patch":
-        if self.stride > self.bins:
-            raise ValueError("stride must not exceed bins, or bins between patches would never be read")
-        return self
-
-
 class FrontEnd(Settings):
     normalise: Literal["none", "block", "rolling"] = "none"
     log: bool = Field(False, description="log(1 + x) before normalising; for raw, non-negative features")
@@ -47,6 +36,11 @@ class FrontEnd(Settings):
     smoothing: Smoothing = Smoothing()
     session_layer: SessionLayer = SessionLayer()
     patch: Patch = Patch()
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which statistics of a trial's surroundings normalisation needs."""
+        return Wanted(self.normalise, self.log)
 
 
 class GRUEncoder(Settings):
