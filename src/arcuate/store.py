@@ -133,9 +133,9 @@ class Store:
         manifest = _read_manifest(path)
         return cls(path, manifest, *_validated(path, manifest))
 
-    def read_bins(self, info: TrialInfo) -> np.ndarray:
-        """(T, C) float32; non-finite values of a trial flagged for them come back as 0."""
-        bins = self._read_stored(info)
+    def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+        """(T, C) float32, into `out` if given; non-finite values of a trial flagged for them come back as 0."""
+        bins = self._read_stored(info, out)
         if NON_FINITE in info.flags:
             np.nan_to_num(bins, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         return bins
@@ -189,10 +189,10 @@ class Store:
     def _place(self, info: TrialInfo) -> _Place:
         return self._places[info.id]
 
-    def _read_stored(self, info: TrialInfo) -> np.ndarray:
+    def _read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         place = self._place(info)
         file = self._open_session(place.session)
-        bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32)
+        bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32) if out is None else out
         if info.n_bins:
             try:
                 file.bins.read_direct(bins, np.s_[place.start : place.start + info.n_bins])

@@ -57,7 +57,7 @@ def collate(
     bins = torch.zeros(len(trials), max(n_bins), store.n_channels)
     labels = torch.zeros(len(trials), max(1, max(len(u) for u in tokens)), dtype=torch.int64)
     for i, trial in enumerate(trials):
-        bins[i, : n_bins[i]] = torch.from_numpy(store.read_bins(trial))
+        store.read_bins(trial, out=bins[i, : n_bins[i]].numpy())
         labels[i, : len(tokens[i])] = torch.tensor(tokens[i], dtype=torch.int64)
     return Batch(
         bins,
