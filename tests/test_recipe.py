@@ -22,6 +22,10 @@ def test_overrides_set_nested_values() -> None:
     assert recipe.train.clip_norm is None
 
 
+def test_whole_numbers_may_be_written_with_an_exponent() -> None:
+    assert load_recipe("tiny", ["train.steps=1e4"]).train.steps == 10_000
+
+
 def test_another_kind_replaces_a_component() -> None:
     recipe = load_recipe("b2t25-gru", ["schedule.kind=constant", "schedule.rate=0.1"])
     assert to_tree(recipe)["schedule"] == {"kind": "constant", "rate": 0.1}

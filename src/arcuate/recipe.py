@@ -1,6 +1,7 @@
 """Recipe: one experiment as data. Packaged YAML files, `extends`, overrides, and refusals that help."""
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from arcuate.training.settings import (
     Validate,
     WarmupCosine,
 )
+
+NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
 
 class Recipe(Settings):
@@ -156,6 +159,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        value = float(value)  # YAML takes 1e4 for text
     *parents, last = keys
     node = tree
     for key in parents:

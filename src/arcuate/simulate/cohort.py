@@ -139,7 +139,9 @@ def _clear(out: Path, layout: Layout, replace: bool) -> None:
     folder = out / (Hdf5Session.folder if layout == "b2t25" else MatSession.folder)
     if folder.exists() or (out / TRUTH).exists():
         if not (replace and (out / TRUTH).is_file()):
-            raise UserError(f"{out} already holds recordings: choose another folder or remove it first.")
+            raise UserError(
+                f"{out} already holds recordings: choose another folder, or pass --force to replace a simulated one."
+            )
         for old in (Hdf5Session.folder, MatSession.folder):
             shutil.rmtree(out / old, ignore_errors=True)
         (out / DESCRIPTION).unlink(missing_ok=True)
