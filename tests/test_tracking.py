@@ -135,7 +135,7 @@ def test_a_package_that_is_missing_is_named_before_anything_is_written(
     monkeypatch.setattr(start, "installed", lambda name: None)
     for tracker in ("tensorboard", "wandb"):
         track = load_recipe("tiny", [f"track.{tracker}.enabled=true"]).track
-        with pytest.raises(UserError, match=r"pip install 'arcuate\[track\]'"):
+        with pytest.raises(UserError, match=r"pip install -e '.\[track\]'"):
             start.check_trackers(track)
     off = load_recipe("tiny", ["track.wandb.enabled=true", "track.wandb.mode=disabled"]).track
     start.check_trackers(off)

@@ -83,7 +83,9 @@ def open_run(path: Path) -> Run:
 def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Run:
     """A new run folder; never writes into one that holds anything already."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} exists already and is not empty; choose another --run, or remove it first")
+        raise UserError(
+            f"{path} exists already and is not empty; choose another --run, or go on with it: --resume"
+        )
     run = Run(path)
     (path / "results").mkdir(parents=True, exist_ok=True)
     run.checkpoints.mkdir(exist_ok=True)

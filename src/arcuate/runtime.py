@@ -71,7 +71,7 @@ def probe_threads(n_cores: int, width: int, batch_size: int) -> tuple[int, str]:
     fastest = min(seconds, key=lambda n: seconds[n])
     threads = min(n for n in seconds if seconds[n] <= 1.1 * seconds[fastest])
     measured = ", ".join(f"{n}: {1000 * s:.1f} ms" for n, s in seconds.items())
-    return threads, f"fastest in a probe ({measured})"
+    return threads, f"fewest within 10 % of the fastest in a probe ({measured})"
 
 
 def time_steps(width: int, batch_size: int, n_steps: int = 20) -> float:

@@ -77,7 +77,7 @@ def simulate(
     out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of a release.")],
     layout: Annotated[str, typer.Option(help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).")] = "b2t25",
     sessions: Annotated[int, typer.Option(min=1, max=1000)] = 6,
-    trials: Annotated[int, typer.Option(min=4, max=100_000, help="Per session, all splits together.")] = 240,
+    trials: Annotated[int, typer.Option(min=4, max=100_000, help="Per session, all splits together.")] = 250,
     electrodes: Annotated[int, typer.Option(min=4, max=4096)] = 128,
     difficulty: Annotated[str, typer.Option(help="easy, real, hard, or a number (1 = real).")] = "real",
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -157,7 +157,9 @@ def train(
         list[str] | None, typer.Argument(help="key.sub=value, such as train.steps=200")
     ] = None,
     data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
-    run: Annotated[Path, typer.Option("--run", help="Run folder to write; must not exist.")] = ...,  # type: ignore[assignment]
+    run: Annotated[
+        Path, typer.Option("--run", help="Run folder to write; must not exist, unless resumed.")
+    ] = ...,  # type: ignore[assignment]
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run exactly where it stopped.")
     ] = False,

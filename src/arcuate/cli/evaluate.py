@@ -111,6 +111,7 @@ def headline(summary: dict[str, Any]) -> str:
     if summary["per"] is None:
         return f"{summary['n_trials']} {summary['split']} trials decoded; they carry no labels, so there is no PER"
     same = " (the split it was selected on)" if summary["selected_on"] == summary["split"] else ""
+    same = " (which it was trained on)" if summary["split"] == "train" else same
     return (
         f"PER {percent(summary['per'])}, 95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])},"
         f" on {summary['n_scored']} {summary['split']} trials{same}:"

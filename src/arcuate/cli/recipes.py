@@ -58,8 +58,11 @@ def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
             }
         )
         return
-    out.print(Syntax(to_yaml(recipe), "yaml", background_color="default", word_wrap=True))
-    out.print(f"{n_parameters:,} parameters at {n_sessions} sessions × {n_channels} channels")
+    counted = f"# {n_parameters:,} parameters at {n_sessions} sessions × {n_channels} channels"
+    if out.is_terminal:
+        out.print(Syntax(to_yaml(recipe) + counted, "yaml", background_color="default", word_wrap=True))
+    else:  # as it is, so that the output is a recipe again
+        out.print(to_yaml(recipe) + counted, markup=False, soft_wrap=True)
 
 
 def diff_command(a: str, b: str | None, as_json: bool) -> None:

@@ -26,7 +26,7 @@ def sweep_command(
     as_json: bool,
 ) -> int:
     if installed("optuna") is None:
-        raise UserError("sweeps need the package optuna: pip install 'arcuate[sweep]'")
+        raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt")
     from arcuate.sweep import Sweep, open_study, summarise, work
 
     dimensions = read_space(space, recipe, overrides)

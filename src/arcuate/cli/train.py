@@ -1,5 +1,6 @@
 """`arcuate train`: wires store, model, loop and validation together."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from arcuate.training.begin import check_parent, go_on, start_from
 from arcuate.training.loop import train
 from arcuate.training.parallel import parallel_encode
 from arcuate.training.precision import Choice, choose_precision
+from arcuate.training.settings import Runtime
 from arcuate.training.signals import listening
 from arcuate.training.state import Training
 from arcuate.training.world import World, join_world, leave_world
@@ -63,7 +65,8 @@ def train_run(asked: Asked) -> dict[str, Any] | None:
     check_trackers(recipe.track)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
-    machine = set_up(recipe.runtime, recipe.encoder.width, recipe.data.batching.batch_size)
+    runtime = same_threads(recipe, asked.run) if asked.resume else recipe.runtime
+    machine = set_up(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device)
     parent = check_parent(asked.parent, asked.resume, asked.keep_optimizer)
     model = build(recipe, store, selection).to(machine.device)
@@ -130,6 +133,16 @@ def run_training(
     return {**facts, **train_in(training, store, selection, machine, world)}
 
 
+def same_threads(recipe: Recipe, path: Path) -> Runtime:
+    """Another number of threads rounds differently: a resumed run keeps the one it had, unless told otherwise."""
+    run = Run(path)
+    told = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
+    had = run.environment().get("threads") if run.environment_file.is_file() else None
+    if told or not isinstance(had, int) or had < 1:
+        return recipe.runtime
+    return recipe.runtime.model_copy(update={"threads": had})
+
+
 def build(recipe: Recipe, store: Store, selection: Selection) -> Model:
     torch.manual_seed(recipe.train.seed)
     card = ModelCard(
@@ -161,12 +174,16 @@ def train_in(
     seconds = time.perf_counter() - started
     if world.writes:
         if stop.signal is not None:
-            say(f"stopped by {stop.signal.name} after step {training.step}; go on with --resume")
+            say(f"stopped by {stop.signal.name} after step {training.step}; go on with:")
+            run = training.run
+            say(f"arcuate train {run.recipe_file} --data {store.path} --run {run.path} --resume")
         elif training.best.per is not None:
             best = training.best
             say(
                 f"best {selection.selected_on} PER {percent(best.per)} at step {best.step}; {seconds:.0f} s in all"
             )
+        if stop.signal is None:
+            say(f"{training.run.path} is done; next: arcuate evaluate {training.run.path}")
     return {**result(training, selection, seconds), "exit_code": stop.exit_code}
 
 

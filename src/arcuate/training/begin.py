@@ -6,7 +6,8 @@ from typing import Any
 
 from arcuate.errors import UserError
 from arcuate.models.files import load_model
-from arcuate.recipe import Recipe, to_tree
+from arcuate.recipe import Recipe
+from arcuate.recipe_diff import diff
 from arcuate.run import Run
 from arcuate.training.checkpoint import find_checkpoint, load_checkpoint, newest_good, point
 from arcuate.training.optimizer import restore_optimizer
@@ -14,7 +15,6 @@ from arcuate.training.state import Training
 from arcuate.training.world import World
 
 FREE = ("runtime", "track", "name", "summary", "notes")  # may differ between a run and its continuation
-FREE_DATA = ("workers",)
 
 
 def go_on(
@@ -56,13 +56,14 @@ def go_on(
 
 
 def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
-    old, new = to_tree(run.recipe()), to_tree(recipe)
-    for key in FREE_DATA:
-        old["data"].pop(key), new["data"].pop(key)
-    changed = [key for key in old if key not in FREE and old[key] != new[key]]
+    changed = [
+        c for c in diff(run.recipe(), recipe) if c.path.split(".")[0] not in FREE and c.path != "data.workers"
+    ]
     if changed:
+        shown = ", ".join(f"{c.path} {c.before} → {c.after}" for c in changed[:3])
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise UserError(
-            f"{run.path} was trained with another recipe ({', '.join(changed)} differ); resume it with"
+            f"{run.path} was trained with another recipe ({shown}{more}); resume it with the recipe"
             f" {run.recipe_file}, or start a new run with --from {run.path}"
         )
 
