@@ -189,7 +189,7 @@ def choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> list
 
     def distance(result: TrialResult) -> float:
         rate = result.score.rate if result.score and result.score.rate is not None else 0.0
-        return abs(rate - middle) + abs(result.trial.n_bins - length) / length
+        return abs(rate - middle) + abs(result.trial.n_bins - length) / max(length, 1.0)
 
     return sorted(scored, key=distance)[:n_examples]
 

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ def read_tree(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
             raise UserError(f"recipe {name} cannot be read as text: {error}") from None
     try:
         tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"recipe {name} is no valid YAML: {first}") from None
     if not isinstance(tree, dict):
@@ -157,7 +158,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise UserError(f"override {override!r} is not of the form key.sub=value, such as train.steps=200")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         value = text
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)  # YAML takes 1e4 for text
@@ -185,7 +186,7 @@ def explain(error: ValidationError, where: str) -> Iterator[str]:
         elif problem["type"] == "value_error":
             yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
         else:
-            yield f"recipe {where}: {path} = {problem['input']!r} is refused: {problem['msg']}"
+            yield f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is refused: {problem['msg']}"
 
 
 def nearest(path: str, known: Sequence[str]) -> str | None:

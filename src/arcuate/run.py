@@ -56,7 +56,7 @@ class Run:
     def recipe(self) -> Recipe:
         try:
             tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"{self.recipe_file} cannot be read: {str(error).splitlines()[0]}") from None
         if not isinstance(tree, dict):
             raise UserError(f"{self.recipe_file} is not a recipe")

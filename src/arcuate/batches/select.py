@@ -48,10 +48,10 @@ def trials_of_split(
     if split in ("dev", "train"):
         chosen = select(store, settings, patch)
         if split == "train":
-            return chosen.train
+            return tuple(t for t in chosen.train if t.session in sessions)
         if chosen.selected_on != "dev":
             raise UserError("this run has no dev split (data.dev_fraction is 0); use --split val")
-        return chosen.validation
+        return tuple(t for t in chosen.validation if t.session in sessions)
     if split not in ("val", "test"):
         raise UserError(f"there is no split {split!r}; choose train, dev, val or test")
     return tuple(t for t in store.trials if t.split == split and t.session in sessions)

@@ -66,6 +66,6 @@ class Data(Settings):
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="share of train set aside to select checkpoints on"
     )
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     batching: Batching = Bucketed()
     workers: int = Field(0, ge=0, le=256)

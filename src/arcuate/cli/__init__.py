@@ -1,6 +1,7 @@
 """The command line. Commands stand in the order a person walks the path, and import what they need when called."""
 
 import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -245,6 +246,11 @@ def import_(
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one sentence and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal that cannot show a sign still gets the rest
     try:
         app(standalone_mode=True)
     except UserError as error:
@@ -256,10 +262,13 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno is None:
             raise
         place = f" ({error.filename})" if error.filename else ""
-        fail(f"{error.strerror}{place}; free some space or choose a place you may write to")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fail(
+            f"{error.strerror}{place}; {'free some space' if full else 'check the path and your rights to it'}"
+        )
     sys.exit(0)
 
 

@@ -29,4 +29,4 @@ def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | 
             f"{len(facts['ignored'])} tensors that no computation uses were left out, such as {facts['ignored'][0]}"
         )
     size = f"{facts['n_parameters']:,} parameters, {card.n_channels} channels, {len(card.sessions)} sessions"
-    out.print(f"{folder}: {size}", soft_wrap=True)
+    out.print(f"{folder}: {size}", soft_wrap=True, markup=False)

@@ -12,4 +12,4 @@ def report_command(path: Path, split: str | None, as_json: bool) -> None:
     if as_json:
         emit_json({"report": str(written)})
     else:
-        out.print(f"{written}", soft_wrap=True)
+        out.print(f"{written}", soft_wrap=True, markup=False)

@@ -1,5 +1,6 @@
 """A model on disk: `model.json` is its card, `model.safetensors` its weights; loading needs nothing else."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -24,11 +25,20 @@ def save_model(folder: Path, model: Model) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     partial = folder / f"{WEIGHTS}.partial"
-    save_file(weights, partial)
+    save_tensors(weights, partial)
     os.replace(partial, folder / WEIGHTS)
     partial = folder / f"{CARD}.partial"
     partial.write_text(json.dumps(model.card.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     os.replace(partial, folder / CARD)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file; a disk that is full is an OSError like any other."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+        raise OSError(number, str(error), str(path)) from error
 
 
 def load_model(folder: Path) -> Model:

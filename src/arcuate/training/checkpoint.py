@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from arcuate.errors import UserError
-from arcuate.models.files import save_model
+from arcuate.models.files import save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run, read_json, write_json
 
@@ -46,7 +46,7 @@ def save_checkpoint(
     aside = run.checkpoints / f".step-{step:08d}.part"
     shutil.rmtree(aside, ignore_errors=True)
     save_model(aside, model)
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / TENSORS)
+    save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / TENSORS)
     files = {p.name: checksum(p) for p in sorted(aside.iterdir())}
     write_json(aside / STATE, {"step": step, **state, "files": files})
     for path in (*aside.iterdir(), aside):

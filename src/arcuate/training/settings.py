@@ -180,7 +180,7 @@ class Precision(Settings):
 
 class Train(Settings):
     steps: Steps = Field(1000, description="optimizer steps")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     accumulate: int = Field(1, ge=1, le=4096, description="batches per optimizer step")
     clip_norm: float | None = Field(None, gt=0.0, le=1e6, description="null = no clipping")
     precision: Precision = Precision()
