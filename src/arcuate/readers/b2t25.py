@@ -4,6 +4,7 @@ Files are read as foreign: only plain datasets stored inside the file itself are
 before anything is allocated, and label lengths come from `seq_len`, never from the padded array.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -48,7 +49,8 @@ def list_files(root: Path, only: Path | None = None) -> list[SourceFile]:
         SourceFile(folder.name, split, folder / name)
         for folder in folders
         for name, split in FILES.items()
-        if (folder / name).is_file() and not folder.name.startswith(".")
+        if os.path.lexists(folder / name)
+        and not folder.name.startswith(".")  # one that cannot be read is said so
     ]
 
 

@@ -9,7 +9,7 @@ from arcuate.models.files import load_model
 from arcuate.recipe import Recipe
 from arcuate.recipe_diff import diff
 from arcuate.run import Run
-from arcuate.training.checkpoint import find_checkpoint, load_checkpoint, newest_good, point
+from arcuate.training.checkpoint import find_checkpoint, load_checkpoint, mend_best, newest_good, point
 from arcuate.training.optimizer import restore_optimizer
 from arcuate.training.state import Training
 from arcuate.training.world import World
@@ -47,6 +47,8 @@ def go_on(
         return None
     training = training_of(run)
     training.restore(found)
+    if world.writes:
+        mend_best(run, training.best.step)
     if world.writes and training.step < recipe.train.steps:
         training.cut_files(found)
         point(run, "last", found.folder)

@@ -52,10 +52,29 @@ def save_checkpoint(
     for path in (*aside.iterdir(), aside):
         sync(path)
     if folder.exists():
-        shutil.rmtree(folder)
+        make_room(run, folder, step)
     aside.rename(folder)
     sync(run.checkpoints)
     return folder
+
+
+def make_room(run: Run, folder: Path, step: int) -> None:
+    """A step reached again after a rewind: the weights that earned the best validation keep a place of their own."""
+    best, kept = run.checkpoints / "best", run.checkpoints / f"best-{step:08d}"
+    if best.is_symlink() and best.readlink().name == folder.name:
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.rename(kept)
+        point(run, "best", kept)
+    else:
+        shutil.rmtree(folder)
+
+
+def mend_best(run: Run, step: int | None) -> None:
+    """Make `best` what the state says it is: a run killed between saving and linking comes back without the link."""
+    for name in (f"best-{step:08d}", f"step-{step:08d}") if step is not None else ():
+        if (run.checkpoints / name / STATE).is_file():
+            point(run, "best", run.checkpoints / name)
+            return
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -127,6 +146,9 @@ def prune(run: Run, keep: int, needed: set[str]) -> None:
     folders = sorted(p for p in run.checkpoints.glob("step-*") if p.is_dir())
     for folder in folders[:-keep]:
         if folder.name not in kept | needed:
+            shutil.rmtree(folder)
+    for folder in run.checkpoints.glob("best-*"):
+        if folder.name not in kept:
             shutil.rmtree(folder)
 
 

@@ -84,8 +84,9 @@ def train(
             log(training, rates, device, watcher, world)
         validated = training.step % settings.validate_every == 0 or done
         improved = validated and validate_now(training, validate, watcher, world)
-        if validated or training.step % settings.checkpoint_every == 0 or stop.signal is not None:
-            checkpoint(training, improved, world)
+        scheduled = validated or training.step % settings.checkpoint_every == 0
+        if scheduled or stop.signal is not None:
+            checkpoint(training, improved, scheduled, world)
 
 
 def backward(
@@ -178,9 +179,9 @@ def validate_now(training: Training, validate: Validate | None, watcher: Watcher
     return training.best.improve(training.step, row.get("per"), row.get("loss"))
 
 
-def checkpoint(training: Training, improved: bool, world: World) -> None:
+def checkpoint(training: Training, improved: bool, scheduled: bool, world: World) -> None:
     if world.writes:
-        name = training.save()
+        name = training.save(scheduled)
         if improved:
             point(training.run, "best", training.run.checkpoints / name)
     world.wait()

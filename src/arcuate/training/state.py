@@ -82,22 +82,26 @@ class Training:
         self.validations = [*recent, (self.step, per)]
         return sum(p for _, p in self.validations) / len(self.validations)
 
-    def save(self, facts: dict[str, Any] | None = None) -> str:
-        """Write a checkpoint of this moment and make it the last one."""
-        state = {**self.to_json(), **(facts or {})}
+    def save(self, scheduled: bool = True) -> str:
+        """Write a checkpoint of this moment and make it the last one.
+
+        One that a signal asked for is no place to rewind to: an uninterrupted run has none there.
+        """
+        good = scheduled and self.guard.healthy
+        state = self.to_json(good)
         tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
         if self.averages.current:  # then model.safetensors holds the average, and the weights go here
             tensors |= {f"weights.{n}": p.detach() for n, p in self.model.named_parameters()}
         with self.averages.shown(self.model):
             folder = save_checkpoint(self.run, self.step, self.model, tensors, state)
         point(self.run, "last", folder)
-        if self.guard.healthy and self.step not in self.good:
+        if good and self.step not in self.good:
             self.good = [*(s for s in self.good if s < self.step), self.step][-2:]
         prune(self.run, self.recipe.train.keep_checkpoints, {f"step-{s:08d}" for s in self.good})
         return folder.name
 
-    def to_json(self) -> dict[str, Any]:
-        good = [*self.good, self.step] if self.guard.healthy else self.good
+    def to_json(self, is_good: bool) -> dict[str, Any]:
+        good = [*self.good, self.step] if is_good else self.good
         return {
             "position": self.position,
             "rate_scale": self.rate_scale,
