@@ -4,16 +4,16 @@ import random
 import pytest
 
 from arcuate.training.guard import KEEP, Guard, Numbers
-from arcuate.training.guard_settings import Adaptive, Collapse, Spike
+from arcuate.training.guard_settings import Adaptive, Collapse, Spike, Stuck
 from arcuate.training.guard_settings import Guard as Settings
 
 
 def speaking(loss: float, grad_norm: float = 1.0) -> Numbers:
-    return Numbers(loss, grad_norm, blank_share=0.6, n_distinct=35, length_ratio=0.95)
+    return Numbers(loss, grad_norm, ignorance=0.3, blank_share=0.6, n_distinct=35, length_ratio=0.95)
 
 
 def silent(loss: float = 3.0) -> Numbers:
-    return Numbers(loss, 1.0, blank_share=1.0, n_distinct=0, length_ratio=0.0)
+    return Numbers(loss, 1.0, ignorance=0.9, blank_share=1.0, n_distinct=0, length_ratio=0.0)
 
 
 def healthy_losses(n_steps: int, seed: int = 0) -> list[float]:
@@ -80,6 +80,35 @@ def test_blanks_from_the_start_are_no_collapse() -> None:
     assert all(guard.judge(silent(), 1e-3) == KEEP for _ in range(2000))
 
 
+def test_a_loss_that_never_leaves_guessing_is_stuck() -> None:
+    guard = Guard(Settings(stuck=Stuck(patience=120)))
+    falling = [6 * math.exp(-i / 40) + 3.2 for i in range(400)]
+    verdicts = [guard.judge(silent(loss), 1e-3) for loss in falling]
+    first = next(i for i, v in enumerate(verdicts) if v.action == "rewind")
+    assert verdicts[first].kind == "stuck" and 200 < first < 400
+    guard.rewound(to_start=True)
+    assert all(guard.judge(silent(loss), 1e-3) == KEEP for loss in falling[:150])  # judged as a new run
+
+
+def test_a_run_that_has_learned_may_stand_still() -> None:
+    guard = Guard(Settings(stuck=Stuck(patience=120)))
+    assert all(guard.judge(speaking(1.0), 1e-3) == KEEP for _ in range(1000))
+    assert guard.learned
+
+
+def test_slow_learning_is_not_stuck() -> None:
+    guard = Guard(Settings(stuck=Stuck(patience=120)))
+    assert all(guard.judge(silent(3.2 * 0.999**i), 1e-3) == KEEP for i in range(1000))
+
+
+def test_an_untrained_model_that_utters_anything_has_not_begun_to_speak() -> None:
+    """Argmax over random scores names many phonemes; the blanks that follow are the normal beginning."""
+    guard = Guard(Settings())
+    babble = Numbers(9.0, 300.0, ignorance=2.0, blank_share=0.1, n_distinct=38, length_ratio=3.0)
+    assert all(guard.judge(babble, 1e-3) == KEEP for _ in range(20))
+    assert all(guard.judge(silent(), 1e-3) == KEEP for _ in range(1500))
+
+
 @pytest.mark.parametrize("action", ["warn", "rewind", "stop"])
 def test_collapse_is_found_within_300_steps_of_its_onset(action: str) -> None:
     guard = Guard(Settings(collapse=Collapse(action=action)))
@@ -96,7 +125,7 @@ def test_constant_output_is_a_collapse_too() -> None:
     guard = Guard(Settings())
     for loss in healthy_losses(500):
         guard.judge(speaking(loss), 1e-3)
-    constant = Numbers(0.4, 1.0, blank_share=0.5, n_distinct=2, length_ratio=0.5)
+    constant = Numbers(0.4, 1.0, ignorance=0.3, blank_share=0.5, n_distinct=2, length_ratio=0.5)
     assert any(guard.judge(constant, 1e-3).kind == "collapse" for _ in range(300))
 
 

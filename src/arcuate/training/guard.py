@@ -14,6 +14,8 @@ from arcuate.training.guard_settings import Guard as GuardSettings
 Action = Literal["keep", "skip", "rewind", "cool", "warn", "stop"]
 RECENT, NEAR = 20, 1.25  # the last so many losses, within this factor of the lowest median
 SPEAKING = 0.9  # below this share of blanks, with several phonemes, a model has begun to speak
+GUESSING = 0.8  # of the loss of a blind guess: a model above it says nothing yet, whatever it utters
+LEARNING = 0.6  # and below this it has learned to read
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Numbers:
 
     loss: float
     grad_norm: float
+    ignorance: float  # loss per token over that of a blind guess among all classes
     blank_share: float  # of frames
     n_distinct: int  # different phonemes in the greedy output of the batch
     length_ratio: float  # length of the greedy output over the length of the targets
@@ -47,10 +50,13 @@ class Guard:
         self.lowest: float | None = None  # lowest median of log loss so far
         self.spread = 0.0  # robust SD of log loss
         self.n_judged = 0
+        self.fell: tuple[int, float] | None = None  # when the median log loss last fell, and where to
         self.n_skipped = 0  # in a row
         self.n_high = 0  # in a row
         self.n_collapsed = 0  # in a row
         self.spoke = False  # has the model ever left the blank state
+        self.n_knowing = 0  # in a row
+        self.learned = False  # has it left the level of guessing behind
         self.warned = False
         self.n_adapted = 0
         self.n_rewinds = 0
@@ -64,10 +70,13 @@ class Guard:
         self.n_skipped = 0
         self.n_judged += 1
         self.norms.append(numbers.grad_norm)
-        for verdict in (self._judge_spike(numbers), self._judge_collapse(numbers), self._judge_norm(rate)):
-            if verdict.action != "keep":
-                return verdict
-        return KEEP
+        verdicts = (
+            self._judge_spike(numbers),
+            self._judge_stuck(numbers),
+            self._judge_collapse(numbers),
+            self._judge_norm(rate),
+        )
+        return next((v for v in verdicts if v.action != "keep"), KEEP)
 
     @property
     def healthy(self) -> bool:
@@ -78,9 +87,13 @@ class Guard:
         recent = median(list(self.losses)[-RECENT:])
         return recent - self.lowest <= max(self.spread, math.log(NEAR))
 
-    def rewound(self) -> None:
-        """Told after a rewind: the statistics stay, the streaks begin anew."""
+    def rewound(self, to_start: bool = False) -> None:
+        """Told after a rewind: the streaks begin anew; the statistics stay, unless the run begins anew too."""
         self.n_rewinds += 1
+        self.fell = None
+        if to_start:
+            self.losses.clear()
+            self.lowest, self.n_judged = None, 0
         self.n_high = self.n_skipped = self.n_collapsed = 0
         self.warned = False
         self.norms.clear()
@@ -120,12 +133,36 @@ class Guard:
             self.spread = 1.4826 * median(abs(v - middle) for v in self.losses)
         return self.lowest + max(settings.deviations * self.spread, math.log(settings.ratio))
 
+    def _judge_stuck(self, numbers: Numbers) -> Verdict:
+        settings = self.settings.stuck
+        if self.lowest is None or self.learned or settings.action == "ignore":
+            return KEEP
+        if numbers.ignorance < LEARNING:
+            self.n_knowing += 1
+            self.learned = self.n_knowing >= RECENT
+        else:
+            self.n_knowing = 0
+        if self.fell is None or self.lowest <= self.fell[1] + math.log1p(-settings.fall):
+            self.fell = self.n_judged, self.lowest
+        n_steps = self.n_judged - self.fell[0]
+        if n_steps < settings.patience:
+            return KEEP
+        self.fell = None  # judged: the next patience begins
+        reason = (
+            f"loss {numbers.loss:.3g} has not fallen by {100 * settings.fall:g} % in {n_steps} steps"
+            " and stands at the level of guessing"
+        )
+        if settings.action == "rewind":
+            return self._rewind("stuck", reason)
+        return Verdict(settings.action, "stuck", reason)
+
     def _judge_collapse(self, numbers: Numbers) -> Verdict:
         settings = self.settings.collapse
         silent = numbers.blank_share >= settings.blank_share or numbers.length_ratio <= settings.length_ratio
         collapsed = silent or numbers.n_distinct <= settings.n_distinct
         if not collapsed:
-            self.spoke = self.spoke or (numbers.blank_share < SPEAKING and numbers.n_distinct > 10)
+            speaks = numbers.blank_share < SPEAKING and numbers.n_distinct > 10
+            self.spoke = self.spoke or (speaks and numbers.ignorance < GUESSING)
             self.n_collapsed, self.warned = 0, False
             return KEEP
         self.n_collapsed += 1

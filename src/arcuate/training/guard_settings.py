@@ -19,6 +19,19 @@ class Spike(Settings):
     patience: int = Field(20, ge=1, le=10_000, description="steps in a row before it counts")
 
 
+class Stuck(Settings):
+    """A loss that stays at the level of guessing: a rate too high from the start leaves weights that cannot learn.
+
+    Some 500 to 1,600 steps of nothing but blanks are the normal beginning of the official recipes.
+    """
+
+    action: Literal["rewind", "warn", "stop", "ignore"] = "rewind"
+    patience: int = Field(2000, ge=50, le=10_000_000, description="steps without a fall before it counts")
+    fall: float = Field(
+        0.1, gt=0.0, lt=1.0, description="how far the median loss has to fall to count as one"
+    )
+
+
 class Collapse(Settings):
     """Nothing but blanks, or always the same output, after the model had once begun to speak."""
 
@@ -46,5 +59,6 @@ class Guard(Settings):
     max_rewinds: int = Field(5, ge=0, le=1000, description="then stop and say why")
     keep_batches: bool = Field(False, description="keep the bins of offending batches under bad_steps/")
     spike: Spike = Spike()
+    stuck: Stuck = Stuck()
     collapse: Collapse = Collapse()
     adaptive: Adaptive = Adaptive()

@@ -1,5 +1,6 @@
 """The training loop, top to bottom: augment, forward, loss, backward, judge, step, log, validate, checkpoint."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -118,8 +119,14 @@ def backward(
         [*seen, grad_norm.to(device), (heard > 0).sum()]
     ).tolist()  # the one look at the device
     loss_sum, blank, frames, tokens_read, tokens_said, _, norm, distinct = read
+    per_token = recipe.loss.ctc.reduction == "mean_per_token"
     return Numbers(
-        loss_sum / n_trials, norm, blank / max(frames, 1), int(distinct), tokens_read / max(tokens_said, 1)
+        loss=loss_sum / n_trials,
+        grad_norm=norm,
+        ignorance=loss_sum / max(n_trials if per_token else tokens_said, 1) / math.log(len(heard)),
+        blank_share=blank / max(frames, 1),
+        n_distinct=int(distinct),
+        length_ratio=tokens_read / max(tokens_said, 1),
     )
 
 
@@ -200,7 +207,7 @@ def act(
     if verdict.action == "cool":
         training.rate_scale *= training.recipe.guard.adaptive.factor
     if verdict.action == "rewind":
-        row |= rewind(training, world)
+        row |= rewind(training, world, to_start=verdict.kind == "stuck")
     if world.writes:
         if training.recipe.guard.keep_batches and verdict.kind == "non_finite":
             row["batch"] = keep_batch(training.run, training.step, drawn)
@@ -213,10 +220,12 @@ def act(
         )
 
 
-def rewind(training: Training, world: World) -> dict[str, Any]:
-    """Back to the last good checkpoint with a cooler rate; the data go on where they are."""
+def rewind(training: Training, world: World, to_start: bool = False) -> dict[str, Any]:
+    """Back to the last good checkpoint, or to the first, with a cooler rate; the data go on where they are."""
     targets = training.good
-    if (
+    if to_start:
+        training.good = targets = targets[:1]
+    elif (
         training.rewound_to is not None
         and targets
         and targets[-1] <= training.rewound_to
@@ -232,7 +241,7 @@ def rewind(training: Training, world: World) -> dict[str, Any]:
         forget_newer(training.run, target)
     training.rewound_to = target.step
     training.rate_scale *= training.recipe.guard.cool
-    training.guard.rewound()
+    training.guard.rewound(to_start)
     training.tally = Tally()
     rows = training.take_back_rows() if world.writes else []
     world.wait()

@@ -87,21 +87,25 @@ class Training:
 
         One that a signal asked for is no place to rewind to: an uninterrupted run has none there.
         """
-        good = scheduled and self.guard.healthy
-        state = self.to_json(good)
+        if scheduled and self.guard.healthy:
+            self.good = self.worth_returning_to()
+        state = self.to_json()
         tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
         if self.averages.current:  # then model.safetensors holds the average, and the weights go here
             tensors |= {f"weights.{n}": p.detach() for n, p in self.model.named_parameters()}
         with self.averages.shown(self.model):
             folder = save_checkpoint(self.run, self.step, self.model, tensors, state)
         point(self.run, "last", folder)
-        if good and self.step not in self.good:
-            self.good = [*(s for s in self.good if s < self.step), self.step][-2:]
         prune(self.run, self.recipe.train.keep_checkpoints, {f"step-{s:08d}" for s in self.good})
         return folder.name
 
-    def to_json(self, is_good: bool) -> dict[str, Any]:
-        good = [*self.good, self.step] if is_good else self.good
+    def worth_returning_to(self) -> list[int]:
+        """The two newest good checkpoints, this one included; and the first, until the model has learned something."""
+        earlier = [s for s in self.good if s < self.step]
+        first = [] if self.guard.learned else earlier[:-1][:1]
+        return [*first, *earlier[-1:], self.step]
+
+    def to_json(self) -> dict[str, Any]:
         return {
             "position": self.position,
             "rate_scale": self.rate_scale,
@@ -110,7 +114,7 @@ class Training:
             "validations": self.validations,
             "tally": self.tally.to_json(),
             "guard": self.guard.to_json(),
-            "good": sorted(set(good))[-2:],
+            "good": self.good,
             "rewound_to": self.rewound_to,
             "averages": self.averages.counts(),
             "mixed_on": self.mixed_on,
