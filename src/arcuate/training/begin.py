@@ -48,7 +48,7 @@ def go_on(
     training = training_of(run)
     training.restore(found)
     if world.writes:
-        mend_best(run, training.best.step)
+        mend_best(run, training.best.step, training.best.position)
     if world.writes and training.step < recipe.train.steps:
         training.cut_files(found)
         point(run, "last", found.folder)

@@ -69,11 +69,12 @@ def make_room(run: Run, folder: Path, step: int) -> None:
         shutil.rmtree(folder)
 
 
-def mend_best(run: Run, step: int | None) -> None:
+def mend_best(run: Run, step: int | None, position: int | None) -> None:
     """Make `best` what the state says it is: a run killed between saving and linking comes back without the link."""
     for name in (f"best-{step:08d}", f"step-{step:08d}") if step is not None else ():
-        if (run.checkpoints / name / STATE).is_file():
-            point(run, "best", run.checkpoints / name)
+        folder = run.checkpoints / name
+        if (folder / STATE).is_file() and read_json(folder / STATE).get("position") == position:
+            point(run, "best", folder)
             return
 
 

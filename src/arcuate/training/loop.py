@@ -176,7 +176,7 @@ def validate_now(training: Training, validate: Validate | None, watcher: Watcher
         row["per_moving_average_200_steps"] = moving
         write(training, watcher, row, world)
     training.tally.started = time.perf_counter()
-    return training.best.improve(training.step, row.get("per"), row.get("loss"))
+    return training.best.improve(training.step, row.get("per"), row.get("loss"), training.position)
 
 
 def checkpoint(training: Training, improved: bool, scheduled: bool, world: World) -> None:

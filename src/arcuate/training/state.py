@@ -27,14 +27,15 @@ class Best:
     step: int | None = None
     per: float | None = None
     loss: float | None = None
+    position: int | None = None  # in the data; tells apart two passes over a step, before and after a rewind
 
-    def improve(self, step: int, per: float | None, loss: float | None) -> bool:
+    def improve(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
         inf = float("inf")
         new = (inf if per is None else per, inf if loss is None else loss)
         old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
         if self.step is not None and per is not None and new >= old:
             return False
-        self.step, self.per, self.loss = step, per, loss
+        self.step, self.per, self.loss, self.position = step, per, loss, position
         return True
 
 
