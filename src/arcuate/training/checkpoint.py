@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from arcuate.errors import UserError
@@ -91,20 +90,20 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, state)
 
 
-def newest_good(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The last checkpoint, or the newest before it that is whole, and what is wrong with newer ones."""
+def candidates(run: Run) -> list[Path]:
+    """The last checkpoint and those before it, newest first."""
     last = run.checkpoints / "last"
     end = last.readlink().name if last.is_symlink() else "step-~"  # any name is smaller
-    problems = []
-    for folder in sorted((p for p in run.checkpoints.glob("step-*") if p.name <= end), reverse=True):
-        try:
-            checkpoint = load_checkpoint(folder)
-            checkpoint.tensors()
-        except (UserError, SafetensorError, OSError) as error:
-            problems.append(str(error))
+    return sorted((p for p in run.checkpoints.glob("step-*") if p.name <= end), reverse=True)
+
+
+def sweep_up(run: Run) -> None:
+    """Remove what a killed process had half written."""
+    for path in (*run.path.glob(".*.part"), *run.checkpoints.glob(".*.part")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            return checkpoint, problems
-    return None, problems
+            path.unlink()
 
 
 def forget_newer(run: Run, target: Checkpoint) -> None:

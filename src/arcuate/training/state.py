@@ -1,7 +1,9 @@
 """Everything about a training run that changes, and how it goes into a checkpoint and comes back."""
 
+import os
 import resource
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from arcuate.errors import UserError
 from arcuate.models.model import Model
 from arcuate.recipe import Recipe
 from arcuate.run import Run, read_jsonl, write_lines
-from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint
+from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint, sync
 from arcuate.training.guard import Guard
 from arcuate.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer
 from arcuate.training.schedule import PlateauState, after_validation
@@ -89,6 +91,8 @@ class Training:
         One that a signal asked for is no place to rewind to: an uninterrupted run has none there.
         """
         good = scheduled and self.guard.healthy
+        for file in (self.run.metrics_file, self.run.incidents_file):
+            sync(file)  # the checkpoint counts on these rows
         state = self.to_json(good)
         tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
         if self.averages.current:  # then model.safetensors holds the average, and the weights go here
@@ -156,20 +160,36 @@ class Training:
             self.scaler.load_state_dict(checkpoint.state["scaler"])
         self.step = checkpoint.step
 
+    def refuse_lost_rows(self, checkpoint: Checkpoint) -> None:
+        """Rows written before the checkpoint must still be there, for nobody writes them again."""
+        for path, size in self._sizes_at(checkpoint):
+            if not path.is_file() or path.stat().st_size < size or not ends_line(path, size):
+                raise UserError(f"{path} has lost rows that {checkpoint.folder.name} counts on")
+
     def cut_files(self, checkpoint: Checkpoint) -> None:
         """Rows written after the checkpoint will be written again."""
-        for path, size in (
-            (self.run.metrics_file, checkpoint.state["files_at"]["metrics"]),
-            (self.run.incidents_file, checkpoint.state["files_at"]["incidents"]),
-        ):
-            with path.open("ab") as file:
-                file.truncate(int(size))
+        self.refuse_lost_rows(checkpoint)
+        for path, size in self._sizes_at(checkpoint):
+            os.truncate(path, size)
+
+    def _sizes_at(self, checkpoint: Checkpoint) -> list[tuple[Path, int]]:
+        at = checkpoint.state["files_at"]
+        return [(self.run.metrics_file, at["metrics"]), (self.run.incidents_file, at["incidents"])]
 
     def take_back_rows(self) -> list[dict[str, Any]]:
         """Remove from metrics.jsonl the rows of steps that a rewind undoes, and return them."""
         rows = read_jsonl(self.run.metrics_file)
         write_lines(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
         return [r for r in rows if r["step"] > self.step]
+
+
+def ends_line(path: Path, size: int) -> bool:
+    """Whether the first `size` bytes of a file are whole lines."""
+    if size == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
 
 
 def memory_mb(device: torch.device) -> float:
