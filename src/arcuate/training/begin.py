@@ -1,11 +1,10 @@
 """Where training begins: anew, from another run's weights, or exactly where it stopped."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from arcuate.errors import UserError
 from arcuate.models.files import load_model
@@ -22,7 +21,7 @@ from arcuate.training.checkpoint import (
     sweep_up,
 )
 from arcuate.training.optimizer import restore_optimizer
-from arcuate.training.state import Training
+from arcuate.training.state import Training, fitting
 from arcuate.training.world import World
 
 FREE = ("runtime", "track", "name", "summary", "notes")  # may differ between a run and its continuation
@@ -84,7 +83,7 @@ def go_on(training: Training, environment: dict[str, Any], say: Say) -> Checkpoi
             checkpoint = load_checkpoint(folder)
             training.refuse_lost_rows(checkpoint)
             training.restore(checkpoint)
-        except (UserError, SafetensorError, OSError) as error:
+        except (UserError, OSError) as error:
             problems.append(str(error))
             continue
         for problem in problems:
@@ -131,8 +130,15 @@ def check_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path
         raise UserError(
             "--resume goes on with a run, --from starts a new one from another: choose one of them"
         )
-    path, _, which = parent.partition("@")
-    return find_checkpoint(Path(path), which or "best")
+    return find_checkpoint(*split_parent(parent))
+
+
+def split_parent(parent: str) -> tuple[Path, str]:
+    """RUN@WHICH as its parts. A folder's own name may hold an @, so a folder that is there is taken whole."""
+    path, _, which = parent.rpartition("@")
+    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
+        return Path(parent), "best"
+    return Path(path), which or "best"
 
 
 def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
@@ -148,6 +154,6 @@ def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
         raise UserError(f"the model in {parent} does not fit this recipe and data: its {what} differ")
     training.model.load_state_dict(loaded.state_dict())
     if keep_optimizer:
-        tensors = load_checkpoint(parent).tensors()
-        memory = {n: t for n, t in tensors.items() if n.startswith("optimizer.")}
-        restore_optimizer(training.optimizer, memory)
+        checkpoint = load_checkpoint(parent)
+        with fitting(checkpoint):
+            restore_optimizer(training.optimizer, checkpoint.tensors())

@@ -2,7 +2,9 @@
 
 import os
 import resource
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +17,12 @@ from arcuate.run import Run, read_jsonl, write_lines
 from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint, sync
 from arcuate.training.guard import Guard
 from arcuate.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer
+from arcuate.training.saved import Best, check_like
 from arcuate.training.schedule import PlateauState, after_validation
 from arcuate.training.tally import Tally
 from arcuate.training.weights import Averages
 
 MOVING_STEPS = 200
-
-
-@dataclass
-class Best:
-    """The best validation so far: by actual error rate, ties by loss; without validation the newest wins."""
-
-    step: int | None = None
-    per: float | None = None
-    loss: float | None = None
-    position: int | None = None  # in the data; tells apart two passes over a step, before and after a rewind
-
-    def improve(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
-        inf = float("inf")
-        new = (inf if per is None else per, inf if loss is None else loss)
-        old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
-        if self.step is not None and per is not None and new >= old:
-            return False
-        self.step, self.per, self.loss, self.position = step, per, loss, position
-        return True
 
 
 class Training:
@@ -128,37 +112,30 @@ class Training:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Everything as it was when this checkpoint was written."""
-        state = checkpoint.state
-        try:
-            self.restore_weights(checkpoint)
-            self.position, self.rate_scale = int(state["position"]), float(state["rate_scale"])
-            self.plateaus = (PlateauState(**state["plateaus"][0]), PlateauState(**state["plateaus"][1]))
-            self.best = Best(**state["best"])
-            self.validations = [(int(s), float(p)) for s, p in state["validations"]]
-            self.tally = Tally.from_json(state["tally"])
-            self.guard.restore(state["guard"])
-            self.good = [int(s) for s in state["good"]]
-            self.rewound_to = state["rewound_to"]
-            self.mixed_on = bool(state["mixed_on"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{checkpoint.folder} does not fit this run ({error}); it was made by another recipe"
-            ) from None
+        saved = checkpoint.saved
+        self.restore_weights(checkpoint)
+        with fitting(checkpoint):
+            check_like(Guard(self.recipe.guard).to_json(), saved.guard, "guard")
+        self.guard.restore(saved.guard)
+        self.position, self.rate_scale, self.plateaus = saved.position, saved.rate_scale, saved.plateaus
+        self.best, self.validations, self.tally = saved.best, saved.validations, saved.tally
+        self.good, self.rewound_to, self.mixed_on = saved.good, saved.rewound_to, saved.mixed_on
 
     def restore_weights(self, checkpoint: Checkpoint) -> None:
         """Step, weights, optimizer and averages of a checkpoint; not the place in the data, nor the guard."""
         from arcuate.models.files import load_model
 
-        tensors = checkpoint.tensors()
+        tensors, saved = checkpoint.tensors(), checkpoint.saved
         own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
-        self.model.load_state_dict(own or load_model(checkpoint.folder).state_dict(), strict=not own)
-        self.averages.restore(tensors, checkpoint.state["averages"])
-        memory = {n: t for n, t in tensors.items() if n.startswith("optimizer.")}
-        self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
-        restore_optimizer(self.optimizer, memory)
-        if checkpoint.state["scaler"]:
-            self.scaler.load_state_dict(checkpoint.state["scaler"])
-        self.step = checkpoint.step
+        with fitting(checkpoint):
+            whole = load_model(checkpoint.folder).state_dict()
+            self.model.load_state_dict(whole | own)
+            self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
+            self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
+            restore_optimizer(self.optimizer, tensors)
+            if saved.scaler:
+                self.scaler.load_state_dict(saved.scaler)
+        self.step = saved.step
 
     def refuse_lost_rows(self, checkpoint: Checkpoint) -> None:
         """Rows written before the checkpoint must still be there, for nobody writes them again."""
@@ -173,14 +150,24 @@ class Training:
             os.truncate(path, size)
 
     def _sizes_at(self, checkpoint: Checkpoint) -> list[tuple[Path, int]]:
-        at = checkpoint.state["files_at"]
-        return [(self.run.metrics_file, at["metrics"]), (self.run.incidents_file, at["incidents"])]
+        at = checkpoint.saved.files_at
+        return [(self.run.metrics_file, at.metrics), (self.run.incidents_file, at.incidents)]
 
     def take_back_rows(self) -> list[dict[str, Any]]:
         """Remove from metrics.jsonl the rows of steps that a rewind undoes, and return them."""
         rows = read_jsonl(self.run.metrics_file)
         write_lines(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
         return [r for r in rows if r["step"] > self.step]
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """A checkpoint may be whole and yet hold what another model or optimizer left."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"{checkpoint.folder} does not fit this recipe and data ({first})") from None
 
 
 def ends_line(path: Path, size: int) -> bool:
