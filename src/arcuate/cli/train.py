@@ -30,6 +30,7 @@ from arcuate.tokens import CLASSES, names
 from arcuate.tracking.start import check_trackers, trackers
 from arcuate.tracking.watchers import Watchers
 from arcuate.training.begin import Start, begin, check_parent
+from arcuate.training.cautions import cautions
 from arcuate.training.lock import sole_writer
 from arcuate.training.loop import train
 from arcuate.training.parallel import parallel_encode
@@ -255,7 +256,9 @@ def announce(
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
         lines.append(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
-    return lines + ([precision.note] if precision.note else [])
+    notes = [precision.note] if precision.note else []
+    cautious = cautions(recipe, bool(selection.validation), machine.device.type)
+    return lines + notes + [f"warning: {line}" for line in cautious]
 
 
 def store_facts(store: Store, selection: Selection) -> dict[str, Any]:

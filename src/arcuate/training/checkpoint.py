@@ -78,7 +78,7 @@ def make_room(run: Run, folder: Path, step: int) -> None:
 def mend_best(run: Run, step: int | None, position: int | None) -> None:
     """Make `best` what the state says it is: a run killed between saving and linking comes back without the link."""
     for name in (f"best-{step:08d}", f"step-{step:08d}") if step is not None else ():
-        if position_of(run.checkpoints / name) == (position or 0):
+        if position is not None and position_of(run.checkpoints / name) == position:
             point(run, "best", run.checkpoints / name)
             return
 
