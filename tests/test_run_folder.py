@@ -112,6 +112,16 @@ def test_a_run_with_rows_is_no_half_made_one(tmp_path: Path) -> None:
     assert not is_untouched(run)
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_refusal_under_the_lock_leaves_nothing(tmp_path: Path, exists: bool) -> None:
+    run = Run(tmp_path / "run")
+    if exists:
+        run.path.mkdir()
+    with pytest.raises(UserError, match="other data"), sole_writer(run, print):
+        raise UserError("other data")
+    assert [p.name for p in tmp_path.rglob("*")] == (["run"] if exists else [])
+
+
 def test_resuming_a_folder_that_is_no_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path, "--resume")

@@ -69,13 +69,20 @@ def train_run(asked: Asked) -> dict[str, Any]:
     check_trackers(recipe.track)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
-    runtime = same_threads(recipe, asked.run) if asked.resume else recipe.runtime
-    machine = set_up(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
-    precision = choose_precision(recipe.train.precision, machine.device)
+    before = began_with(Run(asked.run)) if asked.resume else {}
+    machine = set_up(same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size)
+    precision = choose_precision(recipe.train.precision, machine.device, before.get("precision"))
     parent = check_parent(asked.parent, asked.resume, asked.keep_optimizer)
     model = build(recipe, store, selection).to(machine.device)
     world = join_world(machine.device)
     try:
+        if world.any(precision.kind == "fp32") and precision.kind != "fp32":
+            precision = Choice("fp32", "training in fp32, for another process does")
+        had = before.get("processes", world.size)
+        if world.writes and had != world.size:
+            say(
+                f"warning: this run had {had} processes and now has {world.size}: dropout and rounding differ"
+            )
         summary = run_training(asked, recipe, store, selection, machine, precision, parent, model, world)
         return summary if world.writes else {"exit_code": summary.get("exit_code", 0)}
     finally:
@@ -136,12 +143,16 @@ def run_training(
         return {**facts, **train_in(training, store, selection, machine, world)}
 
 
-def same_threads(recipe: Recipe, path: Path) -> Runtime:
+def began_with(run: Run) -> dict[str, Any]:
+    """The environment a run began in, where it has begun."""
+    return run.environment() if run.recipe_file.is_file() and run.environment_file.is_file() else {}
+
+
+def same_threads(recipe: Recipe, before: dict[str, Any]) -> Runtime:
     """Another number of threads rounds differently: a resumed run keeps the one it had, unless told otherwise."""
-    run = Run(path)
     told = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
-    had = run.environment().get("threads") if run.environment_file.is_file() else None
-    if told or not isinstance(had, int) or had < 1:
+    had = before.get("threads")
+    if told or not isinstance(had, int) or not 1 <= had <= 1024:
         return recipe.runtime
     return recipe.runtime.model_copy(update={"threads": had})
 
@@ -172,7 +183,7 @@ def train_in(
         tracked = trackers(recipe, training.run, training.step, say)
         shown = Watchers(*tracked, TerminalWatcher(recipe.train.steps))
     validate = validator(recipe, store, selection, world, shown.sample) if selection.validation else None
-    with listening() as stop, shown as watcher:
+    with listening(patient=world.size > 1) as stop, shown as watcher:
         train(training, batches, validate, machine.device, watcher, stop, encode, world)
     seconds = time.perf_counter() - started
     if world.writes:

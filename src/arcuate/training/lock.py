@@ -26,15 +26,27 @@ os.register_at_fork(after_in_child=let_go_in_child)
 @contextmanager
 def sole_writer(run: Run, say: Callable[[str], None]) -> Iterator[None]:
     """Nobody else trains into this run folder as long as the context lasts."""
+    is_new = not run.path.exists()
     run.path.mkdir(parents=True, exist_ok=True)
     handle = os.open(run.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     held.add(handle)
     try:
         take(handle, run, say)
-        yield
+        try:
+            yield
+        finally:
+            leave_nothing(run, is_new)
     finally:
         held.discard(handle)
         os.close(handle)
+
+
+def leave_nothing(run: Run, is_new: bool) -> None:
+    """Where training was refused before it wrote anything, the lock is not left behind either."""
+    if [p.name for p in run.path.iterdir()] == [run.lock_file.name]:
+        run.lock_file.unlink()
+        if is_new:
+            run.path.rmdir()
 
 
 def take(handle: int, run: Run, say: Callable[[str], None]) -> None:
