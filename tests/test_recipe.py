@@ -1,7 +1,14 @@
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
 import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from arcuate.errors import UserError
-from arcuate.recipe import Recipe, load_recipe, merge, recipe_names, to_tree, to_yaml
+from arcuate.recipe import Recipe, inner_models, load_recipe, merge, recipe_names, to_tree, to_yaml
 from arcuate.training.schedule import rate_at
 
 
@@ -87,6 +94,54 @@ def test_extends_states_only_differences(tmp_path) -> None:
     assert recipe.name == "mine"
     assert recipe.encoder == parent.encoder
     assert recipe.train.clip_norm == parent.train.clip_norm
+
+
+def test_a_setting_given_twice_is_refused(tmp_path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "extends: tiny\nschedule: {kind: constant, rate: 1}\nschedule: {kind: linear, peak: 1, floor: 0}\n"
+    )
+    with pytest.raises(UserError, match="'schedule' is given twice"):
+        load_recipe(str(path))
+
+
+def numbers(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, list[Any]]]:
+    """Every setting that is a number: its path, its kind, and what limits it."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        for inner in inner_models(field.annotation):
+            yield from numbers(inner, f"{path}.")
+        for annotation, limits in leaves(field.annotation, list(field.metadata)):
+            if annotation in (int, float):
+                yield path, annotation, limits
+
+
+def leaves(annotation: Any, limits: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        more = [
+            m for extra in parts[1:] for m in (extra.metadata if isinstance(extra, FieldInfo) else [extra])
+        ]
+        yield from leaves(parts[0], [*limits, *more])
+    elif origin in (typing.Union, types.UnionType, tuple, list):
+        for part in parts:
+            yield from leaves(part, limits)
+    else:
+        yield annotation, limits
+
+
+def test_every_number_has_a_range() -> None:
+    found = list(numbers(Recipe))
+    assert len(found) > 80
+    endless = [
+        path
+        for path, _, limits in found
+        if not all(
+            any(hasattr(limit, n) for limit in limits for n in names)
+            for names in (("ge", "gt"), ("le", "lt"))
+        )
+    ]
+    assert not endless
 
 
 def test_extending_oneself_is_refused(tmp_path) -> None:

@@ -1,8 +1,10 @@
 """Killed at any moment, a resumed run ends with the same weights and the same metrics as one never stopped."""
 
+import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from test_cli import arcuate, assert_refused, one_object
@@ -91,10 +94,13 @@ def test_killed_and_resumed_equals_uninterrupted(
 def test_signals_finish_the_step_and_save(
     whole: Path, cohort_store: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
+    """Sent to the whole group, workers included, as terminals and batch systems do."""
     run = tmp_path / "run"
-    process = subprocess.Popen(command(cohort_store, run), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(cohort_store, run, "data.workers=1"), stderr=subprocess.DEVNULL, start_new_session=True
+    )
     wait_for_rows(run, 3, process)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     assert process.wait(timeout=120) == code
     state = json.loads((run / "checkpoints/last/state.json").read_text())
     assert 9 <= state["step"] < 36
@@ -136,6 +142,27 @@ def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+    """The limit on a file's size stands for the disk: the next checkpoint does not fit."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    for name in ("step-00000036", "last"):
+        path = run / "checkpoints" / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and "checkpoints" in p.parts}
+    done = subprocess.run(
+        command(cohort_store, run, "--resume"),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
+    )
+    assert_refused(done, "too large", "checkpoints")
+    assert {p: p.read_bytes() for p in before} == before
+    subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+
+
 def test_another_recipe_or_other_data_are_refused(whole: Path, cohort_store: Path) -> None:
     done = subprocess.run(
         command(cohort_store, whole, "--resume", "optimizer.eps=0.1"), capture_output=True, text=True
@@ -163,6 +190,7 @@ def test_from_starts_a_new_run_that_names_its_parent(whole: Path, cohort_store: 
     )
     other = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", whole)
     assert_refused(other, "does not fit")
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.slow
@@ -174,6 +202,44 @@ def test_the_guard_changes_nothing_on_a_healthy_run(whole: Path, cohort_store: P
     assert (whole / "incidents.jsonl").read_text() == ""
 
 
+def shared_command(store: Path, run: Path, *more: str) -> list[str]:
+    """The same training by two processes, started by torchrun."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--"]
+    return [*launch, *command(store, run, *more)[2:]]
+
+
+def kill_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """A signal to a launcher and to all it has started."""
+    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    process.wait(timeout=120)
+
+
+@pytest.mark.slow
+def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: Path, tmp_path: Path) -> None:
+    """Killed at random moments, then told to stop: all processes leave after the same step and save."""
+    whole, run, rng = tmp_path / "whole", tmp_path / "run", random.Random(3)
+    short = ["train.steps=24", "train.validate_every=8"]
+    subprocess.run(shared_command(cohort_store, whole, *short), check=True, capture_output=True)
+    for n_rows, number in ((2, signal.SIGKILL), (5, signal.SIGKILL), (7, signal.SIGTERM)):
+        process = subprocess.Popen(
+            shared_command(cohort_store, run, *short, "--resume"), stderr=subprocess.DEVNULL
+        )
+        wait_for_rows(run, n_rows, process)
+        time.sleep(rng.uniform(0, 0.3))
+        kill_all(process, number)
+    done = subprocess.run(
+        shared_command(cohort_store, run, *short, "--resume", "--json"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["steps"] == 24  # one process speaks
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+    assert weights(run, "best") == weights(whole, "best")
+
+
 @pytest.mark.slow
 def test_two_processes_equal_one(cohort_store: Path, tmp_path: Path) -> None:
     """Half the batch each, gradients averaged: the same weights up to rounding."""
@@ -183,8 +249,7 @@ def test_two_processes_equal_one(cohort_store: Path, tmp_path: Path) -> None:
     still = ["encoder.dropout=0", "front_end.session_layer.dropout=0", "ema.decay=0", "train.steps=12"]
     alone, both = tmp_path / "alone", tmp_path / "both"
     subprocess.run(command(cohort_store, alone, *still), check=True, capture_output=True)
-    shared = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--"]
-    done = subprocess.run([*shared, *command(cohort_store, both, *still)[2:]], capture_output=True, text=True)
+    done = subprocess.run(shared_command(cohort_store, both, *still), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     one, two = (load_file(r / "checkpoints/last/model.safetensors") for r in (alone, both))
     for name in one:

@@ -3,6 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.recipe import load_recipe
+from arcuate.training.cautions import cautions
 from arcuate.training.schedule import PlateauState, after_validation, rate_at
 from arcuate.training.settings import HoldDecay, Linear, OneCycle, Plateau, Restarts, StepDecay
 
@@ -68,6 +69,7 @@ def test_hold_then_decay() -> None:
         "schedule={kind: warmup_cosine, peak: 0.1, warmup: 3, warmup_share: 0.1}",
         "optimizer={kind: adam, momentum: 0.9}",
         "optimizer={kind: sgd, nesterov: true}",
+        "schedule={kind: step_decay, peak: 0.1, at: [9, 3]}",
         "ema.decay=1.0",
         "augment.time_masks.n_masks=3",
     ],
@@ -75,3 +77,65 @@ def test_hold_then_decay() -> None:
 def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
     with pytest.raises(UserError):
         load_recipe("tiny", [override])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "linear",
+        "warmup_cosine",
+        "plateau",
+        "restarts, period: 10",
+        "hold_decay",
+        "step_decay, every: 10",
+    ],
+)
+@pytest.mark.parametrize("name", ["schedule", "session_schedule"])
+def test_no_schedule_has_its_floor_above_its_peak(name: str, kind: str) -> None:
+    with pytest.raises(UserError, match=r"floor 0\.2 lies above peak 0\.1"):
+        load_recipe("tiny", [f"{name}={{kind: {kind}, peak: 0.1, floor: 0.2}}"])
+    load_recipe("tiny", [f"{name}={{kind: {kind}, peak: 0.1, floor: 0.1}}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["average.start=700"], ["average.start", "train.steps"]),
+        (["schedule={kind: warmup_cosine, peak: 0.1, warmup: 601}"], ["schedule.warmup", "train.steps"]),
+        (
+            ["session_schedule={kind: warmup_cosine, peak: 0.1, warmup: 601}"],
+            ["session_schedule.warmup", "train.steps"],
+        ),
+        (["schedule={kind: warmup_cosine, peak: 0.1, warmup: 9, decay_steps: 8}"], ["warmup", "decay_steps"]),
+        (["schedule={kind: hold_decay, peak: 0.1, hold: 9, decay_steps: 8}"], ["hold", "decay_steps"]),
+        (["schedule={kind: hold_decay, peak: 0.1, hold: 601}"], ["schedule.hold", "train.steps"]),
+        (["schedule={kind: restarts, peak: 0.1, period: 10, warmup: 11}"], ["warmup", "period"]),
+        (
+            ["schedule={kind: restarts, peak: 0.1, period: 900, warmup: 601}"],
+            ["schedule.warmup", "train.steps"],
+        ),
+        (["train.precision.kind=fp16", "runtime.device=cpu"], ["train.precision.kind", "runtime.device"]),
+        (["train.precision.below_per=0.5"], ["below_per", "kind"]),
+        (["runtime.device=cpu", "runtime.compile=true"], ["compile", "device"]),
+        (["guard.adaptive={threshold: 10, floor: 0.1}"], ["guard.adaptive.floor", "0.003"]),
+        (["ema.decay=0.9", "train.steps=0"], ["train.steps"]),
+    ],
+)
+def test_contradictions_are_named_with_both_settings(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as refusal:
+        load_recipe("tiny", overrides)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+    assert str(refusal.value).startswith("recipe tiny: ")
+
+
+def test_all_contradictions_are_named_at_once() -> None:
+    with pytest.raises(UserError, match=r"schedule\.hold.*average\.start"):
+        load_recipe("tiny", ["schedule={kind: hold_decay, peak: 0.1, hold: 601}", "average.start=700"])
+
+
+def test_what_will_not_act_is_said_before_training() -> None:
+    cut = load_recipe("b2t25-gru", ["train.steps=20"])
+    assert any("schedule.warmup 1000" in line for line in cautions(cut, True, "cuda"))
+    plateau = load_recipe("tiny", ["schedule={kind: plateau, peak: 0.1}", "runtime.tf32=true"])
+    assert ["plateau" in line or "tf32" in line for line in cautions(plateau, False, "cpu")] == [True, True]
+    assert not list(cautions(load_recipe("tiny"), False, "cpu"))

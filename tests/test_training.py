@@ -126,6 +126,17 @@ def test_mixed_precision_is_tried_before_it_is_used() -> None:
         choose_precision(Precision(kind="fp16"), CPU)
 
 
+def test_a_run_that_goes_on_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe is a measurement of time, and may come out otherwise the second time."""
+    bf16 = Precision(kind="bf16")
+    monkeypatch.setattr("arcuate.training.precision.probe", lambda kind, device: 0.5)
+    assert choose_precision(bf16, CPU).kind == "bf16"
+    assert choose_precision(bf16, CPU, before="fp32").kind == "fp32"
+    monkeypatch.setattr("arcuate.training.precision.probe", lambda kind, device: 2.0)
+    assert choose_precision(bf16, CPU).kind == "fp32"
+    assert choose_precision(bf16, CPU, before="bf16").kind == "bf16"
+
+
 def test_precision_waits_for_its_threshold(cohort_store: Path, tmp_path: Path) -> None:
     recipe = recipe_of("train.precision={kind: bf16, below_per: 0.5}")
     training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")

@@ -25,13 +25,26 @@ from arcuate.training.settings import (
     Average,
     Constant,
     Ema,
+    HoldDecay,
     Optimizer,
+    Restarts,
     Runtime,
     Schedule,
     Train,
     Validate,
     WarmupCosine,
 )
+
+
+class OneOfEach(yaml.SafeLoader):
+    """YAML in which a setting is given once: of two schedules, the first would vanish without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1 and key != "<<"]:
+            raise ValueError(f"{twice[0]!r} is given twice; keep one of them")
+        return super().construct_mapping(node, deep)
+
 
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
@@ -65,16 +78,48 @@ class Recipe(Settings):
         return ModelSettings(front_end=self.front_end, encoder=self.encoder, output_init=self.output_init)
 
     @model_validator(mode="after")
-    def _warmup_fits(self) -> "Recipe":
-        for name in ("schedule", "session_schedule"):
-            schedule = getattr(self, name)
-            follows_run = isinstance(schedule, WarmupCosine) and schedule.decay_steps is None
-            if follows_run and schedule.warmup > self.train.steps:
-                raise ValueError(
-                    f"{name}.warmup {schedule.warmup} is longer than train.steps {self.train.steps};"
-                    " shorten the warm-up or train longer"
-                )
+    def _fits_together(self) -> "Recipe":
+        if problems := list(contradictions(self)):
+            raise ValueError("; ".join(problems))
         return self
+
+
+def contradictions(recipe: Recipe) -> Iterator[str]:
+    """Settings that are right on their own and wrong together, each with what to change."""
+    steps, average, precision = recipe.train.steps, recipe.average, recipe.train.precision
+    for name in ("schedule", "session_schedule"):
+        for part, length in lead_in(getattr(recipe, name)):
+            if length > steps:
+                yield (
+                    f"{name}.{part} {length} is longer than train.steps {steps}; lower {name}.{part} or raise"
+                    " train.steps"
+                )
+    if average.start is not None and average.start > steps:
+        yield (
+            f"average.start {average.start} lies beyond train.steps {steps}, so that nothing would be averaged;"
+            " lower average.start, raise train.steps, or set average.start=null"
+        )
+    if precision.kind == "fp16" and recipe.runtime.device in ("cpu", "mps"):
+        yield (
+            f"train.precision.kind=fp16 needs CUDA and runtime.device is {recipe.runtime.device};"
+            " set train.precision.kind=fp32 or runtime.device=cuda"
+        )
+    adaptive = recipe.guard.adaptive
+    if adaptive.threshold is not None and adaptive.floor > recipe.schedule.peak:
+        yield (
+            f"guard.adaptive.floor {adaptive.floor:g} lies above the highest rate {recipe.schedule.peak:g} of the"
+            " schedule; lower guard.adaptive.floor or raise the rate"
+        )
+
+
+def lead_in(schedule: Any) -> Iterator[tuple[str, int]]:
+    """Lengths that have to fit into the run. A schedule laid out for longer than this run may be cut anywhere."""
+    if isinstance(schedule, Restarts):
+        yield "warmup", schedule.warmup
+    if isinstance(schedule, WarmupCosine) and schedule.decay_steps is None:
+        yield "warmup", schedule.warmup
+    if isinstance(schedule, HoldDecay) and schedule.decay_steps is None:
+        yield "hold", schedule.hold
 
 
 def recipe_names() -> list[str]:
@@ -120,7 +165,7 @@ def read_tree(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"recipe {name} cannot be read as text: {error}") from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, OneOfEach)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"recipe {name} is no valid YAML: {first}") from None

@@ -13,6 +13,11 @@ import yaml
 from arcuate.errors import UserError
 from arcuate.recipe import Recipe, parse_recipe, to_yaml
 
+AT_START = {
+    *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", ".lock"),
+    *("checkpoints", "results", "tensorboard", "wandb"),
+}  # what a run folder may hold before the first step
+
 
 @dataclass(frozen=True)
 class Run:
@@ -39,6 +44,10 @@ class Run:
     @property
     def incidents_file(self) -> Path:
         return self.path / "incidents.jsonl"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
 
     @property
     def checkpoints(self) -> Path:
@@ -80,20 +89,42 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Run:
-    """A new run folder; never writes into one that holds anything already."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(
-            f"{path} exists already and is not empty; choose another --run, or go on with it: --resume"
-        )
+def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any], resume: bool = False) -> Run:
+    """A new run folder. The recipe comes last: a folder that has one is whole, whenever a run was killed."""
+    refuse_taken(path, resume)
     run = Run(path)
     (path / "results").mkdir(parents=True, exist_ok=True)
     run.checkpoints.mkdir(exist_ok=True)
-    run.recipe_file.write_text(to_yaml(recipe), "utf-8")
-    write_json(run.environment_file, environment)
     run.metrics_file.touch()
     run.incidents_file.touch()
+    write_json(run.environment_file, environment)
+    write_aside(run.recipe_file, to_yaml(recipe))
     return run
+
+
+def refuse_taken(path: Path, resume: bool = False) -> None:
+    """Never write into a folder that holds anything already, unless it is a run to go on with."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder; choose another --run")
+    run, found = Run(path), {p.name for p in path.iterdir()} - {".lock"}
+    if not found or (resume and (run.recipe_file.is_file() or is_untouched(run))):
+        return
+    if resume:
+        raise UserError(f"{path} is not a run folder, so there is nothing to resume; choose another --run")
+    raise UserError(
+        f"{path} exists already and is not empty; choose another --run, or go on with it: --resume"
+    )
+
+
+def is_untouched(run: Run) -> bool:
+    """Whether nothing was ever trained here: a run killed while its folder was made, or before its first checkpoint."""
+    strange = {p.name for p in run.path.iterdir() if p.suffix != ".part"} - AT_START
+    rows = [f for f in (run.metrics_file, run.incidents_file) if f.exists() and f.stat().st_size]
+    trained = rows or any(run.checkpoints.glob("[!.]*")) or any((run.path / "results").glob("*"))
+    somebodys = run.recipe_file.exists() and not run.environment_file.exists()  # we write the recipe last
+    return not (trained or strange or somebodys)
 
 
 def finite(value: Any) -> Any:
@@ -119,11 +150,14 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Whole or not at all: written beside its place, then renamed into it."""
+    """Whole or not at all: written beside its place, synced, then renamed into it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        aside.write_text(text, "utf-8")
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -140,7 +174,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} should hold one JSON object")
@@ -159,7 +193,7 @@ def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise UserError(f"{path} line {number} is not JSON") from None
         if not isinstance(row, dict):
             raise UserError(f"{path} line {number} is not a JSON object")

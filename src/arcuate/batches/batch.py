@@ -1,5 +1,6 @@
 """Batch: trials side by side, padded, with their true lengths."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -109,13 +110,24 @@ class PlannedBatches(Dataset[Batch]):
         return replace(batch, n_counted=len(mine), n_trials=len(drawn))
 
 
+def leave_signals(worker: int) -> None:
+    """A signal to a whole group is for training to answer: it finishes its step, and needs its workers for that."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def training_batches(
     data: PlannedBatches, start: int, stop: int | None, workers: int, pin_memory: bool = False
 ) -> Iterator[Batch]:
     """Batches at positions start … stop-1 (or without end), read ahead by worker processes where asked for."""
     options: dict[str, Any] = {}
     if workers:
-        options = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+        options = {
+            "num_workers": workers,
+            "persistent_workers": True,
+            "prefetch_factor": 4,
+            "worker_init_fn": leave_signals,
+        }
     positions = count(start) if stop is None else range(start, stop)
     loader: DataLoader[Batch] = DataLoader(
         data, batch_size=None, sampler=positions, collate_fn=None, pin_memory=pin_memory, **options

@@ -62,7 +62,7 @@ class Data(Settings):
     n_sessions: int | None = Field(None, ge=1, le=10_000, description="likewise for the number of sessions")
     published: Published = Published(channels=512, n_sessions=45)
     sessions: tuple[str, ...] | None = Field(None, min_length=1, description="use these sessions only")
-    max_sessions: int | None = Field(None, ge=1, description="use the first so many sessions only")
+    max_sessions: int | None = Field(None, ge=1, le=10_000, description="use the first so many sessions only")
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="share of train set aside to select checkpoints on"
     )

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
 from arcuate.recipe_diff import official_ancestor
-from arcuate.run import Run, create_run
+from arcuate.run import Run, refuse_taken
 from arcuate.runtime import Machine, set_up
 from arcuate.store import Store
 from arcuate.tokens import CLASSES, names
 from arcuate.tracking.start import check_trackers, trackers
 from arcuate.tracking.watchers import Watchers
-from arcuate.training.begin import check_parent, go_on, start_from
+from arcuate.training.begin import Start, begin, check_parent
+from arcuate.training.cautions import cautions
+from arcuate.training.lock import sole_writer
 from arcuate.training.loop import train
 from arcuate.training.parallel import parallel_encode
 from arcuate.training.precision import Choice, choose_precision
@@ -54,25 +57,34 @@ class Asked:
 
 def train_command(asked: Asked, as_json: bool) -> int:
     summary = train_run(asked)
-    if as_json and summary is not None:
-        emit_json({k: v for k, v in summary.items() if k != "exit_code"})
-    return int((summary or {}).get("exit_code", 0))
+    told = {k: v for k, v in summary.items() if k != "exit_code"}
+    if as_json and told:
+        emit_json(told)
+    return int(summary.get("exit_code", 0))
 
 
-def train_run(asked: Asked) -> dict[str, Any] | None:
-    """Everything `arcuate train` does; returns what it would print as JSON, on the one process that writes."""
+def train_run(asked: Asked) -> dict[str, Any]:
+    """Everything `arcuate train` does; returns what it prints as JSON, and of other processes only the exit code."""
     recipe = load_recipe(asked.recipe, asked.overrides)
     check_trackers(recipe.track)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
-    runtime = same_threads(recipe, asked.run) if asked.resume else recipe.runtime
-    machine = set_up(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
-    precision = choose_precision(recipe.train.precision, machine.device)
+    before = began_with(Run(asked.run)) if asked.resume else {}
+    machine = set_up(same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size)
+    precision = choose_precision(recipe.train.precision, machine.device, before.get("precision"))
     parent = check_parent(asked.parent, asked.resume, asked.keep_optimizer)
     model = build(recipe, store, selection).to(machine.device)
     world = join_world(machine.device)
     try:
-        return run_training(asked, recipe, store, selection, machine, precision, parent, model, world)
+        if world.any(precision.kind == "fp32") and precision.kind != "fp32":
+            precision = Choice("fp32", "training in fp32, for another process does")
+        had = before.get("processes", world.size)
+        if world.writes and had != world.size:
+            say(
+                f"warning: this run had {had} processes and now has {world.size}: dropout and rounding differ"
+            )
+        summary = run_training(asked, recipe, store, selection, machine, precision, parent, model, world)
+        return summary if world.writes else {"exit_code": summary.get("exit_code", 0)}
     finally:
         leave_world()
 
@@ -87,7 +99,7 @@ def run_training(
     parent: Path | None,
     model: Model,
     world: World,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     n_parameters = sum(p.numel() for p in model.parameters())
     facts = {"run": str(asked.run), "recipe": recipe.name, "n_parameters": n_parameters}
     if world.writes:
@@ -97,7 +109,8 @@ def run_training(
             for warning in coupling_warnings(recipe, load_recipe(ancestor)):
                 say(f"warning: {warning}")
     if asked.dry_run:
-        say("dry run: nothing was written")
+        if world.writes:
+            say("dry run: nothing was written")
         return {
             **facts,
             "dry_run": True,
@@ -115,30 +128,31 @@ def run_training(
         precision=precision.kind,
         parent=asked.parent,
     )
-    run = Run(asked.run)
-    training_of = lambda run: Training(model, recipe, run, precision.kind)
-    training: Training | None = None
-    if asked.resume:
-        training = go_on(run, recipe, environment, training_of, world, say)
-    if training is None:
-        if world.writes and not (asked.resume and run.recipe_file.is_file()):
-            create_run(asked.run, recipe, environment)
-        world.wait()
-        training = training_of(run)
-        if parent is not None:
-            start_from(training, parent, asked.keep_optimizer)
-    if training.step >= recipe.train.steps:
-        say(f"{asked.run} is finished: {training.step} steps")
-        return {**facts, **result(training, selection, 0.0)}
-    return {**facts, **train_in(training, store, selection, machine, world)}
+    training = Training(model, recipe, Run(asked.run), precision.kind)
+    start = Start(asked.resume, parent, asked.keep_optimizer)
+    with ExitStack() as held:
+        with world.agreeing():
+            refuse_taken(asked.run, asked.resume)
+            if world.writes:
+                held.enter_context(sole_writer(training.run, say))
+        begin(training, start, environment, world, say)
+        if training.step >= recipe.train.steps:
+            if world.writes:
+                say(f"{asked.run} is finished: {training.step} steps")
+            return {**facts, **result(training, selection, 0.0)}
+        return {**facts, **train_in(training, store, selection, machine, world)}
 
 
-def same_threads(recipe: Recipe, path: Path) -> Runtime:
+def began_with(run: Run) -> dict[str, Any]:
+    """The environment a run began in, where it has begun."""
+    return run.environment() if run.recipe_file.is_file() and run.environment_file.is_file() else {}
+
+
+def same_threads(recipe: Recipe, before: dict[str, Any]) -> Runtime:
     """Another number of threads rounds differently: a resumed run keeps the one it had, unless told otherwise."""
-    run = Run(path)
     told = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
-    had = run.environment().get("threads") if run.environment_file.is_file() else None
-    if told or not isinstance(had, int) or had < 1:
+    had = before.get("threads")
+    if told or not isinstance(had, int) or not 1 <= had <= 1024:
         return recipe.runtime
     return recipe.runtime.model_copy(update={"threads": had})
 
@@ -169,7 +183,7 @@ def train_in(
         tracked = trackers(recipe, training.run, training.step, say)
         shown = Watchers(*tracked, TerminalWatcher(recipe.train.steps))
     validate = validator(recipe, store, selection, world, shown.sample) if selection.validation else None
-    with listening() as stop, shown as watcher:
+    with listening(patient=world.size > 1) as stop, shown as watcher:
         train(training, batches, validate, machine.device, watcher, stop, encode, world)
     seconds = time.perf_counter() - started
     if world.writes:
@@ -253,7 +267,9 @@ def announce(
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
         lines.append(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
-    return lines + ([precision.note] if precision.note else [])
+    notes = [precision.note] if precision.note else []
+    cautious = cautions(recipe, bool(selection.validation), machine.device.type)
+    return lines + notes + [f"warning: {line}" for line in cautious]
 
 
 def store_facts(store: Store, selection: Selection) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -37,8 +38,9 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
-        raise OSError(number, str(error), str(path)) from error
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found.group(1)) if found else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def load_model(folder: Path) -> Model:

@@ -1,6 +1,8 @@
 """Where training begins: anew, from another run's weights, or exactly where it stopped."""
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,53 +10,93 @@ from arcuate.errors import UserError
 from arcuate.models.files import load_model
 from arcuate.recipe import Recipe
 from arcuate.recipe_diff import diff
-from arcuate.run import Run
-from arcuate.training.checkpoint import find_checkpoint, load_checkpoint, mend_best, newest_good, point
+from arcuate.run import Run, create_run, is_untouched
+from arcuate.training.checkpoint import (
+    Checkpoint,
+    candidates,
+    find_checkpoint,
+    load_checkpoint,
+    mend_best,
+    point,
+    sweep_up,
+)
 from arcuate.training.optimizer import restore_optimizer
-from arcuate.training.state import Training
+from arcuate.training.state import Training, fitting
 from arcuate.training.world import World
 
 FREE = ("runtime", "track", "name", "summary", "notes")  # may differ between a run and its continuation
+Say = Callable[[str], None]
 
 
-def go_on(
-    run: Run,
-    recipe: Recipe,
-    environment: dict[str, Any],
-    training_of: Callable[[Run], Training],
-    world: World,
-    say: Callable[[str], None],
-) -> Training | None:
-    """The state of a run at its newest good checkpoint; None where there is nothing to go on from."""
-    if not run.recipe_file.is_file():
-        if run.path.is_dir() and any(run.path.iterdir()):
-            raise UserError(
-                f"{run.path} is not a run folder, so there is nothing to resume; choose another --run"
-            )
+@dataclass(frozen=True)
+class Start:
+    """What was asked for: go on with the run, or begin with the weights of another one, or neither."""
+
+    resume: bool = False
+    parent: Path | None = None
+    keep_optimizer: bool = False
+
+
+def begin(training: Training, start: Start, environment: dict[str, Any], world: World, say: Say) -> None:
+    """Bring training to where it begins. Every process reads first; nothing is written before all have agreed."""
+    found: Checkpoint | None = None
+    say = say if world.writes else lambda line: None
+    with world.agreeing():
+        if start.resume:
+            found = go_on(training, environment, say)
+        elif start.parent is not None:
+            start_from(training, start.parent, start.keep_optimizer)
+    with world.agreeing():
+        if world.writes:
+            write_start(training, found, start.resume, environment)
+
+
+def write_start(
+    training: Training, found: Checkpoint | None, resume: bool, environment: dict[str, Any]
+) -> None:
+    """The run folder as it has to be when the first step is taken."""
+    run = training.run
+    if found is not None:
+        mend_best(run, training.best.step, training.best.position)
+        if training.step < training.recipe.train.steps:
+            training.cut_files(found)
+            point(run, "last", found.folder)
+            sweep_up(run)
+    elif resume and run.recipe_file.is_file() and not is_untouched(run):
+        run.metrics_file.write_text("")
+        run.incidents_file.write_text("")
+    else:
+        create_run(run.path, training.recipe, environment, resume)
+        sweep_up(run)
+
+
+def go_on(training: Training, environment: dict[str, Any], say: Say) -> Checkpoint | None:
+    """Restore the newest checkpoint that can be; None where there is nothing to go on from."""
+    run = training.run
+    if not run.path.is_dir() or not run.recipe_file.is_file() or is_untouched(run):
         return None
-    refuse_other_recipe(run, recipe)
+    refuse_other_recipe(run, training.recipe)
     refuse_other_data(run, environment)
-    found, problems = newest_good(run)
-    if world.writes:
+    problems = []
+    for folder in candidates(run):
+        try:
+            checkpoint = load_checkpoint(folder)
+            training.refuse_lost_rows(checkpoint)
+            training.restore(checkpoint)
+        except (UserError, OSError) as error:
+            problems.append(str(error))
+            continue
         for problem in problems:
             say(f"{problem}; using an earlier checkpoint")
-    if found is None:
-        if problems:
-            raise UserError(f"no checkpoint of {run.path} is whole, so it cannot be resumed; start a new run")
-        if world.writes:
-            run.metrics_file.write_text("")
-            run.incidents_file.write_text("")
-        return None
-    training = training_of(run)
-    training.restore(found)
-    if world.writes:
-        mend_best(run, training.best.step)
-    if world.writes and training.step < recipe.train.steps:
-        training.cut_files(found)
-        point(run, "last", found.folder)
-        say(f"going on after step {training.step}")
-    world.wait()
-    return training
+        if training.step < training.recipe.train.steps:
+            say(f"going on after step {training.step}")
+        return checkpoint
+    if problems:
+        raise UserError(
+            f"no checkpoint of {run.path} is whole and fits its metrics.jsonl, so it cannot be resumed"
+            f" ({problems[0]}); start a new run"
+        )
+    return None
 
 
 def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
@@ -71,8 +113,8 @@ def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
 
 
 def refuse_other_data(run: Run, environment: dict[str, Any]) -> None:
-    old, new = (e.get("data", {}).get("hashes") for e in (run.environment(), environment))
-    if old != new:
+    known = run.environment().get("data")
+    if not isinstance(known, dict) or known.get("hashes") != environment["data"]["hashes"]:
         raise UserError(
             f"{run.path} was trained on other data (the content hashes differ); resume it with the same"
         )
@@ -88,8 +130,15 @@ def check_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path
         raise UserError(
             "--resume goes on with a run, --from starts a new one from another: choose one of them"
         )
-    path, _, which = parent.partition("@")
-    return find_checkpoint(Path(path), which or "best")
+    return find_checkpoint(*split_parent(parent))
+
+
+def split_parent(parent: str) -> tuple[Path, str]:
+    """RUN@WHICH as its parts. A folder's own name may hold an @, so a folder that is there is taken whole."""
+    path, _, which = parent.rpartition("@")
+    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
+        return Path(parent), "best"
+    return Path(path), which or "best"
 
 
 def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
@@ -105,6 +154,6 @@ def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
         raise UserError(f"the model in {parent} does not fit this recipe and data: its {what} differ")
     training.model.load_state_dict(loaded.state_dict())
     if keep_optimizer:
-        tensors = load_checkpoint(parent).tensors()
-        memory = {n: t for n, t in tensors.items() if n.startswith("optimizer.")}
-        restore_optimizer(training.optimizer, memory)
+        checkpoint = load_checkpoint(parent)
+        with fitting(checkpoint):
+            restore_optimizer(training.optimizer, checkpoint.tensors())

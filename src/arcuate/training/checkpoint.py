@@ -1,11 +1,12 @@
 """Checkpoints: folders written aside, synced and renamed, with `last` and `best` as relative links.
 
 A checkpoint is `model.safetensors` and `model.json` (the weights to use, and what they are), `training.safetensors`
-(what else training needs to go on) and `state.json` (everything that is no tensor, and the checksums of the rest).
+(what else training needs to go on) and `state.json` (everything that is no tensor, and the checksums of all).
 """
 
 import hashlib
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from arcuate.errors import UserError
-from arcuate.models.files import save_model, save_tensors
+from arcuate.models.files import CARD, WEIGHTS, save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run, read_json, write_json
+from arcuate.training.saved import Saved, seal, unseal
 
 STATE, TENSORS = "state.json", "training.safetensors"
+NAMED = re.compile(r"(step|best)-\d{8,9}")
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,17 @@ class Checkpoint:
     """A checkpoint whose files are whole."""
 
     folder: Path
-    state: dict[str, Any]
+    saved: Saved
 
     @property
     def step(self) -> int:
-        return int(self.state["step"])
+        return self.saved.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / TENSORS)
+        try:
+            return load_file(self.folder / TENSORS)
+        except SafetensorError as error:
+            raise UserError(f"{self.folder / TENSORS} cannot be read ({error})") from None
 
 
 def save_checkpoint(
@@ -48,7 +54,7 @@ def save_checkpoint(
     save_model(aside, model)
     save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / TENSORS)
     files = {p.name: checksum(p) for p in sorted(aside.iterdir())}
-    write_json(aside / STATE, {"step": step, **state, "files": files})
+    write_json(aside / STATE, seal({"step": step, **state, "files": files}))
     for path in (*aside.iterdir(), aside):
         sync(path)
     if folder.exists():
@@ -69,41 +75,50 @@ def make_room(run: Run, folder: Path, step: int) -> None:
         shutil.rmtree(folder)
 
 
-def mend_best(run: Run, step: int | None) -> None:
+def mend_best(run: Run, step: int | None, position: int | None) -> None:
     """Make `best` what the state says it is: a run killed between saving and linking comes back without the link."""
     for name in (f"best-{step:08d}", f"step-{step:08d}") if step is not None else ():
-        if (run.checkpoints / name / STATE).is_file():
+        if position is not None and position_of(run.checkpoints / name) == position:
             point(run, "best", run.checkpoints / name)
             return
 
 
+def position_of(folder: Path) -> int | None:
+    """Where in the data a checkpoint was made; None where there is none that can be read."""
+    try:
+        return unseal(read_json(folder / STATE), str(folder / STATE)).position
+    except UserError:
+        return None
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Refuses a checkpoint that is cut short or changed."""
-    state = read_json(folder / STATE)
-    files = state.get("files")
-    if not isinstance(files, dict) or not isinstance(state.get("step"), int):
-        raise UserError(f"{folder / STATE} is not the state of a checkpoint")
-    for name, expected in files.items():
-        path = folder / Path(name).name
+    saved = unseal(read_json(folder / STATE), str(folder / STATE))
+    if saved.files.keys() != {CARD, WEIGHTS, TENSORS}:
+        raise UserError(f"{folder / STATE} does not name the files of a checkpoint")
+    if NAMED.fullmatch(folder.name) and int(folder.name[5:]) != saved.step:
+        raise UserError(f"{folder} holds the checkpoint of step {saved.step}, which is not its name")
+    for name, expected in saved.files.items():
+        path = folder / name
         if not path.is_file() or checksum(path) != expected:
             raise UserError(f"{path} is damaged: its checksum is not the one it was saved with")
-    return Checkpoint(folder, state)
+    return Checkpoint(folder, saved)
 
 
-def newest_good(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The last checkpoint, or the newest before it that is whole, and what is wrong with newer ones."""
+def candidates(run: Run) -> list[Path]:
+    """The last checkpoint and those before it, newest first."""
     last = run.checkpoints / "last"
     end = last.readlink().name if last.is_symlink() else "step-~"  # any name is smaller
-    problems = []
-    for folder in sorted((p for p in run.checkpoints.glob("step-*") if p.name <= end), reverse=True):
-        try:
-            checkpoint = load_checkpoint(folder)
-            checkpoint.tensors()
-        except (UserError, SafetensorError, OSError) as error:
-            problems.append(str(error))
+    return sorted((p for p in run.checkpoints.glob("step-*") if p.name <= end), reverse=True)
+
+
+def sweep_up(run: Run) -> None:
+    """Remove what a killed process had half written."""
+    for path in (*run.path.glob(".*.part"), *run.checkpoints.glob(".*.part")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            return checkpoint, problems
-    return None, problems
+            path.unlink()
 
 
 def forget_newer(run: Run, target: Checkpoint) -> None:

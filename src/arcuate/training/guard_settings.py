@@ -11,7 +11,7 @@ class Spike(Settings):
     """A loss that leaves its running statistics and stays away. A single spike is no failure."""
 
     window: int = Field(50, ge=20, le=100_000, description="kept steps that the statistics look back on")
-    warmup: int = Field(50, ge=0, description="steps before the first judgement")
+    warmup: int = Field(50, ge=0, le=99_999_999, description="steps before the first judgement")
     deviations: float = Field(
         4.0, gt=1.0, le=1000.0, description="robust SDs of log loss above the lowest median so far"
     )
@@ -45,10 +45,12 @@ class Collapse(Settings):
 class Adaptive(Settings):
     """Lower the rate whenever the gradient norm stands above a fixed threshold. Off unless `threshold` is set."""
 
-    threshold: float | None = Field(None, gt=0.0, description="mean gradient norm over `window` steps")
+    threshold: float | None = Field(
+        None, gt=0.0, le=1e9, description="mean gradient norm over `window` steps"
+    )
     window: int = Field(100, ge=1, le=100_000)
     factor: float = Field(0.8, gt=0.0, lt=1.0)
-    floor: float = Field(0.0, ge=0.0, description="never below this rate")
+    floor: float = Field(0.0, ge=0.0, le=100.0, description="never below this rate")
     max_times: int = Field(5, ge=1, le=1000)
 
 

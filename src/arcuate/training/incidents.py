@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from safetensors.torch import save_file
-
 from arcuate.batches.batch import Batch
+from arcuate.models.files import save_tensors
 from arcuate.run import Run
 from arcuate.training.guard import Numbers, Verdict
 from arcuate.training.state import Training
@@ -32,13 +31,15 @@ def keep_batch(run: Run, step: int, drawn: Sequence[Batch]) -> str | None:
     """The bins and labels of an offending step, for whoever wants to look; at most a few are kept."""
     folder = run.path / "bad_steps"
     folder.mkdir(exist_ok=True)
-    if len(list(folder.iterdir())) >= MAX_KEPT:
-        return None
     path = folder / f"step-{step:08d}-position-{drawn[0].position:08d}.safetensors"
+    if (
+        len(list(folder.iterdir())) >= MAX_KEPT and not path.exists()
+    ):  # there already: written before a resume
+        return None
     tensors = {
         f"{i}.{name}": getattr(batch, name).cpu().contiguous()
         for i, batch in enumerate(drawn)
         for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
     }
-    save_file(tensors, path)
+    save_tensors(tensors, path)
     return f"bad_steps/{path.name}"

@@ -1,6 +1,7 @@
 """The training loop, top to bottom: augment, forward, loss, backward, judge, step, log, validate, checkpoint."""
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -59,7 +60,8 @@ def train(
     training.tally.started = time.perf_counter()
     if training.step == 0 and world.writes:
         training.save()
-    while training.step < settings.steps and stop.signal is None:
+    leaving = False  # once any process was told to, all leave after the same step
+    while training.step < settings.steps and not leaving:
         waiting = time.perf_counter()
         drawn = [next(batches).to(device) for _ in range(settings.accumulate)]
         waiting = time.perf_counter() - waiting
@@ -74,6 +76,7 @@ def train(
         training.step += 1
         training.position += settings.accumulate
         training.tally.add(numbers, verdict, sum(b.n_counted for b in drawn), waiting)
+        leaving = world.any(stop.signal is not None)
 
         if verdict.action != "keep":
             act(training, verdict, numbers, drawn, watcher, world)
@@ -86,8 +89,10 @@ def train(
         validated = training.step % settings.validate_every == 0 or done
         improved = validated and validate_now(training, validate, watcher, world)
         scheduled = validated or training.step % settings.checkpoint_every == 0
-        if scheduled or stop.signal is not None:
+        if scheduled or leaving:
             checkpoint(training, improved, scheduled, world)
+    if leaving and stop.signal is None:
+        stop.signal = signal.SIGTERM  # another process was told to stop, and this one goes with it
 
 
 def backward(
@@ -170,7 +175,7 @@ def log(
     training.tally = Tally()
     write(training, watcher, row, world)
     if not training.recipe.guard.enabled:
-        refuse_nonfinite(training, row)
+        refuse_nonfinite(training, row, world)
 
 
 def validate_now(training: Training, validate: Validate | None, watcher: Watcher, world: World) -> bool:
@@ -183,7 +188,7 @@ def validate_now(training: Training, validate: Validate | None, watcher: Watcher
         row["per_moving_average_200_steps"] = moving
         write(training, watcher, row, world)
     training.tally.started = time.perf_counter()
-    return training.best.improve(training.step, row.get("per"), row.get("loss"))
+    return training.best.improve(training.step, row.get("per"), row.get("loss"), training.position)
 
 
 def checkpoint(training: Training, improved: bool, scheduled: bool, world: World) -> None:
@@ -254,13 +259,13 @@ def write(training: Training, watcher: Watcher, row: dict[str, Any], world: Worl
         watcher.row(row)
 
 
-def refuse_nonfinite(training: Training, row: dict[str, Any]) -> None:
+def refuse_nonfinite(training: Training, row: dict[str, Any], world: World) -> None:
     """Without the guard, stop with the evidence kept rather than go on with weights that are no numbers."""
     broken = [k for k in ("loss", "grad_norm") if not abs(float(row[k])) < float("inf")]
     if broken:
-        append_line(
-            training.run.incidents_file, {"step": row["step"], "kind": "non_finite", "values": broken}
-        )
+        incident = {"step": row["step"], "kind": "non_finite", "values": broken}
+        if world.writes:
+            append_line(training.run.incidents_file, incident)
         raise UserError(
             f"{' and '.join(broken)} became NaN or infinite by step {row['step']} with the guard off; lower the"
             " learning rate, set train.clip_norm, or set guard.enabled=true; the last checkpoint is kept"

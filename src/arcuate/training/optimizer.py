@@ -63,9 +63,30 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
     }
 
 
+def memory_names(optimizer: torch.optim.Optimizer) -> set[str]:
+    """What this kind of optimizer remembers of each weight."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer"} if optimizer.defaults["momentum"] else set()
+    return {"step", "exp_avg", "exp_avg_sq"}
+
+
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Take back what `optimizer_tensors` gave; a ValueError where it belongs to another optimizer or model."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    known = memory_names(optimizer)
     state: dict[int, dict[str, Any]] = {}
     for name, value in tensors.items():
-        _, index, key = name.split(".", 2)
+        kind, _, place = name.partition(".")
+        if kind != "optimizer":
+            continue
+        index, _, key = place.partition(".")
+        if key not in known or not index.isdecimal() or int(index) >= len(parameters):
+            raise ValueError(f"{name} is nothing that {type(optimizer).__name__} remembers")
+        if value.shape not in ((), parameters[int(index)].shape):
+            raise ValueError(f"{name} has another shape than its weights")
         state.setdefault(int(index), {})[key] = value
+    if any(entry.keys() != known for entry in state.values()):
+        raise ValueError(
+            f"{type(optimizer).__name__} remembers {', '.join(sorted(known))}, and some are missing"
+        )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -21,9 +21,12 @@ class Choice:
     note: str | None = None
 
 
-def choose_precision(settings: Precision, device: torch.device) -> Choice:
+def choose_precision(settings: Precision, device: torch.device, before: object = None) -> Choice:
+    """Which precision to train in; a run that goes on keeps the one it had before, for a probe may change its mind."""
     if settings.kind == "fp32":
         return Choice("fp32")
+    if before == "fp32":
+        return Choice("fp32", "training in fp32, as this run began")
     if settings.kind == "fp16" and device.type != "cuda":
         raise UserError(
             f"train.precision.kind=fp16 needs a CUDA device and this is {device};"
@@ -34,7 +37,8 @@ def choose_precision(settings: Precision, device: torch.device) -> Choice:
     except RuntimeError as error:
         first = str(error).splitlines()[0]
         return Choice("fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32")
-    if device.type == "cpu" and slower > 1.0:  # a device's small probe says that it runs, not how fast
+    # A device's small probe says that it runs, not how fast.
+    if device.type == "cpu" and slower > 1.0 and before != settings.kind:
         note = f"{settings.kind} is {slower:.0f} times slower than fp32 on this CPU: training in fp32"
         return Choice("fp32", note)
     return Choice(settings.kind)

@@ -9,7 +9,9 @@ from arcuate.settings import Settings
 Rate = Annotated[float, Field(ge=0.0, le=100.0)]
 Decay = Annotated[float, Field(ge=0.0, le=10.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-Steps = Annotated[int, Field(ge=1, le=100_000_000)]
+MAX_STEPS = 99_999_999  # eight digits in the names of checkpoints
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+StepsOrNone = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
 
 class WeightDecay(Settings):
@@ -47,6 +49,22 @@ class Optimizer(Settings):
         return self
 
 
+class Falling(Settings):
+    """What schedules that come down have in common."""
+
+    kind: str
+    peak: Rate
+    floor: Rate = 0.0
+
+    @model_validator(mode="after")
+    def _floor_below_peak(self) -> "Falling":
+        if self.floor > self.peak:
+            raise ValueError(
+                f"floor {self.floor:g} lies above peak {self.peak:g}; lower one or raise the other"
+            )
+        return self
+
+
 class Constant(Settings):
     kind: Literal["constant"] = "constant"
     rate: Rate
@@ -56,33 +74,31 @@ class Constant(Settings):
         return self.rate
 
 
-class Linear(Settings):
+class Linear(Falling):
     """From `peak` to `floor` in a straight line over `decay_steps`."""
 
     kind: Literal["linear"] = "linear"
-    peak: Rate
     floor: Rate
     decay_steps: Steps | None = Field(None, description="null = the length of the run")
 
 
-class WarmupCosine(Settings):
+class WarmupCosine(Falling):
     """Linear from 0 to `peak` over the warm-up, then half a cosine down to `floor` at `decay_steps`."""
 
     kind: Literal["warmup_cosine"] = "warmup_cosine"
-    peak: Rate
-    floor: Rate = 0.0
-    warmup: int = Field(0, ge=0, description="steps")
+    warmup: StepsOrNone = Field(0, description="steps")
     warmup_share: float = Field(0.0, ge=0.0, le=1.0, description="or as a share of the whole schedule")
     decay_steps: Steps | None = Field(None, description="null = the length of the run")
 
     @model_validator(mode="after")
     def _ordered(self) -> "WarmupCosine":
-        if self.floor > self.peak:
-            raise ValueError(f"floor {self.floor} lies above peak {self.peak}; lower one or raise the other")
         if self.warmup and self.warmup_share:
             raise ValueError("give warmup in steps or warmup_share as a fraction, not both")
         if self.decay_steps is not None and self.warmup > self.decay_steps:
-            raise ValueError(f"warmup {self.warmup} is longer than decay_steps {self.decay_steps}")
+            raise ValueError(
+                f"warmup {self.warmup} is longer than decay_steps {self.decay_steps}, which count from the"
+                " first step; shorten the warm-up or lengthen the decay"
+            )
         return self
 
 
@@ -98,56 +114,71 @@ class OneCycle(Settings):
     cycle_steps: Steps | None = Field(None, description="null = the length of the run")
 
 
-class Plateau(Settings):
+class Plateau(Falling):
     """Multiply by `factor` when validation PER has not improved for more than `patience` validations."""
 
     kind: Literal["plateau"] = "plateau"
-    peak: Rate
     factor: float = Field(0.5, gt=0.0, lt=1.0)
     patience: int = Field(8, ge=0, le=10_000, description="validations without improvement that are borne")
     threshold: float = Field(0.0, ge=0.0, lt=1.0, description="relative improvement that counts")
     cooldown: int = Field(
         0, ge=0, le=10_000, description="validations after a reduction that are not counted"
     )
-    floor: Rate = 0.0
 
 
-class Restarts(Settings):
+class Restarts(Falling):
     """SGDR: half a cosine from `peak` to `floor` over `period` steps, then again, each `multiply` times longer."""
 
     kind: Literal["restarts"] = "restarts"
-    peak: Rate
-    floor: Rate = 0.0
     period: Steps
     multiply: int = Field(1, ge=1, le=100)
-    warmup: int = Field(0, ge=0, description="steps before the first period")
+    warmup: StepsOrNone = Field(0, description="steps before the first period")
+
+    @model_validator(mode="after")
+    def _warmup_is_short(self) -> "Restarts":
+        if self.warmup > self.period:
+            raise ValueError(
+                f"warmup {self.warmup} is longer than period {self.period}; shorten the warm-up or lengthen"
+                " the period"
+            )
+        return self
 
 
-class HoldDecay(Settings):
+class HoldDecay(Falling):
     """`peak` for `hold` steps, then down to `floor` at `decay_steps`."""
 
     kind: Literal["hold_decay"] = "hold_decay"
-    peak: Rate
-    floor: Rate = 0.0
-    hold: int = Field(0, ge=0)
+    hold: StepsOrNone = Field(0, description="steps at `peak`")
     shape: Literal["linear", "cosine"] = "linear"
-    decay_steps: Steps | None = Field(None, description="null = the length of the run")
+    decay_steps: Steps | None = Field(
+        None,
+        description="step at which `floor` is reached, counted from the first; null = the length of the run",
+    )
+
+    @model_validator(mode="after")
+    def _hold_is_short(self) -> "HoldDecay":
+        if self.decay_steps is not None and self.hold > self.decay_steps:
+            raise ValueError(
+                f"hold {self.hold} is longer than decay_steps {self.decay_steps}, which count from the first"
+                " step; shorten the hold or lengthen the decay"
+            )
+        return self
 
 
-class StepDecay(Settings):
+class StepDecay(Falling):
     """Multiply by `factor` at each of the given steps, or every `every` steps."""
 
     kind: Literal["step_decay"] = "step_decay"
-    peak: Rate
     factor: float = Field(0.1, gt=0.0, lt=1.0)
     at: tuple[Steps, ...] = ()
     every: Steps | None = None
-    floor: Rate = 0.0
 
     @model_validator(mode="after")
     def _one_way(self) -> "StepDecay":
         if bool(self.at) == (self.every is not None):
             raise ValueError("give either `at` (a list of steps) or `every`, one of them")
+        if list(self.at) != sorted(set(self.at)):
+            raise ValueError(f"`at` {list(self.at)} must rise; put the steps in order, each once")
         return self
 
 
@@ -177,6 +208,15 @@ class Precision(Settings):
         None, gt=0.0, le=1.0, description="stay in fp32 until validation PER is below this"
     )
 
+    @model_validator(mode="after")
+    def _has_something_to_turn_on(self) -> "Precision":
+        if self.below_per is not None and self.kind == "fp32":
+            raise ValueError(
+                f"below_per {self.below_per:g} turns mixed precision on, and kind is fp32; set kind to bf16 or fp16,"
+                " or below_per to null"
+            )
+        return self
+
 
 class Train(Settings):
     steps: Steps = Field(1000, description="optimizer steps")
@@ -184,10 +224,12 @@ class Train(Settings):
     accumulate: int = Field(1, ge=1, le=4096, description="batches per optimizer step")
     clip_norm: float | None = Field(None, gt=0.0, le=1e6, description="null = no clipping")
     precision: Precision = Precision()
-    log_every: int = Field(50, ge=1)
-    validate_every: int = Field(500, ge=1)
-    checkpoint_every: int = Field(1000, ge=1)
-    keep_checkpoints: int = Field(2, ge=1, description="how many of the newest to keep, beside the best")
+    log_every: Steps = 50
+    validate_every: Steps = 500
+    checkpoint_every: Steps = 1000
+    keep_checkpoints: int = Field(
+        2, ge=1, le=1_000_000, description="how many of the newest to keep, beside the best"
+    )
 
 
 class Validate(Settings):
@@ -200,3 +242,13 @@ class Runtime(Settings):
     compile: bool = Field(False, description="torch.compile, on CUDA only")
     cudnn_benchmark: bool = Field(False, description="let cuDNN try its kernels; faster, not reproducible")
     tf32: bool = Field(False, description="float32 products with TF32 on CUDA")
+
+    @model_validator(mode="after")
+    def _fits_the_device(self) -> "Runtime":
+        wanted = [name for name in ("compile", "cudnn_benchmark", "tf32") if getattr(self, name)]
+        if self.device in ("cpu", "mps") and wanted:
+            raise ValueError(
+                f"{' and '.join(wanted)} act on CUDA only and device is {self.device}; set device to cuda or auto,"
+                f" or {wanted[0]} to false"
+            )
+        return self

@@ -1,7 +1,11 @@
 """Everything about a training run that changes, and how it goes into a checkpoint and comes back."""
 
+import os
 import resource
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,32 +14,15 @@ from arcuate.errors import UserError
 from arcuate.models.model import Model
 from arcuate.recipe import Recipe
 from arcuate.run import Run, read_jsonl, write_lines
-from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint
+from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint, sync
 from arcuate.training.guard import Guard
 from arcuate.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer
+from arcuate.training.saved import Best, check_like
 from arcuate.training.schedule import PlateauState, after_validation
 from arcuate.training.tally import Tally
 from arcuate.training.weights import Averages
 
 MOVING_STEPS = 200
-
-
-@dataclass
-class Best:
-    """The best validation so far: by actual error rate, ties by loss; without validation the newest wins."""
-
-    step: int | None = None
-    per: float | None = None
-    loss: float | None = None
-
-    def improve(self, step: int, per: float | None, loss: float | None) -> bool:
-        inf = float("inf")
-        new = (inf if per is None else per, inf if loss is None else loss)
-        old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
-        if self.step is not None and per is not None and new >= old:
-            return False
-        self.step, self.per, self.loss = step, per, loss
-        return True
 
 
 class Training:
@@ -89,6 +76,8 @@ class Training:
         """
         if scheduled and self.guard.healthy:
             self.good = self.worth_returning_to()
+        for file in (self.run.metrics_file, self.run.incidents_file):
+            sync(file)  # the checkpoint counts on these rows
         state = self.to_json()
         tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
         if self.averages.current:  # then model.safetensors holds the average, and the weights go here
@@ -127,52 +116,71 @@ class Training:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Everything as it was when this checkpoint was written."""
-        state = checkpoint.state
-        try:
-            self.restore_weights(checkpoint)
-            self.position, self.rate_scale = int(state["position"]), float(state["rate_scale"])
-            self.plateaus = (PlateauState(**state["plateaus"][0]), PlateauState(**state["plateaus"][1]))
-            self.best = Best(**state["best"])
-            self.validations = [(int(s), float(p)) for s, p in state["validations"]]
-            self.tally = Tally.from_json(state["tally"])
-            self.guard.restore(state["guard"])
-            self.good = [int(s) for s in state["good"]]
-            self.rewound_to = state["rewound_to"]
-            self.mixed_on = bool(state["mixed_on"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{checkpoint.folder} does not fit this run ({error}); it was made by another recipe"
-            ) from None
+        saved = checkpoint.saved
+        self.restore_weights(checkpoint)
+        with fitting(checkpoint):
+            check_like(Guard(self.recipe.guard).to_json(), saved.guard, "guard")
+        self.guard.restore(saved.guard)
+        self.position, self.rate_scale, self.plateaus = saved.position, saved.rate_scale, saved.plateaus
+        self.best, self.validations, self.tally = saved.best, saved.validations, saved.tally
+        self.good, self.rewound_to, self.mixed_on = saved.good, saved.rewound_to, saved.mixed_on
 
     def restore_weights(self, checkpoint: Checkpoint) -> None:
         """Step, weights, optimizer and averages of a checkpoint; not the place in the data, nor the guard."""
         from arcuate.models.files import load_model
 
-        tensors = checkpoint.tensors()
+        tensors, saved = checkpoint.tensors(), checkpoint.saved
         own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
-        self.model.load_state_dict(own or load_model(checkpoint.folder).state_dict(), strict=not own)
-        self.averages.restore(tensors, checkpoint.state["averages"])
-        memory = {n: t for n, t in tensors.items() if n.startswith("optimizer.")}
-        self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
-        restore_optimizer(self.optimizer, memory)
-        if checkpoint.state["scaler"]:
-            self.scaler.load_state_dict(checkpoint.state["scaler"])
-        self.step = checkpoint.step
+        with fitting(checkpoint):
+            whole = load_model(checkpoint.folder).state_dict()
+            self.model.load_state_dict(whole | own)
+            self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
+            self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
+            restore_optimizer(self.optimizer, tensors)
+            if saved.scaler:
+                self.scaler.load_state_dict(saved.scaler)
+        self.step = saved.step
+
+    def refuse_lost_rows(self, checkpoint: Checkpoint) -> None:
+        """Rows written before the checkpoint must still be there, for nobody writes them again."""
+        for path, size in self._sizes_at(checkpoint):
+            if not path.is_file() or path.stat().st_size < size or not ends_line(path, size):
+                raise UserError(f"{path} has lost rows that {checkpoint.folder.name} counts on")
 
     def cut_files(self, checkpoint: Checkpoint) -> None:
         """Rows written after the checkpoint will be written again."""
-        for path, size in (
-            (self.run.metrics_file, checkpoint.state["files_at"]["metrics"]),
-            (self.run.incidents_file, checkpoint.state["files_at"]["incidents"]),
-        ):
-            with path.open("ab") as file:
-                file.truncate(int(size))
+        self.refuse_lost_rows(checkpoint)
+        for path, size in self._sizes_at(checkpoint):
+            os.truncate(path, size)
+
+    def _sizes_at(self, checkpoint: Checkpoint) -> list[tuple[Path, int]]:
+        at = checkpoint.saved.files_at
+        return [(self.run.metrics_file, at.metrics), (self.run.incidents_file, at.incidents)]
 
     def take_back_rows(self) -> list[dict[str, Any]]:
         """Remove from metrics.jsonl the rows of steps that a rewind undoes, and return them."""
         rows = read_jsonl(self.run.metrics_file)
         write_lines(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
         return [r for r in rows if r["step"] > self.step]
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """A checkpoint may be whole and yet hold what another model or optimizer left."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"{checkpoint.folder} does not fit this recipe and data ({first})") from None
+
+
+def ends_line(path: Path, size: int) -> bool:
+    """Whether the first `size` bytes of a file are whole lines."""
+    if size == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
 
 
 def memory_mb(device: torch.device) -> float:

@@ -71,7 +71,3 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("started", "waiting_s")}
-
-    @staticmethod
-    def from_json(saved: dict[str, Any]) -> "Tally":
-        return Tally(**saved)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -64,8 +63,11 @@ class Averages:
     def counts(self) -> dict[str, int]:
         return {"n_ema": self.n_ema, "n_mean": self.n_mean}
 
-    def restore(self, tensors: dict[str, torch.Tensor], counts: dict[str, Any]) -> None:
+    def restore(self, tensors: dict[str, torch.Tensor], n_ema: int, n_mean: int) -> None:
         for kind, kept in (("ema", self.ema), ("mean", self.mean)):
             for name, tensor in zip(self.names, kept, strict=False):
-                tensor.copy_(tensors[f"{kind}.{name}"])
-        self.n_ema, self.n_mean = int(counts["n_ema"]), int(counts["n_mean"])
+                saved = tensors[f"{kind}.{name}"]
+                if saved.shape != tensor.shape:
+                    raise ValueError(f"{kind}.{name} has another shape")
+                tensor.copy_(saved)
+        self.n_ema, self.n_mean = n_ema, n_mean

@@ -1,6 +1,8 @@
 """Several processes training one model: who am I, and sums over all of us."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +29,24 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so; the answer is the same on each, and costs the device nothing."""
+        return flag if self.size == 1 else bool(self.sum(torch.tensor([int(flag)])).item())
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """All go on, or none does: where one process has to refuse, the others end with it."""
+        problem: UserError | OSError | None = None
+        try:
+            yield
+        except (UserError, OSError) as error:
+            problem = error
+        refused = self.any(problem is not None)
+        if problem is not None:
+            raise problem
+        if refused:
+            raise UserError(f"process {self.rank} ends, for another one cannot go on and says why")
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -41,7 +61,7 @@ def join_world(device: torch.device) -> World:
         return World()
     if device.type == "mps":
         raise UserError("several processes cannot share an mps device; start without torchrun")
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     return World(dist.get_rank(), size)
 
 
