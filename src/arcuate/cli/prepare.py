@@ -13,7 +13,7 @@ from arcuate.readers.b2t24 import DEFAULT_FEATURES
 from arcuate.store import QUALITY
 from arcuate.trial import BIN_S, SPLITS
 
-_SHOWN = 5  # unreadable files named one by one; the table has them all
+_SHOWN = 5  # unread files named one by one; the table has them all
 
 
 def prepare_command(
@@ -71,6 +71,7 @@ _ACTIONS = {
     "rejected": "kept out of training",
     "flagged": "validation or test: flagged and kept",
     "kept": "a remark; kept",
+    "ignored": "not recognised; left alone",
     "missing": "could not be read",
 }
 
@@ -78,11 +79,12 @@ _ACTIONS = {
 def show_summary(report: PrepareReport, store: Path) -> None:
     for note in report.notes:
         say(f"note: {note}")
-    unreadable = report.rows("missing")
-    for row in unreadable[:_SHOWN]:
-        say(f"could not read {row.trial}: {row.detail}")
-    if len(unreadable) > _SHOWN:
-        say(f"could not read {len(unreadable) - _SHOWN} more")
+    for action, told in (("ignored", "left alone"), ("missing", "could not read")):
+        rows = report.rows(action)
+        for row in rows[:_SHOWN]:
+            say(f"{told} {row.trial}: {row.detail}")
+        if len(rows) > _SHOWN:
+            say(f"{told} {len(rows) - _SHOWN} more")
     size = f"{report.trials} trials in {len(report.sessions)} sessions, {report.n_channels or 'no'} channels"
     if report.written:
         n_cases = len(report.quality)
