@@ -63,7 +63,7 @@ def clear_run(run: Path, store: Path) -> None:
     """Remove an earlier demo's run: one that was trained on the demo's own store."""
     if not run.exists() or not any(run.iterdir()):
         return
-    environment = Run(run).environment() if Run(run).environment_file.is_file() else {}
-    if Path(str(environment.get("data", {}).get("path", ""))) != store.resolve():
+    trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
+    if Path(str(trained_on.get("path", ""))) != store.resolve():
         raise UserError(f"{run} was not made by the demo; move it away, or name another folder with --run")
     shutil.rmtree(run)

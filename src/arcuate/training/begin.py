@@ -71,8 +71,7 @@ def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
 
 
 def refuse_other_data(run: Run, environment: dict[str, Any]) -> None:
-    old, new = (e.get("data", {}).get("hashes") for e in (run.environment(), environment))
-    if old != new:
+    if run.data().get("hashes") != environment["data"].get("hashes"):
         raise UserError(
             f"{run.path} was trained on other data (the content hashes differ); resume it with the same"
         )
