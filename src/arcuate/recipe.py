@@ -1,11 +1,13 @@
 """Recipe: one experiment as data. Packaged YAML files, `extends`, overrides, and refusals that help."""
 
 import difflib
+import os
 import re
 import reprlib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A packaged recipe by name, or a YAML file by path, with `key.sub=value` overrides applied."""
-    tree = resolve(name, ())
+    tree = resolve(name)
     for override in overrides:
         apply_override(tree, override)
     return parse_recipe(tree, name)
@@ -97,44 +99,84 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         raise UserError("; ".join(dict.fromkeys(explain(error, where)))) from None
 
 
-def resolve(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The recipe as a tree of plain values, its ancestors merged in."""
-    if name in chain:
-        raise UserError(f"recipe {name!r} extends itself: {' -> '.join((*chain, name))}")
-    tree = read_tree(name, chain)
-    parent = tree.get("extends")
-    if parent is None:
-        return tree
-    return merge(resolve(str(parent), (*chain, name)), tree)
+def resolve(name: str) -> dict[str, Any]:
+    """The recipe as a tree of plain values, its ancestors merged in.
+
+    `extends` of the whole names a packaged recipe or none, so that a run's recipe does not need files elsewhere.
+    """
+    chain = lineage(name)
+    tree: dict[str, Any] = {}
+    for _, own in reversed(chain):
+        tree = merge(tree, own)
+    packaged = [place.name for place, _ in chain[1:] if place.path is None]
+    return {**tree, "extends": packaged[0] if packaged else None}
 
 
-def read_tree(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
-    if name in recipe_names():
-        text, default_name = (files("arcuate") / "recipes" / f"{name}.yaml").read_text("utf-8"), name
+@dataclass(frozen=True)
+class Place:
+    """Where a recipe stands: packaged under its name, or in a file."""
+
+    name: str
+    path: Path | None = None
+
+
+def lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
+    """The recipe, its parent and so on up to the one that extends nothing; each with what it states itself."""
+    chain: list[tuple[Place, dict[str, Any]]] = []
+    place = locate(name)
+    while True:
+        if place in (seen := [earlier for earlier, _ in chain]):
+            names = " -> ".join(earlier.name for earlier in (*seen, place))
+            raise UserError(f"recipe {name!r} extends itself: {names}")
+        tree = read_tree(place)
+        chain.append((place, tree))
+        parent = tree.get("extends")
+        if parent is None:
+            return chain
+        place = locate(str(parent), place)
+
+
+def locate(name: str, by: Place | None = None) -> Place:
+    """A recipe by name or path; what a recipe file extends is looked for in its own folder first."""
+    if by is None:
+        if name in recipe_names():
+            return Place(name)
+        for path in (Path(name), Path(name) / "recipe.yaml"):  # a file, or a run folder
+            if os.path.isfile(path):
+                return Place(name, path.resolve())
     else:
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(unknown_recipe(name, chain))
+        if by.path is not None and os.path.isfile(path := by.path.parent / name):
+            return Place(name, path.resolve())
+        if name in recipe_names():
+            return Place(name)
+    raise UserError(unknown_recipe(name, by))
+
+
+def read_tree(place: Place) -> dict[str, Any]:
+    """What a recipe states itself."""
+    if place.path is None:
+        text = (files("arcuate") / "recipes" / f"{place.name}.yaml").read_text("utf-8")
+    else:
         try:
-            text, default_name = path.read_text("utf-8"), path.stem
+            text = place.path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"recipe {name} cannot be read as text: {error}") from None
+            raise UserError(f"recipe {place.name} cannot be read as text: {error}") from None
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"recipe {name} is no valid YAML: {first}") from None
+        raise UserError(f"recipe {place.name} is no valid YAML: {first}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"recipe {name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
-    return {"name": default_name, **tree}
+        raise UserError(f"recipe {place.name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
+    return {"name": place.path.stem if place.path else place.name, **tree}
 
 
-def unknown_recipe(name: str, chain: tuple[str, ...]) -> str:
+def unknown_recipe(name: str, by: Place | None) -> str:
     known = recipe_names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
-    by = f" (named by 'extends' in {chain[-1]})" if chain else ""
-    return f"there is no recipe {name!r}{by}, nor a file of that name; {hint}"
+    where = f" (named by 'extends' in {by.name}, and looked for beside it)" if by else ""
+    return f"there is no recipe {name!r}{where}, nor a file of that name; {hint}"
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,10 +90,7 @@ def open_run(path: Path) -> Run:
 
 def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Run:
     """A new run folder; never writes into one that holds anything already."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(
-            f"{path} exists already and is not empty; choose another --run, or go on with it: --resume"
-        )
+    refuse_used(path)
     run = Run(path)
     (path / "results").mkdir(parents=True, exist_ok=True)
     run.checkpoints.mkdir(exist_ok=True)
@@ -102,6 +99,13 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
     run.metrics_file.touch()
     run.incidents_file.touch()
     return run
+
+
+def refuse_used(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(
+            f"{path} exists already and is not empty; choose another --run, or go on with it: --resume"
+        )
 
 
 def finite(value: Any) -> Any:

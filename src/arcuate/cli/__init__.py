@@ -81,7 +81,7 @@ def simulate(
     trials: Annotated[int, typer.Option(min=4, max=100_000, help="Per session, all splits together.")] = 250,
     electrodes: Annotated[int, typer.Option(min=4, max=4096)] = 128,
     difficulty: Annotated[str, typer.Option(help="easy, real, hard, or a number (1 = real).")] = "real",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -246,6 +246,7 @@ def import_(
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one sentence and exit code 2, never a traceback."""
+    fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
@@ -270,6 +271,19 @@ def main() -> NoReturn:
             f"{error.strerror}{place}; {'free some space' if full else 'check the path and your rights to it'}"
         )
     sys.exit(0)
+
+
+def fill_closed_streams() -> None:
+    """A closed stdout or stderr must not be taken by the next file that is opened, nor end in a traceback."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    if sys.stdout is None:
+        if "--json" in sys.argv:
+            fail("stdout is closed, so there is nowhere to print the JSON to; open it or leave --json out")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def fail(message: str) -> NoReturn:

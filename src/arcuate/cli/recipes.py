@@ -12,13 +12,13 @@ from rich.text import Text
 from arcuate.cli.console import emit_json, out
 from arcuate.coupling import coupling_warnings
 from arcuate.errors import UserError
-from arcuate.recipe import load_recipe, read_tree, recipe_names, to_tree, to_yaml
+from arcuate.recipe import Place, load_recipe, read_tree, recipe_names, to_tree, to_yaml
 from arcuate.recipe_diff import diff, official_ancestor
 from arcuate.tokens import CLASSES
 
 
 def list_command(as_json: bool) -> None:
-    trees = {name: read_tree(name) for name in recipe_names()}
+    trees = {name: read_tree(Place(name)) for name in recipe_names()}
     if as_json:
         emit_json(
             {

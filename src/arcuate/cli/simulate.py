@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from arcuate.cli.console import emit_json, progress, say
 from arcuate.simulate import simulate
-from arcuate.simulate.cohort import Layout
+from arcuate.simulate.cohort import Layout, check_request
 
 
 def simulate_command(
@@ -34,6 +34,7 @@ def simulate_cohort(
     seed: int,
     force: bool,
 ) -> dict[str, Any]:
+    check_request(out, layout, sessions, trials, electrodes, difficulty, seed, force)  # before a bar appears
     with progress("simulating trials") as report:
         summary = simulate(
             out,

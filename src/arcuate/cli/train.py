@@ -22,13 +22,13 @@ from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
 from arcuate.recipe_diff import official_ancestor
-from arcuate.run import Run, create_run
+from arcuate.run import Run, create_run, refuse_used
 from arcuate.runtime import Machine, set_up
 from arcuate.store import Store
 from arcuate.tokens import CLASSES, names
 from arcuate.tracking.start import check_trackers, trackers
 from arcuate.tracking.watchers import Watchers
-from arcuate.training.begin import check_parent, go_on, start_from
+from arcuate.training.begin import check_parent, go_on, refuse_other_recipe, start_from
 from arcuate.training.loop import train
 from arcuate.training.parallel import parallel_encode
 from arcuate.training.precision import Choice, choose_precision
@@ -63,6 +63,7 @@ def train_run(asked: Asked) -> dict[str, Any] | None:
     """Everything `arcuate train` does; returns what it would print as JSON, on the one process that writes."""
     recipe = load_recipe(asked.recipe, asked.overrides)
     check_trackers(recipe.track)
+    refuse_early(asked, recipe)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
@@ -76,6 +77,17 @@ def train_run(asked: Asked) -> dict[str, Any] | None:
         return run_training(asked, recipe, store, selection, machine, precision, parent, model, world)
     finally:
         leave_world()
+
+
+def refuse_early(asked: Asked, recipe: Recipe) -> None:
+    """A run folder that cannot be used is told before anything is announced; it is looked at again when written."""
+    if asked.dry_run:
+        return
+    run = Run(asked.run)
+    if asked.resume and run.recipe_file.is_file():
+        refuse_other_recipe(run, recipe)
+    elif not asked.resume:
+        refuse_used(asked.run)
 
 
 def run_training(
