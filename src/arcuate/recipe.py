@@ -227,8 +227,47 @@ def explain(error: ValidationError, where: str) -> Iterator[str]:
             )
         elif problem["type"] == "value_error":
             yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
+        elif problem["type"] == "missing" and "." in path:
+            parent, given = path.rpartition(".")[0], problem["input"]
+            kind = given.get("kind") if isinstance(given, Mapping) else None
+            of = f" of kind {kind}" if kind else ""
+            yield f"recipe {where}: {parent}{of} needs {path}; add {path}=VALUE"
         else:
-            yield f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is refused: {problem['msg']}"
+            yield (
+                f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is refused:"
+                f" {remedy(problem['type'], path, problem['input'], known) or problem['msg']}"
+            )
+
+
+def remedy(kind: str, path: str, value: Any, known: Sequence[str]) -> str | None:
+    """The form that works, where a value has the wrong form altogether."""
+    if kind in ("tuple_type", "list_type"):
+        return f"a list is wanted, {path}=[{value}]"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = kinds_of(path)
+        wrong = value.get("kind") if isinstance(value, Mapping) else None
+        near = difflib.get_close_matches(str(wrong), kinds, n=1, cutoff=0.4)
+        return f"{path}.kind is one of {', '.join(kinds)}" + (f"; did you mean {near[0]}?" if near else "")
+    if kind in ("model_attributes_type", "model_type", "dict_type"):
+        inside = [name for name in known if name.rpartition(".")[0] == path]
+        if f"{path}.kind" in inside:
+            return f"it has settings of its own, {path}.kind={value} and so on"
+        return f"it has settings of its own, such as {inside[0]}" if inside else None
+    return None
+
+
+def kinds_of(path: str) -> list[str]:
+    """The kinds that a component at this path may have."""
+    models: list[type[BaseModel]] = [Recipe]
+    for key in path.split("."):
+        models = [
+            inner
+            for model in models
+            for name, field in model.model_fields.items()
+            if key == (field.alias or name)
+            for inner in inner_models(field.annotation)
+        ]
+    return [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
 
 
 def nearest(path: str, known: Sequence[str]) -> str | None:
@@ -242,6 +281,17 @@ def nearest(path: str, known: Sequence[str]) -> str | None:
     same_word = [k for k in known if k.rpartition(".")[2] == leaf]
     close = same_word or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def setting_for(option: str) -> str | None:
+    """The setting that someone means who writes --steps or --log-every."""
+    word = option.lstrip("-").replace("-", "_")
+    if not word:
+        return None
+    known = sorted(known_paths(Recipe), key=lambda path: (path.partition(".")[0] != "train", path))
+    leaves = [path.rpartition(".")[2] for path in known]
+    close = difflib.get_close_matches(word, leaves, n=1, cutoff=0.75)
+    return known[leaves.index(close[0])] if close else None
 
 
 def plain_path(location: tuple[int | str, ...], known: Sequence[str]) -> str:

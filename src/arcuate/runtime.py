@@ -50,10 +50,15 @@ def choose_threads(asked: int | None, width: int, batch_size: int, device: torch
         return torch.get_num_threads(), "OMP_NUM_THREADS"
     if device.type != "cpu":
         return torch.get_num_threads(), "the work is done on the device"
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_cores = count_cores()
     if n_cores == 1:
         return 1, "one core"
     return probe_threads(n_cores, width, batch_size)
+
+
+def count_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def probe_threads(n_cores: int, width: int, batch_size: int) -> tuple[int, str]:

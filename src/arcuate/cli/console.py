@@ -84,5 +84,10 @@ def progress(description: str) -> Iterator[Report]:
         yield report
 
 
+def counted(n: int, noun: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.1f} %"

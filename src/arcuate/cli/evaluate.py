@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from arcuate.batches.select import trials_of_split
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.evaluate import decode_trials, summarise, write_results, write_scores
 from arcuate.models.files import load_card, load_model
@@ -134,8 +134,8 @@ def tell_differences(subject: Subject, store: Store, split: str, card: ModelCard
     if missing["trials"]:
         names = ", ".join(missing["sessions"][:3]) + (" …" if len(missing["sessions"]) > 3 else "")
         say(
-            f"note: {missing['trials']} {split} trials of {len(missing['sessions'])} sessions that this model"
-            f" does not know are left out: {names}"
+            f"note: {counted(missing['trials'], f'{split} trial')} of {counted(len(missing['sessions']), 'session')}"
+            f" that this model does not know left out: {names}"
         )
 
 
@@ -192,12 +192,16 @@ def show(run: Run, summary: dict[str, Any]) -> None:
 
 def headline(summary: dict[str, Any]) -> str:
     if summary["per"] is None:
-        return f"{summary['n_trials']} {summary['split']} trials decoded; they carry no labels, so there is no PER"
+        decoded = counted(summary["n_trials"], f"{summary['split']} trial")
+        return f"{decoded} decoded without labels, so there is no PER"
     same = " (the split it was selected on)" if summary["selected_on"] == summary["split"] else ""
     same = " (which it was trained on)" if summary["split"] == "train" else same
+    interval = f"95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])}"
+    if summary["per_low"] is None:
+        interval = "no interval from a single trial"
     return (
-        f"PER {percent(summary['per'])}, 95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])},"
-        f" on {summary['n_scored']} {summary['split']} trials{same}:"
+        f"PER {percent(summary['per'])}, {interval},"
+        f" on {counted(summary['n_scored'], summary['split'] + ' trial')}{same}:"
         f" {summary['substitutions']} substitutions, {summary['insertions']} insertions,"
         f" {summary['deletions']} deletions in {summary['n_tokens']} phonemes"
     )

@@ -1,12 +1,14 @@
 """`arcuate prepare`."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.prepare import PrepareReport, check_places, look, prepare
 from arcuate.readers import find_sources
 from arcuate.readers.b2t24 import DEFAULT_FEATURES
@@ -48,6 +50,8 @@ def prepare_store(
         report = prepare(source, store, force=force, features=features, progress=tell)
     if not quiet:
         show_summary(report, store)
+        if report.leakage is not None:
+            say(leakage_line(report.leakage))
     return report
 
 
@@ -85,13 +89,25 @@ def show_summary(report: PrepareReport, store: Path) -> None:
             say(f"{told} {row.trial}: {row.detail}")
         if len(rows) > _SHOWN:
             say(f"{told} {len(rows) - _SHOWN} more")
-    size = f"{report.trials} trials in {len(report.sessions)} sessions, {report.n_channels or 'no'} channels"
+    channels = counted(report.n_channels, "channel") if report.n_channels else "no channels"
+    size = f"{counted(report.trials, 'trial')} in {counted(len(report.sessions), 'session')}, {channels}"
     if report.written:
         n_cases = len(report.quality)
-        cases = f"; {n_cases} case{'s' if n_cases > 1 else ''} in {store / QUALITY}" if n_cases else ""
+        cases = f"; {counted(n_cases, 'case')} in {store / QUALITY}" if n_cases else ""
         out.print(f"{report.layout}: {size} → {store}{cases}", soft_wrap=True, markup=False)
     else:
         out.print(f"{report.layout}: {size}; nothing was written", soft_wrap=True)
+
+
+def leakage_line(leakage: Mapping[str, Any]) -> str:
+    """What the splits share, in a line."""
+    recordings = counted(sum(leakage["trials"].values()), "recording")
+    texts = ", ".join(
+        f"{found['n']} of {found['of']} {pair.replace(' in ', ' sentences in ')}"
+        for pair, found in leakage["texts"].items()
+        if found["share"] is not None
+    )
+    return f"leakage: {recordings} in two splits; {texts or 'no sentences to compare'}"
 
 
 def _files_table(report: PrepareReport) -> Table:

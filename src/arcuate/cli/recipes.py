@@ -66,12 +66,11 @@ def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
 
 
 def diff_command(a: str, b: str | None, as_json: bool) -> None:
-    """What changed from A to B; without B, from A to the official recipe it descends from."""
-    recipe_a = load_recipe(a)
-    ancestor_a = official_ancestor(a)
-    b = b or other_side(a, ancestor_a)
-    recipe_b = load_recipe(b)
-    ancestor_b = official_ancestor(b)
+    """What changed from A to B; without B, from the official recipe that A descends from to A."""
+    if b is None:
+        a, b = other_side(a, official_ancestor(a)), a
+    recipe_a, recipe_b = load_recipe(a), load_recipe(b)
+    ancestor_a, ancestor_b = official_ancestor(a), official_ancestor(b)
     changes = diff(recipe_a, recipe_b)
     sides = {a: (recipe_a, ancestor_a), b: (recipe_b, ancestor_b)}
     warnings = [

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
-from arcuate.cli.console import emit_json, progress, say
+from arcuate.cli.console import counted, emit_json, progress, say
 from arcuate.simulate import simulate
 from arcuate.simulate.cohort import Layout, check_request
 
@@ -47,5 +47,6 @@ def simulate_cohort(
             replace=force,
             progress=lambda done, total: report(done, total, "simulating trials"),
         )
-    say(f"{sessions} sessions of {trials} trials, {electrodes} electrodes, difficulty {difficulty}: {out}")
+    size = f"{counted(sessions, 'session')} of {trials} trials, {electrodes} electrodes"
+    say(f"{size}, difficulty {difficulty}: {out}")
     return summary

@@ -13,7 +13,7 @@ from arcuate.batches.batch import PlannedBatches, training_batches
 from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import Selection, select
 from arcuate.batches.settings import Bucketed, Days
-from arcuate.cli.console import emit_json, percent, say
+from arcuate.cli.console import counted, emit_json, percent, say
 from arcuate.cli.watch import TerminalWatcher
 from arcuate.coupling import coupling_warnings
 from arcuate.environment import describe
@@ -23,7 +23,7 @@ from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
 from arcuate.recipe_diff import official_ancestor
 from arcuate.run import Run, create_run, refuse_used
-from arcuate.runtime import Machine, set_up
+from arcuate.runtime import Machine, count_cores, set_up
 from arcuate.store import Store
 from arcuate.tokens import CLASSES, names
 from arcuate.tracking.start import check_trackers, trackers
@@ -174,7 +174,7 @@ def train_in(
         store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (world.rank, world.size)
     )
     batches = training_batches(
-        planned, training.position, None, recipe.data.workers, pin_memory=machine.device.type == "cuda"
+        planned, training.position, None, worker_count(recipe), pin_memory=machine.device.type == "cuda"
     )
     encode = parallel_encode(training.model, recipe, machine.device, world)
     shown = Watchers()  # only the process that writes has anyone watching
@@ -198,6 +198,11 @@ def train_in(
         if stop.signal is None:
             say(f"{training.run.path} is done; next: arcuate evaluate {training.run.path}")
     return {**result(training, selection, seconds), "exit_code": stop.exit_code}
+
+
+def worker_count(recipe: Recipe) -> int:
+    """Loading processes, no more than there are cores; their number changes no result."""
+    return min(recipe.data.workers, count_cores())
 
 
 def result(training: Training, selection: Selection, seconds: float) -> dict[str, Any]:
@@ -243,25 +248,27 @@ def announce(
     world: World,
 ) -> list[str]:
     """What is about to be trained, on what, and where it departs from what the recipe asked for."""
-    threads = f"{machine.threads} thread{'s' if machine.threads > 1 else ''}"
+    channels, sessions = counted(store.n_channels, "channel"), counted(len(selection.sessions), "session")
+    selecting = counted(len(selection.validation), f"{selection.selected_on} trial")
     lines = [
-        f"{recipe.name}: {n_parameters:,} parameters, {store.n_channels} channels, {len(selection.sessions)} sessions",
-        f"{len(selection.train)} training trials; checkpoints are selected on {len(selection.validation)}"
-        f" {selection.selected_on} trials",
-        f"{machine.device}, {threads}: {machine.reason}",
+        f"{recipe.name}: {n_parameters:,} parameters, {channels}, {sessions}",
+        f"{counted(len(selection.train), 'training trial')}; checkpoints are selected on {selecting}",
+        f"{machine.device}, {counted(machine.threads, 'thread')}: {machine.reason}",
     ]
+    if (workers := worker_count(recipe)) < recipe.data.workers:
+        lines.append(f"data.workers={recipe.data.workers} is more than there are cores; using {workers}")
     batching, patch = recipe.data.batching, recipe.front_end.patch
     if world.size > 1:
         lines.append(f"{world.size} processes share every batch")
     if selection.unaligned:
         lines.append(
-            f"{len(selection.unaligned)} training trials are left out: their labels need more frames than"
+            f"{counted(len(selection.unaligned), 'training trial')} left out: labels that need more frames than"
             f" patches of {patch.bins}/{patch.stride} bins give"
         )
     if not selection.validation:
         lines.append("no validation trials: the last checkpoint will count as the best")
     if isinstance(batching, Days) and batching.n_sessions > len(selection.sessions):
-        lines.append(f"a batch holds {len(selection.sessions)} sessions, for the data have no more")
+        lines.append(f"a batch holds {sessions}, for the data have no more")
     if isinstance(batching, Bucketed):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
