@@ -1,6 +1,7 @@
 """Stores and runs that are not what they were: damaged, changed, exchanged, or not a run at all."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -205,3 +206,18 @@ def test_a_date_that_cannot_be_in_official_settings_is_one_sentence(tmp_path: Pa
     (tmp_path / "args.yaml").write_text("began: 2024-13-45\n")
     with pytest.raises(UserError, match=r"args\.yaml"):
         _Args.read_yaml(tmp_path / "args.yaml")
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+def test_the_documented_fields_of_the_log_are_those_it_has(trained: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text("utf-8")
+    section = page[page.index("## Rows of metrics.jsonl") : page.index("## Run folder")]
+    cells = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    written = {"step", "split"}
+    for row in Run(trained).metrics():
+        for name, value in row.items():
+            deep = isinstance(value, dict) and name in ("losses", "cost")
+            written |= {f"{name}.{inner}" for inner in value} if deep else {name}
+    assert set(re.findall(r"`([\w.]+)`", cells)) | {"step", "split"} == written

@@ -39,14 +39,16 @@ NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
 
 class Recipe(Settings):
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=100, description="left out: the name of the file")
     extends: str | None = Field(None, description="the recipe this one states its differences from")
-    summary: str = ""
-    notes: str = ""
+    summary: str = Field("", description="one line for `arcuate recipes list`")
+    notes: str = Field("", description="anything worth remembering")
     data: Data = Data()
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = Encoder()
-    output_init: typing.Literal["default", "xavier"] = "default"
+    output_init: typing.Literal["default", "xavier"] = Field(
+        "default", description="how the output layer starts; the '25 release uses xavier"
+    )
     augment: Augment = Augment()
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()

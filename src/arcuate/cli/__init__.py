@@ -41,7 +41,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes_app = typer.Typer(help="List the recipes, show one whole, or compare two.", no_args_is_help=True)
+recipes_app = typer.Typer(
+    help="List the recipes, show one whole, compare two, list all settings.", no_args_is_help=True
+)
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -196,6 +198,14 @@ def recipes_diff(
     from arcuate.cli.recipes import diff_command
 
     diff_command(a, b, as_json)
+
+
+@recipes_app.command("settings")
+def recipes_settings(as_json: Json = False) -> None:
+    """Every setting with its type, default, range and meaning, as Markdown."""
+    from arcuate.cli.recipes import settings_command
+
+    settings_command(as_json)
 
 
 @app.command(cls=WithSettings)

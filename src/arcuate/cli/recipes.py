@@ -1,4 +1,4 @@
-"""`arcuate recipes list`, `arcuate recipes show` and `arcuate recipes diff`."""
+"""`arcuate recipes list`, `show`, `diff` and `settings`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from arcuate.coupling import coupling_warnings
 from arcuate.errors import UserError
 from arcuate.recipe import Place, load_recipe, read_tree, recipe_names, to_tree, to_yaml
 from arcuate.recipe_diff import diff, official_ancestor
+from arcuate.recipe_settings import components, to_markdown
 from arcuate.tokens import CLASSES
 
 
@@ -103,6 +104,15 @@ def diff_command(a: str, b: str | None, as_json: bool) -> None:
         out.print(table)
     for warning in warnings:
         out.print(f"\nwarning: {warning}", markup=False)
+
+
+def settings_command(as_json: bool) -> None:
+    """The table of all settings: as JSON, or as the Markdown page of the documentation."""
+    if as_json:
+        found = [{"kind": part.kind, **asdict(s)} for part in components() for s in part.settings]
+        emit_json({"settings": found})
+    else:
+        out.print(to_markdown(), markup=False, soft_wrap=True, end="")
 
 
 def other_side(name: str, ancestor: str | None) -> str:
