@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.recipe import Recipe, load_recipe, merge, parse_recipe, read_tree, recipe_names, resolve, to_tree
+from arcuate.recipe import (
+    Place,
+    Recipe,
+    load_recipe,
+    merge,
+    parse_recipe,
+    read_tree,
+    recipe_names,
+    resolve,
+    to_tree,
+)
 from arcuate.recipe_diff import ABOUT, diff, official_ancestor
 from arcuate.training.schedule import rate_at
 
@@ -45,7 +55,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
     if value_at(to_tree(load_recipe(parent)), path) != value_at(own, path):
         return False
     try:
-        less = parse_recipe(merge(resolve(parent, ()), without(own, path)), "less")
+        less = parse_recipe(merge(resolve(parent), without(own, path)), "less")
     except UserError:
         return False
     return diff(less, recipe) == []
@@ -53,7 +63,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
 
 @pytest.mark.parametrize("name", [*RUNS, *EXACT])
 def test_a_recipe_states_only_its_differences(name: str) -> None:
-    own, recipe = read_tree(name), load_recipe(name)
+    own, recipe = read_tree(Place(name)), load_recipe(name)
     parent = own["extends"]
     stated = [path for path in leaves(own) if path[0] not in ABOUT]
     assert [".".join(p) for p in stated if is_redundant(own, p, parent, recipe)] == []
@@ -69,7 +79,7 @@ def test_the_law_sees_a_redundant_key() -> None:
 
 @pytest.mark.parametrize("name", [*RUNS, *EXACT])
 def test_every_run_says_what_it_is_and_what_is_known(name: str) -> None:
-    own = read_tree(name)
+    own = read_tree(Place(name))
     assert own["summary"] and "\n" not in own["summary"]
     assert len(own["notes"]) > 100
     assert official_ancestor(name) == ("b2t24-gru" if name in RUNS else "b2t25-gru")

@@ -168,7 +168,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_second_one_the_official_ancestor_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
     diff_command("official-exact-test3", None, as_json=True)
     told = json.loads(capsys.readouterr().out)
-    assert told["b"] == "b2t25-gru"
+    assert (told["a"], told["b"]) == ("b2t25-gru", "official-exact-test3")
     assert {c["path"] for c in told["changes"]} == {"schedule.peak", "session_schedule.peak", "train.steps"}
     for name, word in (("tiny", "no official"), ("b2t25-gru", "itself official")):
         with pytest.raises(UserError, match=word):

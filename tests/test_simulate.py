@@ -3,7 +3,12 @@
 import csv
 import hashlib
 import json
+import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -14,6 +19,7 @@ from scipy.io import loadmat
 from arcuate import tokens
 from arcuate.errors import UserError
 from arcuate.pronounce import pronounce
+from arcuate.readers import find_sources
 from arcuate.simulate import LAYOUTS, TRUTH, simulate
 from arcuate.simulate.cohort import DESCRIPTION, session_names
 from arcuate.simulate.layouts import HOLDOUT_TEXT
@@ -213,6 +219,11 @@ def test_own_recordings_are_replaced_on_request(tmp_path: Path) -> None:
     [
         ({"difficulty": "tough"}, "easy, real, hard"),
         ({"difficulty": -1.0}, "easy, real, hard"),
+        ({"difficulty": 1e-300}, "from 0.01"),
+        ({"difficulty": "1e300"}, "to 100"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 10**400}, "seed"),
+        ({"n_sessions": -3}, "1 session"),
         ({"layout": "b2t23"}, "b2t25, b2t24"),
         ({"n_trials": 2}, "3 trials"),
         ({"n_electrodes": 2}, "4 electrodes"),
@@ -224,3 +235,60 @@ def test_mistakes_name_the_remedy(wrong: dict[str, Any], remedy: str, tmp_path: 
     with pytest.raises(UserError, match=remedy):
         simulate(tmp_path, **arguments)
     assert not list(tmp_path.iterdir())
+
+
+COHORT: dict[str, Any] = {"layout": "b2t25", "n_sessions": 2, "n_trials": 6, "n_electrodes": 4}
+
+
+def test_an_interrupted_cohort_is_none(tmp_path: Path) -> None:
+    """Killed in the second session: what is there looks like no recordings, and the next attempt is whole."""
+
+    def die(done: int, total: int) -> None:
+        if done == 8:
+            os._exit(9)
+
+    out = tmp_path / "cohort"
+    child = multiprocessing.get_context("fork").Process(target=lambda: simulate(out, progress=die, **COHORT))
+    child.start()
+    child.join()
+    assert child.exitcode == 9 and out.exists()
+    with pytest.raises(UserError, match="no recordings"):
+        find_sources(out)
+    simulate(out, **COHORT)
+    assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH, DESCRIPTION}
+    assert len(find_sources(out).files) == 6
+
+
+def test_a_failure_leaves_an_old_cohort_as_it_was(tmp_path: Path) -> None:
+    simulate(tmp_path, **COHORT)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(tmp_path, seed=5, replace=True, progress=fail, **COHORT)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
+def test_a_disk_that_takes_no_more_is_one_sentence(tmp_path: Path, layout: str) -> None:
+    """The system itself refuses to let a file grow beyond 60 kB."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
+        f"from arcuate.cli import main; import sys; sys.argv[1:] = ['simulate', {str(tmp_path / 'out')!r},"
+        f" '--layout', '{layout}', '--sessions', '1', '--trials', '20', '--electrodes', '32']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "disk is full" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_room_is_noticed_before_hdf5_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match="disk is full"):
+        simulate(tmp_path / "out", **COHORT)
+    assert not (tmp_path / "out").exists()

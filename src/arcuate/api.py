@@ -12,6 +12,7 @@ from arcuate.decode.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.models.files import load_model
 from arcuate.models.model import Model
+from arcuate.runtime import choose_device
 from arcuate.store import Statistics
 from arcuate.training.checkpoint import find_checkpoint
 from arcuate.trial import Trial
@@ -97,5 +98,6 @@ def as_batch(statistics: Statistics | None, device: torch.device) -> BatchStatis
 
 def load(path: str | Path, checkpoint: str = "best", device: str = "cpu") -> Decoder:
     """The model of a run (its best checkpoint unless another is named) or of an imported model folder."""
-    model = load_model(find_checkpoint(Path(path), checkpoint)).to(torch.device(device))
+    place = choose_device(device, "device")
+    model = load_model(find_checkpoint(Path(path), checkpoint)).to(place)
     return Decoder(model.eval())

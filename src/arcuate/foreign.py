@@ -315,7 +315,7 @@ class _Args:
         _need(file)
         try:
             return _Args(file, yaml.safe_load(file.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"{file} cannot be read as YAML; copy it again from its training.") from error
 
     @staticmethod

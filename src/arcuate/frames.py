@@ -13,8 +13,8 @@ PATCH_STRIDE = 4
 class Patch(Settings):
     """How many bins make a frame, laid out bin after bin, and how far apart frames are."""
 
-    bins: int = Field(14, ge=1, le=200)
-    stride: int = Field(4, ge=1, le=200)
+    bins: int = Field(14, ge=1, le=200, description="bins in a frame")
+    stride: int = Field(4, ge=1, le=200, description="bins from one frame to the next")
 
     @model_validator(mode="after")
     def _no_gaps(self) -> "Patch":

@@ -69,9 +69,13 @@ def confusions(pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Counter[
 def bootstrap_interval(
     scores: Sequence[Score], *, level: float = 0.95, n_resamples: int = 2000, seed: int = 0
 ) -> tuple[float | None, float | None]:
-    """Percentile interval of the error rate when trials are drawn anew with replacement."""
+    """Percentile interval of the error rate when trials are drawn anew with replacement.
+
+    None where there are fewer than two trials: one trial says nothing about the spread between trials, and
+    drawing it again and again would give an interval of width 0.
+    """
     scored = [s for s in scores if s.length]
-    if not scored or not n_resamples:
+    if len(scored) < 2 or not n_resamples:
         return None, None
     counts = np.array([(s.errors, s.length) for s in scored], dtype=np.float64)
     rng = np.random.default_rng(seed)

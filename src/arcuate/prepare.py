@@ -22,6 +22,7 @@ from arcuate.readers import (
     survey,
 )
 from arcuate.readers.b2t24 import DEFAULT_FEATURES, parse_features
+from arcuate.readers.source import printable
 from arcuate.splits import find_leakage, hash_bins, hash_split, hash_trial
 from arcuate.store import TrialInfo
 from arcuate.store_writer import StoreWriter, refuse_existing, writing_store
@@ -67,6 +68,7 @@ class PrepareReport:
             "rejected": [asdict(row) for row in self.rows("rejected", "missing")],
             "flagged": [asdict(row) for row in self.rows("flagged")],
             "remarks": [asdict(row) for row in self.rows("kept")],
+            "ignored": [asdict(row) for row in self.rows("ignored")],
             "unreadable": [asdict(row) for row in self.rows("missing")],
             "leakage": self.leakage,
             "files": self.files,
@@ -80,7 +82,7 @@ class _Scan:
     """A look at all files before anything is written."""
 
     n_trials: dict[SourceFile, int]
-    unreadable: tuple[QualityRow, ...]
+    rows: tuple[QualityRow, ...]  # what is no file to read, and what cannot be read at all
 
     @property
     def files(self) -> list[SourceFile]:
@@ -108,12 +110,13 @@ def prepare(
     if n_channels is None:
         return _nothing_read(found, scan)
     job = _Job(found, scan, n_channels, patch, features, progress)
-    job.quality.extend(scan.unreadable)
+    job.quality.extend(scan.rows)
     with writing_store(store, n_channels, force) as writer:
         for session in dict.fromkeys(file.session for file in scan.files):
             job.write_session(writer, session, [file for file in scan.files if file.session == session])
         if not job.trials:
-            raise UserError(f"no trial in {found.root} could be read: {job.quality[0].detail}")
+            why = next((row.detail for row in job.quality if row.action == "missing"), "the files hold none")
+            raise UserError(f"no trial in {found.root} could be read: {why}")
         report = job.report(written=True)
         about = {
             "layout": found.layout,
@@ -150,7 +153,7 @@ def look(
         trials=sum(counts.values()),
         splits={split: {"trials": counts[split]} for split in SPLITS},
         hashes={},
-        quality=scan.unreadable,
+        quality=scan.rows,
         leakage=None,
         files=scan.counts,
         notes=found.notes,
@@ -162,14 +165,14 @@ def _look(found: Source, features: str, progress: Progress | None) -> tuple[_Sca
     """Survey all files; the channel count is the commonest one, and None if no file can be read."""
     n_trials: dict[SourceFile, int] = {}
     channels: Counter[int] = Counter()
-    unreadable: list[QualityRow] = []
+    rows = [row for reading in found.passed for row in judge(reading, ())]
     for i, file in enumerate(found.files):
         if progress:
             progress(i, len(found.files), "looking at files")
         try:
             seen = survey(found, file)
         except UnreadableFile as error:
-            unreadable.append(_unreadable_row(file, error))
+            rows.append(_unreadable_row(file, error))
             continue
         n_trials[file] = seen.n_trials
         channels.update(seen.n_channels)
@@ -178,7 +181,7 @@ def _look(found: Source, features: str, progress: Progress | None) -> tuple[_Sca
     if not channels:
         channels.update(_first_channels(found, list(n_trials), features))
     commonest = max(channels, key=lambda n: (channels[n], n)) if channels else None
-    return _Scan(n_trials, tuple(unreadable)), commonest
+    return _Scan(n_trials, tuple(rows)), commonest
 
 
 def _first_channels(found: Source, files: list[SourceFile], features: str) -> dict[int, int]:
@@ -192,7 +195,7 @@ def _first_channels(found: Source, files: list[SourceFile], features: str) -> di
 
 
 def _nothing_read(found: Source, scan: _Scan) -> PrepareReport:
-    quality = list(scan.unreadable)
+    quality = list(scan.rows)
     for file in scan.files:
         problem = Problem("unreadable", None, "no trial in it can be read", "unreadable")
         quality.extend(judge(Reading(file.id, None, (problem,)), ()))
@@ -212,7 +215,7 @@ def _nothing_read(found: Source, scan: _Scan) -> PrepareReport:
 
 
 def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
-    return QualityRow(file.id, "unreadable", None, "missing", f"{file.path.name}: {error}")
+    return QualityRow(file.id, "unreadable", None, "missing", printable(f"{file.path.name}: {error}"))
 
 
 class _Job:

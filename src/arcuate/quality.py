@@ -22,19 +22,21 @@ MIN_S = 0.05
 MAX_S = 30.0
 NON_FINITE = "non-finite"
 
-Action = Literal["rejected", "flagged", "kept", "missing"]
+Action = Literal["rejected", "flagged", "kept", "ignored", "missing"]
 
 
 @dataclass(frozen=True)
 class QualityRow:
-    """One line of `quality.csv`: a case and what was done about it."""
+    """One line of `quality.csv`: a case and what was done about it.
+
+    rejected: not trained on; flagged: val or test, kept; kept: a remark; ignored: no file of the layout, left
+    alone; missing: could not be read.
+    """
 
     trial: str
     reason: str
     number: float | None
-    action: (
-        Action  # rejected: not trained on; flagged: val or test; kept: a remark; missing: could not be read
-    )
+    action: Action
     detail: str
 
 
@@ -60,6 +62,8 @@ def judge(reading: Reading, found: Iterable[Problem]) -> list[QualityRow]:
         action: Action = "rejected" if in_training else "flagged"
         if problem.severity == "note":
             action = "kept"
+        elif problem.severity == "ignored":
+            action = "ignored"
         elif problem.severity == "unreadable":
             action = "missing"
         rows.append(QualityRow(reading.id, problem.reason, problem.number, action, problem.detail))

@@ -1,11 +1,13 @@
 """Recipe: one experiment as data. Packaged YAML files, `extends`, overrides, and refusals that help."""
 
 import difflib
+import os
 import re
 import reprlib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,14 +52,16 @@ NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
 
 class Recipe(Settings):
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=100, description="left out: the name of the file")
     extends: str | None = Field(None, description="the recipe this one states its differences from")
-    summary: str = ""
-    notes: str = ""
+    summary: str = Field("", description="one line for `arcuate recipes list`")
+    notes: str = Field("", description="anything worth remembering")
     data: Data = Data()
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = Encoder()
-    output_init: typing.Literal["default", "xavier"] = "default"
+    output_init: typing.Literal["default", "xavier"] = Field(
+        "default", description="how the output layer starts; the '25 release uses xavier"
+    )
     augment: Augment = Augment()
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
@@ -129,7 +133,7 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A packaged recipe by name, or a YAML file by path, with `key.sub=value` overrides applied."""
-    tree = resolve(name, ())
+    tree = resolve(name)
     for override in overrides:
         apply_override(tree, override)
     return parse_recipe(tree, name)
@@ -142,44 +146,84 @@ def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
         raise UserError("; ".join(dict.fromkeys(explain(error, where)))) from None
 
 
-def resolve(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
-    """The recipe as a tree of plain values, its ancestors merged in."""
-    if name in chain:
-        raise UserError(f"recipe {name!r} extends itself: {' -> '.join((*chain, name))}")
-    tree = read_tree(name, chain)
-    parent = tree.get("extends")
-    if parent is None:
-        return tree
-    return merge(resolve(str(parent), (*chain, name)), tree)
+def resolve(name: str) -> dict[str, Any]:
+    """The recipe as a tree of plain values, its ancestors merged in.
+
+    `extends` of the whole names a packaged recipe or none, so that a run's recipe does not need files elsewhere.
+    """
+    chain = lineage(name)
+    tree: dict[str, Any] = {}
+    for _, own in reversed(chain):
+        tree = merge(tree, own)
+    packaged = [place.name for place, _ in chain[1:] if place.path is None]
+    return {**tree, "extends": packaged[0] if packaged else None}
 
 
-def read_tree(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
-    if name in recipe_names():
-        text, default_name = (files("arcuate") / "recipes" / f"{name}.yaml").read_text("utf-8"), name
+@dataclass(frozen=True)
+class Place:
+    """Where a recipe stands: packaged under its name, or in a file."""
+
+    name: str
+    path: Path | None = None
+
+
+def lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
+    """The recipe, its parent and so on up to the one that extends nothing; each with what it states itself."""
+    chain: list[tuple[Place, dict[str, Any]]] = []
+    place = locate(name)
+    while True:
+        if place in (seen := [earlier for earlier, _ in chain]):
+            names = " -> ".join(earlier.name for earlier in (*seen, place))
+            raise UserError(f"recipe {name!r} extends itself: {names}")
+        tree = read_tree(place)
+        chain.append((place, tree))
+        parent = tree.get("extends")
+        if parent is None:
+            return chain
+        place = locate(str(parent), place)
+
+
+def locate(name: str, by: Place | None = None) -> Place:
+    """A recipe by name or path; what a recipe file extends is looked for in its own folder first."""
+    if by is None:
+        if name in recipe_names():
+            return Place(name)
+        for path in (Path(name), Path(name) / "recipe.yaml"):  # a file, or a run folder
+            if os.path.isfile(path):
+                return Place(name, path.resolve())
     else:
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(unknown_recipe(name, chain))
+        if by.path is not None and os.path.isfile(path := by.path.parent / name):
+            return Place(name, path.resolve())
+        if name in recipe_names():
+            return Place(name)
+    raise UserError(unknown_recipe(name, by))
+
+
+def read_tree(place: Place) -> dict[str, Any]:
+    """What a recipe states itself."""
+    if place.path is None:
+        text = (files("arcuate") / "recipes" / f"{place.name}.yaml").read_text("utf-8")
+    else:
         try:
-            text, default_name = path.read_text("utf-8"), path.stem
+            text = place.path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"recipe {name} cannot be read as text: {error}") from None
+            raise UserError(f"recipe {place.name} cannot be read as text: {error}") from None
     try:
         tree = yaml.load(text, OneOfEach)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"recipe {name} is no valid YAML: {first}") from None
+        raise UserError(f"recipe {place.name} is no valid YAML: {first}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"recipe {name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
-    return {"name": default_name, **tree}
+        raise UserError(f"recipe {place.name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
+    return {"name": place.path.stem if place.path else place.name, **tree}
 
 
-def unknown_recipe(name: str, chain: tuple[str, ...]) -> str:
+def unknown_recipe(name: str, by: Place | None) -> str:
     known = recipe_names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
-    by = f" (named by 'extends' in {chain[-1]})" if chain else ""
-    return f"there is no recipe {name!r}{by}, nor a file of that name; {hint}"
+    where = f" (named by 'extends' in {by.name}, and looked for beside it)" if by else ""
+    return f"there is no recipe {name!r}{where}, nor a file of that name; {hint}"
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,8 +274,47 @@ def explain(error: ValidationError, where: str) -> Iterator[str]:
             )
         elif problem["type"] == "value_error":
             yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
+        elif problem["type"] == "missing" and "." in path:
+            parent, given = path.rpartition(".")[0], problem["input"]
+            kind = given.get("kind") if isinstance(given, Mapping) else None
+            of = f" of kind {kind}" if kind else ""
+            yield f"recipe {where}: {parent}{of} needs {path}; add {path}=VALUE"
         else:
-            yield f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is refused: {problem['msg']}"
+            yield (
+                f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is refused:"
+                f" {remedy(problem['type'], path, problem['input'], known) or problem['msg']}"
+            )
+
+
+def remedy(kind: str, path: str, value: Any, known: Sequence[str]) -> str | None:
+    """The form that works, where a value has the wrong form altogether."""
+    if kind in ("tuple_type", "list_type"):
+        return f"a list is wanted, {path}=[{value}]"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = kinds_of(path)
+        wrong = value.get("kind") if isinstance(value, Mapping) else None
+        near = difflib.get_close_matches(str(wrong), kinds, n=1, cutoff=0.4)
+        return f"{path}.kind is one of {', '.join(kinds)}" + (f"; did you mean {near[0]}?" if near else "")
+    if kind in ("model_attributes_type", "model_type", "dict_type"):
+        inside = [name for name in known if name.rpartition(".")[0] == path]
+        if f"{path}.kind" in inside:
+            return f"it has settings of its own, {path}.kind={value} and so on"
+        return f"it has settings of its own, such as {inside[0]}" if inside else None
+    return None
+
+
+def kinds_of(path: str) -> list[str]:
+    """The kinds that a component at this path may have."""
+    models: list[type[BaseModel]] = [Recipe]
+    for key in path.split("."):
+        models = [
+            inner
+            for model in models
+            for name, field in model.model_fields.items()
+            if key == (field.alias or name)
+            for inner in inner_models(field.annotation)
+        ]
+    return [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
 
 
 def nearest(path: str, known: Sequence[str]) -> str | None:
@@ -245,6 +328,17 @@ def nearest(path: str, known: Sequence[str]) -> str | None:
     same_word = [k for k in known if k.rpartition(".")[2] == leaf]
     close = same_word or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def setting_for(option: str) -> str | None:
+    """The setting that someone means who writes --steps or --log-every."""
+    word = option.lstrip("-").replace("-", "_")
+    if not word:
+        return None
+    known = sorted(known_paths(Recipe), key=lambda path: (path.partition(".")[0] != "train", path))
+    leaves = [path.rpartition(".")[2] for path in known]
+    close = difflib.get_close_matches(word, leaves, n=1, cutoff=0.75)
+    return known[leaves.index(close[0])] if close else None
 
 
 def plain_path(location: tuple[int | str, ...], known: Sequence[str]) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.errors import UserError
-from arcuate.recipe import Recipe, read_tree, to_tree
+from arcuate.recipe import Recipe, lineage, to_tree
 
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
 ABOUT = ("name", "extends", "summary", "notes")  # what a recipe says about itself, no setting
@@ -46,18 +45,13 @@ def _comparable(before: Any, after: Any) -> bool:
 
 def ancestry(name: str) -> tuple[str, ...]:
     """The recipe, its parent, and so on up to the one that extends nothing."""
-    chain: tuple[str, ...] = (name,)
-    while (parent := read_tree(chain[-1], chain[:-1]).get("extends")) is not None:
-        if str(parent) in chain:
-            raise UserError(f"recipe {name!r} extends itself: {' -> '.join((*chain, str(parent)))}")
-        chain = (*chain, str(parent))
-    return chain
+    return tuple(place.name for place, _ in lineage(name))
 
 
 def official_ancestor(name: str) -> str | None:
     """The official recipe at the root, or None; the recipe.yaml of a run is known by the name within it."""
-    root = ancestry(name)[-1]
-    for candidate in (root, read_tree(root)["name"]):
+    place, tree = lineage(name)[-1]
+    for candidate in (place.name, tree["name"]):
         if candidate in OFFICIAL:
             return str(candidate)
     return None

@@ -74,17 +74,25 @@ class Run:
     def environment(self) -> dict[str, Any]:
         return read_json(self.environment_file)
 
+    def data(self) -> dict[str, Any]:
+        """What the run was trained on: path, channels, sessions and content hashes of its store."""
+        data = self.environment().get("data", {})
+        if not isinstance(data, dict):
+            raise UserError(f"{self.environment_file} is damaged: its data should be a JSON object")
+        return data
+
     def metrics(self) -> list[dict[str, Any]]:
         """All rows so far; a last line that is still being written is left for the next look."""
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
 def open_run(path: Path) -> Run:
+    """A run folder, or the model folder that `arcuate import` made."""
     if not path.is_dir():
         raise UserError(
             f"there is no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
         )
-    if not (path / "recipe.yaml").is_file():
+    if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
     return Run(path)
 

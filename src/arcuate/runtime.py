@@ -25,16 +25,20 @@ def set_up(settings: Runtime, width: int = 256, batch_size: int = 16) -> Machine
     return Machine(device, threads, reason)
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, setting: str = "runtime.device") -> torch.device:
+    """The device of that name, if it is there; `setting` is what the user would have to change."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not usable[device.type]:
-        raise UserError(f"runtime.device={name} is not available here; use runtime.device=auto or cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"{setting}={name} is no device; use {setting}=auto, cpu, cuda or mps") from None
+    if not usable.get(device.type, False):
+        raise UserError(f"{setting}={name} is not available here; use {setting}=auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"runtime.device={name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0"
+            f"{setting}={name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0"
         )
     return device
 
@@ -46,10 +50,15 @@ def choose_threads(asked: int | None, width: int, batch_size: int, device: torch
         return torch.get_num_threads(), "OMP_NUM_THREADS"
     if device.type != "cpu":
         return torch.get_num_threads(), "the work is done on the device"
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_cores = count_cores()
     if n_cores == 1:
         return 1, "one core"
     return probe_threads(n_cores, width, batch_size)
+
+
+def count_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def probe_threads(n_cores: int, width: int, batch_size: int) -> tuple[int, str]:

@@ -10,6 +10,7 @@ say that they have some.
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ MANIFEST = "manifest.json"
 QUALITY = "quality.csv"
 _MAX_MANIFEST = 1_000_000_000
 _CACHE = 2**18  # bytes per open session: trials are read at random, so what was read is rarely read again
+
+Progress = Callable[[int, int, str], None]  # trials done, trials in all, what is being done
 
 
 @dataclass(frozen=True)
@@ -172,13 +175,27 @@ class Store:
         mean, sd = file.past[LOG if log else ""]
         return Statistics(mean[place.row], sd[place.row], int(file.past_n[place.row]))
 
-    def find_changed(self) -> list[str]:
-        """Ids of trials whose content no longer has the hash in the manifest."""
-        return [
-            info.id
-            for info in self.trials
-            if hash_trial(hash_bins(self._read_stored(info)), info.tokens, info.text) != info.sha256
-        ]
+    def find_changed(
+        self, trials: Sequence[TrialInfo] | None = None, progress: Progress | None = None
+    ) -> list[str]:
+        """Ids of trials, of all or of those given, whose content no longer has the hash in the manifest."""
+        trials = self.trials if trials is None else trials
+        changed = []
+        for i, info in enumerate(trials, start=1):
+            found = hash_trial(hash_bins(self._read_stored(info)), info.tokens, info.text)
+            if found != info.sha256:
+                changed.append(info.id)
+            if progress:
+                progress(i, len(trials), "checking trials")
+        return changed
+
+    def refuse_changed(self, trials: Sequence[TrialInfo], progress: Progress | None = None) -> None:
+        """Nothing is trained or scored on content other than the manifest vouches for."""
+        if changed := self.find_changed(trials, progress):
+            raise UserError(
+                f"{self.path} was changed since it was prepared: {changed[0]} and {len(changed) - 1} more of"
+                f" {len(trials)} trials looked at differ from their hash; prepare the source again"
+            )
 
     def close(self) -> None:
         if self._pid == os.getpid():
@@ -274,6 +291,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 _TRIALS = TypeAdapter(tuple[TrialInfo, ...])
 _SESSIONS = TypeAdapter(tuple[_SessionEntry, ...])
 _CHANNELS = TypeAdapter(int)
+_ABOUT = TypeAdapter(dict[str, dict[str, Any]])
+_HASHES = TypeAdapter(dict[str, str])
 
 
 def _validated(
@@ -284,6 +303,8 @@ def _validated(
         entries = _SESSIONS.validate_python(manifest["sessions"])
         trials = _TRIALS.validate_python(manifest.pop("trials"))
         manifest["n_channels"] = _CHANNELS.validate_python(manifest["n_channels"])
+        _HASHES.validate_python(manifest.get("hashes", {}))
+        _ABOUT.validate_python({name: manifest[name] for name in ("splits", "leakage") if name in manifest})
         _check_consistency(manifest, entries, trials)
     except (KeyError, ValueError, ValidationError) as error:
         raise UserError(f"{path / MANIFEST} {_damaged(error)}") from error
@@ -293,7 +314,17 @@ def _validated(
         if size != entry.n_bytes:
             state = "is missing" if size is None else f"has {size} bytes instead of {entry.n_bytes}"
             raise UserError(f"{file} {state}; copy the store again or prepare the source again")
+        _refuse_impossible(file, entry, manifest["n_channels"])
     return entries, trials
+
+
+def _refuse_impossible(file: Path, entry: _SessionEntry, n_channels: int) -> None:
+    """A model is built for the channels of the manifest before a file is opened, so they must be believable."""
+    rows = entry.n_bins + 4 * entry.n_trials  # bins, and mean and SD of what came before, twice
+    if rows * n_channels * 4 > entry.n_bytes:
+        raise UserError(
+            f"{file} has {entry.n_bytes} bytes, too few for {n_channels} channels; prepare the source again"
+        )
 
 
 def _check_consistency(

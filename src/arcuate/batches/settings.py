@@ -24,14 +24,14 @@ class Shuffled(Settings):
     """The '24 composition: a fresh draw from all sessions at every step, without replacement within it."""
 
     kind: Literal["shuffled"] = "shuffled"
-    batch_size: int = Field(64, ge=1, le=4096)
+    batch_size: int = Field(64, ge=1, le=4096, description="trials in one batch")
 
 
 class Bucketed(Settings):
     """Trials of similar length together; every trial once per epoch, in a new order each time."""
 
     kind: Literal["bucketed"] = "bucketed"
-    batch_size: int = Field(16, ge=1, le=4096)
+    batch_size: int = Field(16, ge=1, le=4096, description="trials in one batch")
     pool: int = Field(
         16, ge=1, le=10_000, description="batches drawn at random and sorted by length together"
     )
@@ -51,8 +51,8 @@ class Wanted:
 class Published(Settings):
     """The sizes of the published data set, for parameter counts where no data are at hand."""
 
-    channels: int = Field(ge=1, le=65536)
-    n_sessions: int = Field(ge=1, le=10_000)
+    channels: int = Field(ge=1, le=65536, description="of the published data")
+    n_sessions: int = Field(ge=1, le=10_000, description="of the published data")
 
 
 class Data(Settings):
@@ -66,6 +66,8 @@ class Data(Settings):
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="share of train set aside to select checkpoints on"
     )
-    seed: int = Field(1, ge=0, lt=2**63)
+    seed: int = Field(1, ge=0, lt=2**63, description="decides batches and the dev split")
     batching: Batching = Bucketed()
-    workers: int = Field(0, ge=0, le=256)
+    workers: int = Field(
+        0, ge=0, le=256, description="loading processes, at most one per core; their number changes no result"
+    )

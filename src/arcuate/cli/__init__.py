@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,6 +20,9 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
 """
 ORDER = ("demo", "simulate", "prepare", "recipes", "train", "sweep", "evaluate", "report", "import")
+
+SPLITS = ("val", "test", "dev", "train")
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base of its parsing errors
 
 
 class InOrder(typer.core.TyperGroup):
@@ -37,7 +41,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes_app = typer.Typer(help="List the recipes, show one whole, or compare two.", no_args_is_help=True)
+recipes_app = typer.Typer(
+    help="List the recipes, show one whole, compare two, list all settings.", no_args_is_help=True
+)
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    from arcuate.recipe import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def complete_from(*values: str) -> Callable[[str], list[str]]:
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+class WithSettings(typer.core.TyperCommand):
+    """A command that takes key.sub=value; someone who writes a setting as an option is told how it is written."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            from arcuate.recipe import setting_for
+
+            if setting := setting_for(getattr(error, "option_name", "")):
+                error.possibilities = None
+                error.message += f"; settings are written without dashes: {setting}=VALUE"
+            raise
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -58,7 +90,7 @@ def root(
     pass
 
 
-@app.command()
+@app.command(cls=WithSettings)
 def demo(
     run: Annotated[Path, typer.Option(help="Run folder; replaced if the demo made it.")] = Path("runs/demo"),
     data: Annotated[Path, typer.Option(help="Data folder; replaced if the demo made it.")] = Path(
@@ -76,12 +108,23 @@ def demo(
 @app.command()
 def simulate(
     out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of a release.")],
-    layout: Annotated[str, typer.Option(help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).")] = "b2t25",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).", autocompletion=complete_from("b2t25", "b2t24")
+        ),
+    ] = "b2t25",
     sessions: Annotated[int, typer.Option(min=1, max=1000)] = 6,
     trials: Annotated[int, typer.Option(min=4, max=100_000, help="Per session, all splits together.")] = 250,
     electrodes: Annotated[int, typer.Option(min=4, max=4096)] = 128,
-    difficulty: Annotated[str, typer.Option(help="easy, real, hard, or a number (1 = real).")] = "real",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    difficulty: Annotated[
+        str,
+        typer.Option(
+            help="easy, real, hard, or a number (1 = real).",
+            autocompletion=complete_from("easy", "real", "hard"),
+        ),
+    ] = "real",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -123,9 +166,11 @@ def recipes_list(as_json: Json = False) -> None:
     list_command(as_json)
 
 
-@recipes_app.command("show")
+@recipes_app.command("show", cls=WithSettings)
 def recipes_show(
-    name: Annotated[str, typer.Argument(help="A packaged recipe or a YAML file.")],
+    name: Annotated[
+        str, typer.Argument(help="A packaged recipe, a YAML file or a run.", autocompletion=complete_recipe)
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value")] = None,
     as_json: Json = False,
 ) -> None:
@@ -137,9 +182,15 @@ def recipes_show(
 
 @recipes_app.command("diff")
 def recipes_diff(
-    a: Annotated[str, typer.Argument(help="A packaged recipe or a YAML file.")],
+    a: Annotated[
+        str, typer.Argument(help="A packaged recipe, a YAML file or a run.", autocompletion=complete_recipe)
+    ],
     b: Annotated[
-        str | None, typer.Argument(help="Another one; left out: the official one A descends from.")
+        str | None,
+        typer.Argument(
+            help="Another one; left out: A against the official one it descends from.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -149,10 +200,21 @@ def recipes_diff(
     diff_command(a, b, as_json)
 
 
-@app.command()
+@recipes_app.command("settings")
+def recipes_settings(as_json: Json = False) -> None:
+    """Every setting with its type, default, range and meaning, as Markdown."""
+    from arcuate.cli.recipes import settings_command
+
+    settings_command(as_json)
+
+
+@app.command(cls=WithSettings)
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="A packaged recipe or a YAML file; see: arcuate recipes list")
+        str,
+        typer.Argument(
+            help="A packaged recipe or a YAML file; see: arcuate recipes list", autocompletion=complete_recipe
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key.sub=value, such as train.steps=200")
@@ -183,9 +245,11 @@ def train(
     raise typer.Exit(train_command(asked, as_json))
 
 
-@app.command()
+@app.command(cls=WithSettings)
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="A packaged recipe or a YAML file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A packaged recipe or a YAML file.", autocompletion=complete_recipe)
+    ],
     space: Annotated[Path, typer.Argument(help="YAML: setting paths, each with a range or choices.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, for every trial")] = None,
     data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
@@ -202,10 +266,15 @@ def sweep(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    split: Annotated[str, typer.Option(help="val, test, dev or train.")] = "val",
+    run: Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")],
+    split: Annotated[
+        str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))
+    ] = "val",
     data: Annotated[Path | None, typer.Option(help="The store, if it moved since training.")] = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last or step-NNNNNNNN.")] = "best",
+    checkpoint: Annotated[
+        str,
+        typer.Option(help="best, last or step-NNNNNNNN.", autocompletion=complete_from("best", "last")),
+    ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
     as_json: Json = False,
@@ -219,7 +288,9 @@ def evaluate(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    split: Annotated[str | None, typer.Option(help="Which results to show.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Which results to show.", autocompletion=complete_from(*SPLITS))
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML page about a run."""
@@ -232,7 +303,10 @@ def report(
 def import_(
     checkpoint: Annotated[Path, typer.Argument(help="An official PyTorch checkpoint, file or folder.")],
     out: Annotated[Path, typer.Argument(help="Model folder to write.")],
-    kind: Annotated[str, typer.Option(help="nejm ('25) or cffan ('24).")] = ...,  # type: ignore[assignment]
+    kind: Annotated[
+        str,
+        typer.Option(help="nejm ('25) or cffan ('24).", autocompletion=complete_from("nejm", "cffan")),
+    ] = ...,  # type: ignore[assignment]
     sessions: Annotated[
         str | None, typer.Option(help="Session names, comma between them, where the checkpoint has none.")
     ] = None,
@@ -246,6 +320,7 @@ def import_(
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one sentence and exit code 2, never a traceback."""
+    fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
@@ -270,6 +345,19 @@ def main() -> NoReturn:
             f"{error.strerror}{place}; {'free some space' if full else 'check the path and your rights to it'}"
         )
     sys.exit(0)
+
+
+def fill_closed_streams() -> None:
+    """A closed stdout or stderr must not be taken by the next file that is opened, nor end in a traceback."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    if sys.stdout is None:
+        if "--json" in sys.argv:
+            fail("stdout is closed, so there is nowhere to print the JSON to; open it or leave --json out")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def fail(message: str) -> NoReturn:

@@ -1,9 +1,10 @@
 """What people see: messages and progress on stderr, results on stdout, JSON as one line."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import (
@@ -17,8 +18,24 @@ from rich.progress import (
 
 from arcuate.run import to_line
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+
+class Messages(Console):
+    """Whoever listened to the messages may leave; the work goes on in silence."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+class Results(Console):
+    """A result nobody takes is the end, as the shell knows it."""
+
+    def on_broken_pipe(self) -> None:
+        nobody_listens()
+
+
+err = Messages(stderr=True, highlight=False)
+out = Results(highlight=False)
 
 Report = Callable[[int, int, str], None]
 
@@ -30,8 +47,17 @@ def say(message: str) -> None:
 
 def emit_json(value: Any) -> None:
     """Exactly one JSON object on one line on stdout; null and never NaN."""
-    sys.stdout.write(to_line(value) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(to_line(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nobody_listens()
+
+
+def nobody_listens() -> NoReturn:
+    """End as a program that a broken pipe stops: 128 + SIGPIPE, and no complaint at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
 
 
 def bar() -> Progress:
@@ -56,6 +82,11 @@ def progress(description: str) -> Iterator[Report]:
             shown.update(task, completed=done, total=total, description=what or description)
 
         yield report
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
 def percent(rate: float | None) -> str:

@@ -1,5 +1,6 @@
 """`arcuate demo`: the whole path on simulated data, in the same steps a user would take."""
 
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,8 +12,11 @@ from arcuate.cli.prepare import prepare_store
 from arcuate.cli.simulate import simulate_cohort
 from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
+from arcuate.recipe import load_recipe
 from arcuate.report import write_report
 from arcuate.run import Run
+from arcuate.runtime import choose_device
+from arcuate.tracking.start import check_trackers
 
 MARK = ".made-by-demo"
 SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED = 6, 250, 64, "real", 0
@@ -21,8 +25,12 @@ SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED = 6, 250, 64, "real", 0
 def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> None:
     started = time.perf_counter()
     source, store = data / "source", data / "store"
-    clear_run(run, store)
-    clear_data(data)
+    recipe = load_recipe("tiny", overrides)  # mistakes are told before anything is removed
+    check_trackers(recipe.track)
+    choose_device(recipe.runtime.device)
+    check_places(run, data)
+    refuse_foreign(run, data)
+    clear(run, data)
 
     step(1, f"arcuate simulate {source} --sessions {SESSIONS} --trials {TRIALS} --electrodes {ELECTRODES}")
     simulate_cohort(source, "b2t25", SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED, force=False)
@@ -47,23 +55,31 @@ def step(number: int, command: str) -> None:
     say(f"\n[{number}/5] {command.strip()}")
 
 
-def clear_data(data: Path) -> None:
-    """Remove what an earlier demo left here; anything else is not ours to remove."""
-    if data.exists() and any(data.iterdir()):
-        if not (data / MARK).exists():
+def check_places(run: Path, data: Path) -> None:
+    """Both are folders, and neither is inside the other: each is replaced on its own."""
+    for path, option in ((run, "--run"), (data, "--data")):
+        if os.path.lexists(path) and not path.is_dir():
+            raise UserError(f"{path} is not a folder; name another one with {option}")
+    places = run.resolve(), data.resolve()
+    if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
+        raise UserError(f"--run {run} and --data {data} lie within one another; name two separate folders")
+
+
+def refuse_foreign(run: Path, data: Path) -> None:
+    """Only what an earlier demo made is replaced: its data bear a mark, its run was trained on them."""
+    if data.exists() and any(data.iterdir()) and not (data / MARK).exists():
+        raise UserError(f"{data} was not made by the demo; move it away, or name another folder with --data")
+    if run.exists() and any(run.iterdir()):
+        trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
+        if Path(str(trained_on.get("path", ""))) != (data / "store").resolve():
             raise UserError(
-                f"{data} was not made by the demo; move it away, or name another folder with --data"
+                f"{run} was not made by the demo; move it away, or name another folder with --run"
             )
-        shutil.rmtree(data)
-    data.mkdir(parents=True, exist_ok=True)
+
+
+def clear(run: Path, data: Path) -> None:
+    for folder in (run, data):
+        if folder.exists():
+            shutil.rmtree(folder)
+    data.mkdir(parents=True)
     (data / MARK).touch()
-
-
-def clear_run(run: Path, store: Path) -> None:
-    """Remove an earlier demo's run: one that was trained on the demo's own store."""
-    if not run.exists() or not any(run.iterdir()):
-        return
-    environment = Run(run).environment() if Run(run).environment_file.is_file() else {}
-    if Path(str(environment.get("data", {}).get("path", ""))) != store.resolve():
-        raise UserError(f"{run} was not made by the demo; move it away, or name another folder with --run")
-    shutil.rmtree(run)

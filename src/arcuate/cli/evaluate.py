@@ -1,20 +1,39 @@
 """`arcuate evaluate`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from arcuate.batches.select import check_fit, trials_of_split
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.batches.select import trials_of_split
+from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.evaluate import decode_trials, summarise, write_results, write_scores
-from arcuate.models.files import load_model
+from arcuate.models.files import load_card, load_model
+from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe
 from arcuate.run import Run, open_run, read_json
 from arcuate.runtime import set_up
-from arcuate.store import Store
+from arcuate.store import Store, TrialInfo
 from arcuate.training.checkpoint import find_checkpoint
+from arcuate.trial import SPLITS
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is scored: a run, or a model folder of `arcuate import`, which was not trained here."""
+
+    run: Run
+    folder: Path  # of the weights
+    recipe: Recipe
+    trained_on: dict[str, Any] | None  # the store, as the run describes it
+
+    @property
+    def selected_on(self) -> str | None:
+        if self.trained_on is None:
+            return None
+        return "dev" if self.recipe.data.dev_fraction > 0 else "val"
 
 
 def evaluate_command(
@@ -38,22 +57,16 @@ def evaluate_run(
     run: Run, split: str, data: Path | None, checkpoint: str, label: str | None, scores: Path | None
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate` does; returns the summary it writes to results/<split>.json."""
-    if label is not None and not label.replace("-", "").replace("_", "").isalnum():
-        raise UserError(f"--label {label!r} may hold letters, digits, - and _ only")
-    recipe = run.recipe()
-    store = Store.open(data or remembered_store(run))
-    check_fit(store, recipe.data)
-    folder = find_checkpoint(run.path, checkpoint)
-    model = load_model(folder)
-    if model.card.n_channels != store.n_channels:
-        raise UserError(
-            f"the model has {model.card.n_channels} channels, {store.path.name} has {store.n_channels}"
-        )
-    trials = trials_of_split(store, recipe.data, recipe.front_end.patch, split, model.card.sessions)
-    if not trials:
-        raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
+    check_places(label, scores)
+    subject = find_subject(run, checkpoint)
+    recipe = subject.recipe
+    store = Store.open(data or remembered_store(subject))
+    model = load_model(subject.folder)
+    trials = choose_trials(subject, store, split, model.card)
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
-    with progress("scoring trials") as report:
+    tell_differences(subject, store, split, model.card)
+    with progress("checking trials") as report:
+        store.refuse_changed(trials, report)
         results = decode_trials(
             model.to(machine.device),
             store,
@@ -63,30 +76,100 @@ def evaluate_run(
             keep_scores=True,
             progress=report,
         )
-    summary = {**summarise(results), **provenance(run, recipe, store, folder, split)}
+    summary = {
+        **summarise(results),
+        **provenance(subject, store, split, label),
+        "left_out": left_out(store, split, model.card),
+    }
     write_results(run, split, label, results, summary, store)
     if scores is not None:
         write_scores(scores, results)
     return summary
 
 
-def provenance(run: Run, recipe: Recipe, store: Store, folder: Path, split: str) -> dict[str, Any]:
+def check_places(label: str | None, scores: Path | None) -> None:
+    if label is not None and not label.replace("-", "").replace("_", "").isalnum():
+        raise UserError(f"--label {label!r} may hold letters, digits, - and _ only")
+    if scores is not None and scores.is_dir():
+        raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+
+
+def find_subject(run: Run, checkpoint: str) -> Subject:
+    folder = find_checkpoint(run.path, checkpoint)
+    if run.recipe_file.is_file():
+        return Subject(run, folder, run.recipe(), run.data())
+    settings = load_card(folder).settings
+    recipe = Recipe(
+        name=run.name,
+        front_end=settings.front_end,
+        encoder=settings.encoder,
+        output_init=settings.output_init,
+    )
+    return Subject(run, folder, recipe, None)
+
+
+def choose_trials(subject: Subject, store: Store, split: str, card: ModelCard) -> tuple[TrialInfo, ...]:
+    """The trials to score: those of the split in sessions that the model knows."""
+    if card.n_channels != store.n_channels:
+        raise UserError(f"the model has {card.n_channels} channels, {store.path.name} has {store.n_channels}")
+    recipe = subject.recipe
+    trials = trials_of_split(store, recipe.data, recipe.front_end.patch, split, card.sessions)
+    if not trials:
+        raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
+    return trials
+
+
+def left_out(store: Store, split: str, card: ModelCard) -> dict[str, Any]:
+    """Trials of the split that the model cannot read, because they are of sessions it has no layer for."""
+    stored = "train" if split == "dev" else split
+    unknown = [t.session for t in store.trials if t.split == stored and t.session not in card.sessions]
+    return {"trials": len(unknown), "sessions": list(dict.fromkeys(unknown))}
+
+
+def tell_differences(subject: Subject, store: Store, split: str, card: ModelCard) -> None:
+    """Where the store is not the one of training, or has more than the model knows, a person should hear it."""
+    if differ := changed_splits(subject, store):
+        say(f"note: {store.path} has other {' and '.join(differ)} trials than the run was trained with")
+    missing = left_out(store, split, card)
+    if missing["trials"]:
+        names = ", ".join(missing["sessions"][:3]) + (" …" if len(missing["sessions"]) > 3 else "")
+        say(
+            f"note: {counted(missing['trials'], f'{split} trial')} of {counted(len(missing['sessions']), 'session')}"
+            f" that this model does not know left out: {names}"
+        )
+
+
+def changed_splits(subject: Subject, store: Store) -> list[str] | None:
+    """Splits whose content is not what the run was trained with; None where nothing is on record."""
+    before = (subject.trained_on or {}).get("hashes")
+    if not isinstance(before, dict):
+        return None
+    now = store.manifest.get("hashes", {})
+    return [split for split in SPLITS if before.get(split) != now.get(split)]
+
+
+def provenance(subject: Subject, store: Store, split: str, label: str | None) -> dict[str, Any]:
     """Which weights were scored on which trials, and what they had been selected on."""
-    state = read_json(folder / "state.json") if (folder / "state.json").exists() else {}
+    state_file = subject.folder / "state.json"
+    state = read_json(state_file) if state_file.exists() else {}
     return {
-        "run": run.name,
-        "recipe": recipe.name,
+        "run": subject.run.name,
+        "recipe": subject.recipe.name if subject.trained_on is not None else None,
         "split": split,
-        "selected_on": "dev" if recipe.data.dev_fraction > 0 else "val",
-        "checkpoint": folder.name,
+        "label": label,
+        "selected_on": subject.selected_on,
+        "checkpoint": subject.folder.name,
         "step": state.get("step"),
         "search": "greedy",
         "data_hash": store.manifest.get("hashes", {}).get(split),
+        "data_differ_in": changed_splits(subject, store),
     }
 
 
-def remembered_store(run: Run) -> Path:
-    path = Path(str(run.environment().get("data", {}).get("path", "")))
+def remembered_store(subject: Subject) -> Path:
+    if subject.trained_on is None:
+        raise UserError(f"{subject.run.path} was imported, not trained here; name the data with --data STORE")
+    path = Path(str(subject.trained_on.get("path", "")))
     if not path.is_dir():
         raise UserError(f"the store this run was trained on ({path}) is not there; name it with --data STORE")
     return path
@@ -104,17 +187,21 @@ def show(run: Run, summary: dict[str, Any]) -> None:
     if summary["per_by_session"]:
         out.print(table)
     out.print(headline(summary), soft_wrap=True)
-    say(f"one line per trial in {run.results_file(summary['split'])}")
+    say(f"one line per trial in {run.results_file(summary['split'], summary['label'])}")
 
 
 def headline(summary: dict[str, Any]) -> str:
     if summary["per"] is None:
-        return f"{summary['n_trials']} {summary['split']} trials decoded; they carry no labels, so there is no PER"
+        decoded = counted(summary["n_trials"], f"{summary['split']} trial")
+        return f"{decoded} decoded without labels, so there is no PER"
     same = " (the split it was selected on)" if summary["selected_on"] == summary["split"] else ""
     same = " (which it was trained on)" if summary["split"] == "train" else same
+    interval = f"95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])}"
+    if summary["per_low"] is None:
+        interval = "no interval from a single trial"
     return (
-        f"PER {percent(summary['per'])}, 95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])},"
-        f" on {summary['n_scored']} {summary['split']} trials{same}:"
+        f"PER {percent(summary['per'])}, {interval},"
+        f" on {counted(summary['n_scored'], summary['split'] + ' trial')}{same}:"
         f" {summary['substitutions']} substitutions, {summary['insertions']} insertions,"
         f" {summary['deletions']} deletions in {summary['n_tokens']} phonemes"
     )

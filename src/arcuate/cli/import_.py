@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from arcuate.cli.console import emit_json, out, say
+from arcuate.cli.console import counted, emit_json, out, say
 from arcuate.foreign import import_checkpoint
 from arcuate.models.files import load_model
 from arcuate.run import read_json
@@ -26,7 +26,13 @@ def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | 
         return
     if facts.get("ignored"):
         say(
-            f"{len(facts['ignored'])} tensors that no computation uses were left out, such as {facts['ignored'][0]}"
+            f"{counted(len(facts['ignored']), 'tensor')} that no computation uses left out,"
+            f" such as {facts['ignored'][0]}"
         )
-    size = f"{facts['n_parameters']:,} parameters, {card.n_channels} channels, {len(card.sessions)} sessions"
+    parts = (
+        (facts["n_parameters"], "parameter"),
+        (card.n_channels, "channel"),
+        (len(card.sessions), "session"),
+    )
+    size = ", ".join(counted(n, noun) for n, noun in parts)
     out.print(f"{folder}: {size}", soft_wrap=True, markup=False)

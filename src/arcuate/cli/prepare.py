@@ -1,19 +1,21 @@
 """`arcuate prepare`."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.prepare import PrepareReport, check_places, look, prepare
 from arcuate.readers import find_sources
 from arcuate.readers.b2t24 import DEFAULT_FEATURES
 from arcuate.store import QUALITY
 from arcuate.trial import BIN_S, SPLITS
 
-_SHOWN = 5  # unreadable files named one by one; the table has them all
+_SHOWN = 5  # unread files named one by one; the table has them all
 
 
 def prepare_command(
@@ -48,6 +50,8 @@ def prepare_store(
         report = prepare(source, store, force=force, features=features, progress=tell)
     if not quiet:
         show_summary(report, store)
+        if report.leakage is not None:
+            say(leakage_line(report.leakage))
     return report
 
 
@@ -71,6 +75,7 @@ _ACTIONS = {
     "rejected": "kept out of training",
     "flagged": "validation or test: flagged and kept",
     "kept": "a remark; kept",
+    "ignored": "not recognised; left alone",
     "missing": "could not be read",
 }
 
@@ -78,18 +83,31 @@ _ACTIONS = {
 def show_summary(report: PrepareReport, store: Path) -> None:
     for note in report.notes:
         say(f"note: {note}")
-    unreadable = report.rows("missing")
-    for row in unreadable[:_SHOWN]:
-        say(f"could not read {row.trial}: {row.detail}")
-    if len(unreadable) > _SHOWN:
-        say(f"could not read {len(unreadable) - _SHOWN} more")
-    size = f"{report.trials} trials in {len(report.sessions)} sessions, {report.n_channels or 'no'} channels"
+    for action, told in (("ignored", "left alone"), ("missing", "could not read")):
+        rows = report.rows(action)
+        for row in rows[:_SHOWN]:
+            say(f"{told} {row.trial}: {row.detail}")
+        if len(rows) > _SHOWN:
+            say(f"{told} {len(rows) - _SHOWN} more")
+    channels = counted(report.n_channels, "channel") if report.n_channels else "no channels"
+    size = f"{counted(report.trials, 'trial')} in {counted(len(report.sessions), 'session')}, {channels}"
     if report.written:
         n_cases = len(report.quality)
-        cases = f"; {n_cases} case{'s' if n_cases > 1 else ''} in {store / QUALITY}" if n_cases else ""
+        cases = f"; {counted(n_cases, 'case')} in {store / QUALITY}" if n_cases else ""
         out.print(f"{report.layout}: {size} → {store}{cases}", soft_wrap=True, markup=False)
     else:
         out.print(f"{report.layout}: {size}; nothing was written", soft_wrap=True)
+
+
+def leakage_line(leakage: Mapping[str, Any]) -> str:
+    """What the splits share, in a line."""
+    recordings = counted(sum(leakage["trials"].values()), "recording")
+    texts = ", ".join(
+        f"{found['n']} of {found['of']} {pair.replace(' in ', ' sentences in ')}"
+        for pair, found in leakage["texts"].items()
+        if found["share"] is not None
+    )
+    return f"leakage: {recordings} in two splits; {texts or 'no sentences to compare'}"
 
 
 def _files_table(report: PrepareReport) -> Table:

@@ -1,4 +1,4 @@
-"""`arcuate recipes list`, `arcuate recipes show` and `arcuate recipes diff`."""
+"""`arcuate recipes list`, `show`, `diff` and `settings`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,14 @@ from rich.text import Text
 from arcuate.cli.console import emit_json, out
 from arcuate.coupling import coupling_warnings
 from arcuate.errors import UserError
-from arcuate.recipe import load_recipe, read_tree, recipe_names, to_tree, to_yaml
+from arcuate.recipe import Place, load_recipe, read_tree, recipe_names, to_tree, to_yaml
 from arcuate.recipe_diff import diff, official_ancestor
+from arcuate.recipe_settings import components, to_markdown
 from arcuate.tokens import CLASSES
 
 
 def list_command(as_json: bool) -> None:
-    trees = {name: read_tree(name) for name in recipe_names()}
+    trees = {name: read_tree(Place(name)) for name in recipe_names()}
     if as_json:
         emit_json(
             {
@@ -66,12 +67,11 @@ def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
 
 
 def diff_command(a: str, b: str | None, as_json: bool) -> None:
-    """What changed from A to B; without B, from A to the official recipe it descends from."""
-    recipe_a = load_recipe(a)
-    ancestor_a = official_ancestor(a)
-    b = b or other_side(a, ancestor_a)
-    recipe_b = load_recipe(b)
-    ancestor_b = official_ancestor(b)
+    """What changed from A to B; without B, from the official recipe that A descends from to A."""
+    if b is None:
+        a, b = other_side(a, official_ancestor(a)), a
+    recipe_a, recipe_b = load_recipe(a), load_recipe(b)
+    ancestor_a, ancestor_b = official_ancestor(a), official_ancestor(b)
     changes = diff(recipe_a, recipe_b)
     sides = {a: (recipe_a, ancestor_a), b: (recipe_b, ancestor_b)}
     warnings = [
@@ -104,6 +104,15 @@ def diff_command(a: str, b: str | None, as_json: bool) -> None:
         out.print(table)
     for warning in warnings:
         out.print(f"\nwarning: {warning}", markup=False)
+
+
+def settings_command(as_json: bool) -> None:
+    """The table of all settings: as JSON, or as the Markdown page of the documentation."""
+    if as_json:
+        found = [{"kind": part.kind, **asdict(s)} for part in components() for s in part.settings]
+        emit_json({"settings": found})
+    else:
+        out.print(to_markdown(), markup=False, soft_wrap=True, end="")
 
 
 def other_side(name: str, ancestor: str | None) -> str:

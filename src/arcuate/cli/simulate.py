@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, cast
 
-from arcuate.cli.console import emit_json, progress, say
+from arcuate.cli.console import counted, emit_json, progress, say
 from arcuate.simulate import simulate
-from arcuate.simulate.cohort import Layout
+from arcuate.simulate.cohort import Layout, check_request
 
 
 def simulate_command(
@@ -34,6 +34,7 @@ def simulate_cohort(
     seed: int,
     force: bool,
 ) -> dict[str, Any]:
+    check_request(out, layout, sessions, trials, electrodes, difficulty, seed, force)  # before a bar appears
     with progress("simulating trials") as report:
         summary = simulate(
             out,
@@ -46,5 +47,6 @@ def simulate_cohort(
             replace=force,
             progress=lambda done, total: report(done, total, "simulating trials"),
         )
-    say(f"{sessions} sessions of {trials} trials, {electrodes} electrodes, difficulty {difficulty}: {out}")
+    size = f"{counted(sessions, 'session')} of {trials} trials, {electrodes} electrodes"
+    say(f"{size}, difficulty {difficulty}: {out}")
     return summary

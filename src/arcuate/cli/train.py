@@ -14,7 +14,7 @@ from arcuate.batches.batch import PlannedBatches, training_batches
 from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import Selection, select
 from arcuate.batches.settings import Bucketed, Days
-from arcuate.cli.console import emit_json, percent, say
+from arcuate.cli.console import counted, emit_json, percent, say
 from arcuate.cli.watch import TerminalWatcher
 from arcuate.coupling import coupling_warnings
 from arcuate.environment import describe
@@ -24,12 +24,12 @@ from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
 from arcuate.recipe_diff import official_ancestor
 from arcuate.run import Run, refuse_taken
-from arcuate.runtime import Machine, set_up
+from arcuate.runtime import Machine, count_cores, set_up
 from arcuate.store import Store
 from arcuate.tokens import CLASSES, names
 from arcuate.tracking.start import check_trackers, trackers
 from arcuate.tracking.watchers import Watchers
-from arcuate.training.begin import Start, begin, check_parent
+from arcuate.training.begin import Start, begin, check_parent, refuse_other_recipe
 from arcuate.training.cautions import cautions
 from arcuate.training.lock import sole_writer
 from arcuate.training.loop import train
@@ -67,8 +67,10 @@ def train_run(asked: Asked) -> dict[str, Any]:
     """Everything `arcuate train` does; returns what it prints as JSON, and of other processes only the exit code."""
     recipe = load_recipe(asked.recipe, asked.overrides)
     check_trackers(recipe.track)
+    refuse_early(asked, recipe)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
+    store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
     before = began_with(Run(asked.run)) if asked.resume else {}
     machine = set_up(same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device, before.get("precision"))
@@ -87,6 +89,16 @@ def train_run(asked: Asked) -> dict[str, Any]:
         return summary if world.writes else {"exit_code": summary.get("exit_code", 0)}
     finally:
         leave_world()
+
+
+def refuse_early(asked: Asked, recipe: Recipe) -> None:
+    """A run folder that cannot be used is told before anything is announced; it is looked at again when written."""
+    if asked.dry_run:
+        return
+    run = Run(asked.run)
+    refuse_taken(asked.run, asked.resume)
+    if asked.resume and run.recipe_file.is_file():
+        refuse_other_recipe(run, recipe)
 
 
 def run_training(
@@ -175,7 +187,7 @@ def train_in(
         store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (world.rank, world.size)
     )
     batches = training_batches(
-        planned, training.position, None, recipe.data.workers, pin_memory=machine.device.type == "cuda"
+        planned, training.position, None, worker_count(recipe), pin_memory=machine.device.type == "cuda"
     )
     encode = parallel_encode(training.model, recipe, machine.device, world)
     shown = Watchers()  # only the process that writes has anyone watching
@@ -199,6 +211,11 @@ def train_in(
         if stop.signal is None:
             say(f"{training.run.path} is done; next: arcuate evaluate {training.run.path}")
     return {**result(training, selection, seconds), "exit_code": stop.exit_code}
+
+
+def worker_count(recipe: Recipe) -> int:
+    """Loading processes, no more than there are cores; their number changes no result."""
+    return min(recipe.data.workers, count_cores())
 
 
 def result(training: Training, selection: Selection, seconds: float) -> dict[str, Any]:
@@ -244,25 +261,27 @@ def announce(
     world: World,
 ) -> list[str]:
     """What is about to be trained, on what, and where it departs from what the recipe asked for."""
-    threads = f"{machine.threads} thread{'s' if machine.threads > 1 else ''}"
+    channels, sessions = counted(store.n_channels, "channel"), counted(len(selection.sessions), "session")
+    selecting = counted(len(selection.validation), f"{selection.selected_on} trial")
     lines = [
-        f"{recipe.name}: {n_parameters:,} parameters, {store.n_channels} channels, {len(selection.sessions)} sessions",
-        f"{len(selection.train)} training trials; checkpoints are selected on {len(selection.validation)}"
-        f" {selection.selected_on} trials",
-        f"{machine.device}, {threads}: {machine.reason}",
+        f"{recipe.name}: {n_parameters:,} parameters, {channels}, {sessions}",
+        f"{counted(len(selection.train), 'training trial')}; checkpoints are selected on {selecting}",
+        f"{machine.device}, {counted(machine.threads, 'thread')}: {machine.reason}",
     ]
+    if (workers := worker_count(recipe)) < recipe.data.workers:
+        lines.append(f"data.workers={recipe.data.workers} is more than there are cores; using {workers}")
     batching, patch = recipe.data.batching, recipe.front_end.patch
     if world.size > 1:
         lines.append(f"{world.size} processes share every batch")
     if selection.unaligned:
         lines.append(
-            f"{len(selection.unaligned)} training trials are left out: their labels need more frames than"
+            f"{counted(len(selection.unaligned), 'training trial')} left out: labels that need more frames than"
             f" patches of {patch.bins}/{patch.stride} bins give"
         )
     if not selection.validation:
         lines.append("no validation trials: the last checkpoint will count as the best")
     if isinstance(batching, Days) and batching.n_sessions > len(selection.sessions):
-        lines.append(f"a batch holds {len(selection.sessions)} sessions, for the data have no more")
+        lines.append(f"a batch holds {sessions}, for the data have no more")
     if isinstance(batching, Bucketed):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]

@@ -17,16 +17,19 @@ import scipy.io
 
 from arcuate.errors import UserError
 from arcuate.pronounce import to_tokens
+from arcuate.readers.listing import folders_in, looks_like_data, names_in, unrecognised
 from arcuate.readers.mat_tags import list_variables
 from arcuate.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
+    REPLACEMENT,
     Problem,
     Reading,
     SourceFile,
     Survey,
     UnreadableFile,
     one_line,
+    printable,
     safe_name,
 )
 from arcuate.trial import Split, Trial, trial_id
@@ -75,20 +78,26 @@ def parse_features(text: str) -> Features:
 
 
 def is_partition(folder: Path) -> bool:
-    return folder.name in PARTITIONS and any(_recordings(folder))
+    return folder.name in PARTITIONS and any(_is_recording(name) for name in names_in(folder, []))
 
 
-def list_files(root: Path) -> list[SourceFile]:
-    return [
-        SourceFile(path.stem, split, path)
-        for partition, split in PARTITIONS.items()
-        for path in sorted(_recordings(root / partition))
-    ]
+def list_files(root: Path) -> tuple[list[SourceFile], list[Reading]]:
+    """All recordings of the partitions in this folder, and what was passed over."""
+    files: list[SourceFile] = []
+    passed: list[Reading] = []
+    for folder in folders_in(root, passed):
+        split = PARTITIONS.get(folder.name)
+        for name in names_in(folder, passed):
+            if split is not None and _is_recording(name):
+                files.append(SourceFile(printable(Path(name).stem), split, folder / name))
+            elif looks_like_data(name):
+                told = f"no folder of {', '.join(PARTITIONS)}" if split is None else "no <session>.mat"
+                passed.append(unrecognised(f"{folder.name}/{name}", told))
+    return files, passed
 
 
-def _recordings(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from (p for p in folder.glob("*.mat") if p.is_file() and not p.name.startswith("."))
+def _is_recording(name: str) -> bool:
+    return name.endswith(".mat")
 
 
 def survey(file: SourceFile) -> Survey:
@@ -139,6 +148,11 @@ def _reading(file: SourceFile, number: int, bins: np.ndarray, text: str | None, 
         problems.append(Problem("no label", None, "the trial has no sentence"))
         text = None
     else:
+        if n_replaced := text.count(REPLACEMENT):
+            detail = (
+                f"{n_replaced} signs of the sentence are no text, so its label may be wrong: {text[:60]!r}"
+            )
+            problems.append(Problem("text encoding", n_replaced, detail))
         label, unknown = to_tokens(text)
         tokens = np.asarray(label, dtype=np.int32)
         if unknown:
@@ -232,7 +246,7 @@ def _sentences(stored: Any) -> list[Any]:
     if not isinstance(stored, np.ndarray):
         return []
     flat = [np.asarray(cell).ravel() for cell in stored.ravel()]
-    return [str(cell[0]).replace("\0", "").strip() if len(cell) else "" for cell in flat]
+    return [printable(str(cell[0])).replace("\0", "").strip() if len(cell) else "" for cell in flat]
 
 
 def _blocks(stored: Any) -> list[Any]:

@@ -14,16 +14,19 @@ from typing import Any
 import h5py
 import numpy as np
 
+from arcuate.readers.listing import folders_in, looks_like_data, names_in, unreadable, unrecognised
 from arcuate.readers.source import (
     FILE_ERRORS,
     MAX_TOKENS,
     MAX_VALUES,
+    REPLACEMENT,
     Problem,
     Reading,
     SourceFile,
     Survey,
     UnreadableFile,
     one_line,
+    printable,
     safe_name,
 )
 from arcuate.tokens import BLANK, N_CLASSES
@@ -39,26 +42,28 @@ _MAX_ATTRIBUTE = 100_000  # bytes of a text attribute
 
 
 def is_session(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in FILES)
+    return any(os.path.isfile(folder / name) for name in FILES)
 
 
-def list_files(root: Path, only: Path | None = None) -> list[SourceFile]:
-    """All data files of the sessions in this folder, or of one session only."""
-    folders = [only] if only else [child for child in root.iterdir() if child.is_dir()]
-    return [
-        SourceFile(folder.name, split, folder / name)
-        for folder in folders
-        for name, split in FILES.items()
-        if os.path.lexists(folder / name)
-        and not folder.name.startswith(".")  # one that cannot be read is said so
-    ]
+def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], list[Reading]]:
+    """All data files of the sessions in this folder, or of one session only, and what was passed over."""
+    files: list[SourceFile] = []
+    passed: list[Reading] = []
+    for folder in [only] if only else folders_in(root, passed):
+        session = printable(folder.name)
+        for name in names_in(folder, passed):
+            if name in FILES:  # one that cannot be read is said so
+                files.append(SourceFile(session, FILES[name], folder / name))
+            elif looks_like_data(name):
+                passed.append(unrecognised(f"{session}/{name}", f"none of {', '.join(FILES)}"))
+    return files, passed
 
 
 def survey(file: SourceFile) -> Survey:
     """Trials and their channel counts; a trial whose bins cannot be looked at counts without channels."""
     channels: Counter[int] = Counter()
     with _open(file) as data:
-        names = _trial_names(data)
+        names, _ = _trial_names(data)
         for _, name in names:
             try:
                 shape = _dataset(_group(data, name), "input_features").shape
@@ -71,21 +76,21 @@ def survey(file: SourceFile) -> Survey:
 def read(file: SourceFile) -> Iterator[Reading]:
     """The trials of one file in order."""
     with _open(file) as data:
-        names = _trial_names(data)
-        if stray := sorted(set(data.keys()) - {name for _, name in names}):
+        names, stray = _trial_names(data)
+        if stray:
             detail = f"entries that are no trials, left alone: {', '.join(stray[:5])}"
             yield Reading(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
         seen: set[int] = set()
         for number, name in names:
             identity = trial_id(file.session, file.split, number)
             if number in seen:
-                yield _unreadable(identity, f"a second trial with the number {number} ({name})")
+                yield unreadable(identity, f"a second trial with the number {number} ({name})")
                 continue
             seen.add(number)
             try:
                 yield _read_trial(file, number, _group(data, name))
             except FILE_ERRORS as error:
-                yield _unreadable(identity, one_line(error))
+                yield unreadable(identity, one_line(error))
 
 
 def _open(file: SourceFile) -> h5py.File:
@@ -97,12 +102,15 @@ def _open(file: SourceFile) -> h5py.File:
         raise UnreadableFile(one_line(error)) from error
 
 
-def _trial_names(data: h5py.File) -> list[tuple[int, str]]:
+def _trial_names(data: h5py.File) -> tuple[list[tuple[int, str]], list[str]]:
+    """Number and name of every trial, and the other entries; names are read as bytes, for they may be no text."""
     try:
-        matches = [_TRIAL.fullmatch(name) for name in data]
+        names = [printable(name.decode("utf-8", errors="surrogateescape")) for name in data.id]
     except FILE_ERRORS as error:
         raise UnreadableFile(one_line(error)) from error
-    return sorted((int(found[1]), found[0]) for found in matches if found)
+    matches = [found for name in names if (found := _TRIAL.fullmatch(name))]
+    stray = sorted(set(names) - {found[0] for found in matches})
+    return sorted((int(found[1]), found[0]) for found in matches), stray
 
 
 def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> Reading:
@@ -123,7 +131,7 @@ def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> Reading:
         block or 0,
         bins,
         tokens,
-        text=_read_text(group),
+        text=_read_text(group, problems),
         corpus=None,
         mode=None,
     )
@@ -199,18 +207,24 @@ def valid_label(label: np.ndarray, problems: list[Problem]) -> np.ndarray | None
     return label.astype(np.int32)
 
 
-def _read_text(group: h5py.Group) -> str | None:
-    """The sentence: the attribute, else the array of character codes."""
+def _read_text(group: h5py.Group, problems: list[Problem]) -> str | None:
+    """The sentence: the attribute, else the array of character codes; what is no text in it is replaced."""
     text = _text(group, "sentence_label")
-    if text is not None or not _has(group, "transcription"):
-        return text
-    data = _dataset(group, "transcription")
+    if text is None and _has(group, "transcription"):
+        text = _transcription(_dataset(group, "transcription"))
+    if text is not None and (n_replaced := text.count(REPLACEMENT)):
+        detail = f"{n_replaced} bytes of the sentence are no UTF-8 text; read as {text[:60]!r}"
+        problems.append(Problem("text encoding", n_replaced, detail, "note"))
+    return text
+
+
+def _transcription(data: h5py.Dataset) -> str | None:
     if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > MAX_TOKENS:
         return None
     codes = data[:]
     end = np.flatnonzero(codes == 0)
     codes = codes[: end[0]] if len(end) else codes
-    return "".join(chr(int(code)) for code in codes if 0 < code < 0x110000).strip()
+    return printable("".join(chr(int(code)) for code in codes if 0 < code < 0x110000)).strip()
 
 
 # --- what may be touched in a foreign file --------------------------------------------------------------
@@ -275,8 +289,4 @@ def _text(group: h5py.Group, name: str) -> str | None:
     value = _attribute(group, name)
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
-    return value.replace("\0", "").strip() if isinstance(value, str) else None
-
-
-def _unreadable(identity: str, detail: str) -> Reading:
-    return Reading(identity, None, (Problem("unreadable", None, detail, "unreadable"),))
+    return printable(value).replace("\0", "").strip() if isinstance(value, str) else None

@@ -2,11 +2,13 @@
 
 import os
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 from arcuate.errors import UserError
 from arcuate.readers import b2t24, b2t25, side_files
-from arcuate.readers.source import Layout, Source, SourceFile, file_order
+from arcuate.readers.listing import names_in, unreadable
+from arcuate.readers.source import Layout, Reading, Source, file_order, one_line
 
 _DEPTH = 5
 _MAX_FOLDERS = 20_000
@@ -20,10 +22,12 @@ def find_sources(path: Path) -> Source:
     """The recordings in this folder: the sessions' folder itself or any folder above it."""
     path = Path(os.path.abspath(path))
     _refuse_unless_folder(path)
-    roots = _search(path)
+    closed: list[Reading] = []
+    roots = _search(path, closed)
     if not roots:
         raise UserError(
             f"no recordings in {path}: looked for {_LOOKED_FOR} up to {_DEPTH} folders deep; {_holds(path)}"
+            + "".join(f"; {folder.id} cannot be looked into" for folder in closed[:1])
         )
     if len(roots) > 1:
         named = " and ".join(f"{root} ({layout})" for root, layout in sorted(roots.items())[:2])
@@ -33,21 +37,29 @@ def find_sources(path: Path) -> Source:
         )
     ((root, layout),) = roots.items()
     only = path if root == path.parent else None  # one session's own folder was given
-    files = b2t25.list_files(root, only) if layout == "b2t25" else b2t24.list_files(root)
-    return _with_side_files(layout, root, path, files)
+    files, passed = b2t25.list_files(root, only) if layout == "b2t25" else b2t24.list_files(root)
+    notes = [f"{folder.id} beside the recordings cannot be looked into" for folder in closed]
+    return _with_side_files(Source(layout, root, tuple(sorted(files, key=file_order))), path, passed, notes)
 
 
-def _with_side_files(layout: Layout, root: Path, given: Path, files: list[SourceFile]) -> Source:
-    notes: list[str] = []
+def _with_side_files(source: Source, given: Path, passed: list[Reading], notes: list[str]) -> Source:
     corpora: side_files.Corpora = {}
     modes: side_files.Modes = {}
-    if layout == "b2t25" and (table := side_files.find_beside(root, given, side_files.CORPUS_TABLE)):
-        corpora, unused = side_files.read_corpora(table)
-        notes += unused
-    if table := side_files.find_beside(root, given, side_files.MODE_TABLE):
-        modes, unused = side_files.read_modes(table)
-        notes += unused
-    return Source(layout, root, tuple(sorted(files, key=file_order)), corpora, modes, tuple(notes))
+    if source.layout == "b2t25" and (
+        table := side_files.find_beside(source.root, given, side_files.CORPUS_TABLE)
+    ):
+        try:
+            corpora, unused = side_files.read_corpora(table)
+            notes = notes + unused
+        except side_files.ERRORS as error:
+            passed = [*passed, unreadable(table.name, one_line(error))]
+    if table := side_files.find_beside(source.root, given, side_files.MODE_TABLE):
+        try:
+            modes, unused = side_files.read_modes(table)
+            notes = notes + unused
+        except side_files.ERRORS as error:
+            passed = [*passed, unreadable(table.name, one_line(error))]
+    return replace(source, corpora=corpora, modes=modes, notes=tuple(notes), passed=tuple(passed))
 
 
 def _refuse_unless_folder(path: Path) -> None:
@@ -66,20 +78,20 @@ def _refuse_unless_folder(path: Path) -> None:
         raise UserError(f"{path} is one partition of a release; give the folder above it, {path.parent}")
 
 
-def _search(path: Path) -> dict[Path, Layout]:
+def _search(path: Path, closed: list[Reading]) -> dict[Path, Layout]:
     """Roots of recordings at or below this folder, breadth first, each folder once."""
     if b2t25.is_session(path):
         return {path.parent: "b2t25"}
     roots: dict[Path, Layout] = {}
     waiting = deque([(path, 0)])
-    seen: set[Path] = set()
+    seen: set[str] = set()
     while waiting:
         folder, depth = waiting.popleft()
-        real = folder.resolve()
+        real = os.path.realpath(folder)
         if real in seen or len(seen) >= _MAX_FOLDERS:
             continue
         seen.add(real)
-        inside = _folders(folder)
+        inside = _folders(folder, closed)
         if any(b2t25.is_session(child) for child in inside):
             roots[folder] = "b2t25"
         if any(b2t24.is_partition(child) for child in inside):
@@ -93,14 +105,9 @@ def _both(folder: Path) -> Layout:
     raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a folder of its own")
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: Path, closed: list[Reading]) -> list[Path]:
     """Sub-folders in order; hidden ones and what macOS puts beside an archive are no recordings."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__MACOSX"))]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in names_in(folder, closed) if os.path.isdir(folder / name)]
 
 
 def _holds(folder: Path) -> str:

@@ -2,12 +2,13 @@
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from arcuate.readers.source import session_date
+from arcuate.readers.source import printable, session_date
 
 CORPUS_TABLE = "t15_copyTaskData_description.csv"
 MODE_TABLE = "simulation_truth.jsonl"
@@ -15,19 +16,25 @@ _MAX_BYTES = 200_000_000
 
 Corpora = dict[tuple[date, int], str]
 Modes = dict[tuple[str, str, int], str]
+ERRORS = (OSError, ValueError, csv.Error)  # what a table that cannot be read may raise
 
 
 def find_beside(root: Path, given: Path, name: str) -> Path | None:
     """The table in the recordings' folder, in the folder the user named, or up to two folders above."""
     for folder in dict.fromkeys((root, given, root.parent, root.parent.parent)):
-        path = folder / name
-        if path.is_file() and path.stat().st_size <= _MAX_BYTES:
-            return path
+        if os.path.lexists(folder / name):
+            return folder / name
     return None
+
+
+def _refuse_large(path: Path) -> None:
+    if (n_bytes := path.stat().st_size) > _MAX_BYTES:
+        raise ValueError(f"{n_bytes} bytes are more than such a table can have")
 
 
 def read_corpora(path: Path) -> tuple[Corpora, list[str]]:
     """Corpus by (day, block), and what in the table could not be used."""
+    _refuse_large(path)
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     rows = csv.DictReader(lines, skipinitialspace=True)
     columns = {_plain(name): name for name in rows.fieldnames or () if name}
@@ -55,11 +62,14 @@ def read_modes(path: Path) -> tuple[Modes, list[str]]:
     """Speaking mode by (session, split, number), and what in the file could not be used."""
     modes: Modes = {}
     n_bad = 0
+    _refuse_large(path)
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in _nonempty(lines):
             try:
                 row = json.loads(line)
-                modes[str(row["session"]), str(row["split"]), int(row["number"])] = str(row["mode"])
+                modes[str(row["session"]), str(row["split"]), int(row["number"])] = printable(
+                    str(row["mode"])
+                )
             except (ValueError, KeyError, TypeError, RecursionError):
                 n_bad += 1
     return modes, [f"{path.name}: {n_bad} lines could not be used"] if n_bad else []

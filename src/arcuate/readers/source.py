@@ -10,10 +10,12 @@ from typing import Literal
 from arcuate.trial import SPLITS, Split, Trial
 
 Layout = Literal["b2t25", "b2t24"]
-Severity = Literal["note", "bad", "unreadable"]
+Severity = Literal["note", "ignored", "bad", "unreadable"]
 
 MAX_VALUES = 2**27  # values in one trial (half a gigabyte as float32); a larger claim is a broken file
 MAX_TOKENS = 100_000
+REPLACEMENT = "\ufffd"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 # What reading a foreign file may raise without it being a fault of this program.
 FILE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, EOFError, ArithmeticError)
@@ -36,7 +38,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with one trial or file. A note changes nothing, a bad trial stays out of training."""
+    """Something wrong with one trial or file. A note changes nothing, a bad trial stays out of training.
+
+    What is ignored is no file of the layout, though it may hold data.
+    """
 
     reason: str
     number: float | None
@@ -73,6 +78,7 @@ class Source:
         default_factory=dict
     )  # (session, split, number) -> mode
     notes: tuple[str, ...] = ()
+    passed: tuple[Reading, ...] = ()  # what looks like part of the release and is no file to read
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -101,6 +107,11 @@ def file_order(file: SourceFile) -> tuple[date, str, int]:
     return *session_order(file.session), SPLITS.index(file.split)
 
 
+def printable(text: str) -> str:
+    """The same text with a sign of replacement for what no text can hold: bytes that were no UTF-8."""
+    return _SURROGATES.sub(REPLACEMENT, text)
+
+
 def safe_name(name: str) -> bool:
     """Whether a session's name can become a file name everywhere."""
     return re.fullmatch(r"\w[\w .+\-]{0,99}", name) is not None and not name.endswith((".", " "))
@@ -109,5 +120,5 @@ def safe_name(name: str) -> bool:
 def one_line(error: BaseException) -> str:
     """What a file library's exception says, in one line of sensible length."""
     said = error.args[0] if isinstance(error, KeyError) and error.args else error
-    text = " ".join(str(said).split()) or type(error).__name__
+    text = " ".join(printable(str(said)).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"

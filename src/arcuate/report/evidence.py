@@ -167,7 +167,7 @@ def parse(text: str) -> Mapping[str, Any]:
     """The recipe as a tree; one of another version or an unreadable one is still shown as text."""
     try:
         tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
 

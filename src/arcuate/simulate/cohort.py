@@ -1,9 +1,12 @@
 """A whole simulated cohort: days, blocks, trials, and the truth that the file layouts cannot hold."""
 
+import errno
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -21,9 +24,13 @@ from arcuate.trial import BIN_S, SPLITS, Split
 
 Layout = Literal["b2t25", "b2t24"]
 LAYOUTS: tuple[Layout, ...] = ("b2t25", "b2t24")
+MIN_NOISE, MAX_NOISE = 0.01, 100.0
 DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 TRUTH = "simulation_truth.jsonl"
 DESCRIPTION = "t15_copyTaskData_description.csv"
+
+ASIDE = ".simulating"
+_FOLDERS = (Hdf5Session.folder, MatSession.folder)  # in the order of LAYOUTS
 
 _FIRST_DAY = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28)}
 _PARTICIPANT = {"b2t25": "t15", "b2t24": "t12"}
@@ -66,13 +73,61 @@ def simulate(
     being like the real recordings; `progress` hears (trials done, trials in all).
     """
     noise = _noise(difficulty)
-    _check(layout, n_sessions, n_trials, n_electrodes, ms_per_phoneme)
-    _clear(out, layout, replace)
+    check_request(out, layout, n_sessions, n_trials, n_electrodes, difficulty, seed, replace, ms_per_phoneme)
+    with _aside(out, layout) as aside:
+        totals = _write(
+            aside,
+            layout,
+            n_sessions,
+            n_trials,
+            n_electrodes,
+            difficulty,
+            noise,
+            seed,
+            ms_per_phoneme,
+            progress,
+        )
+    return {
+        "path": str(out),
+        "layout": layout,
+        "sessions": session_names(layout, n_sessions, seed),
+        "trials": totals.counts,
+        "electrodes": n_electrodes,
+        "difficulty": difficulty,
+        "noise": noise,
+        "seed": seed,
+        "hours": round(totals.n_bins * BIN_S / 3600, 3),
+        "ms_per_phoneme": round(1000 * totals.n_bins * BIN_S / totals.n_phonemes, 1),
+    }
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """What a cohort came to."""
+
+    counts: dict[str, int]  # trials by split
+    n_bins: int
+    n_phonemes: int
+
+
+def _write(
+    out: Path,
+    layout: Layout,
+    n_sessions: int,
+    n_trials: int,
+    n_electrodes: int,
+    difficulty: str | float,
+    noise: float,
+    seed: int,
+    ms_per_phoneme: float,
+    progress: Callable[[int, int], None] | None,
+) -> _Totals:
+    """The whole cohort, session by session."""
     names = session_names(layout, n_sessions, seed)
     arrays = _arrays(layout, n_electrodes)
     signal = Signal.at(noise)
     description: list[tuple[object, ...]] = []
-    counts = dict.fromkeys(SPLITS, 0)
+    counts: dict[str, int] = dict.fromkeys(SPLITS, 0)
     n_bins = n_phonemes = done = 0
     with (out / TRUTH).open("w", encoding="utf-8") as truth:
         for index, electrodes in enumerate(_days(arrays, names, seed)):
@@ -94,18 +149,7 @@ def simulate(
             description.extend(_block_rows(names[index], _FIRST_DAY[layout], plan))
     if layout == "b2t25":
         write_description(out / DESCRIPTION, description)
-    return {
-        "path": str(out),
-        "layout": layout,
-        "sessions": names,
-        "trials": counts,
-        "electrodes": n_electrodes,
-        "difficulty": difficulty,
-        "noise": noise,
-        "seed": seed,
-        "hours": round(n_bins * BIN_S / 3600, 3),
-        "ms_per_phoneme": round(1000 * n_bins * BIN_S / n_phonemes, 1),
-    }
+    return _Totals(counts, n_bins, n_phonemes)
 
 
 def _noise(difficulty: str | float) -> float:
@@ -115,37 +159,81 @@ def _noise(difficulty: str | float) -> float:
         noise = float(difficulty)
     except ValueError:
         noise = math.nan
-    if not 0 < noise < math.inf:
+    if not MIN_NOISE <= noise <= MAX_NOISE:
         known = ", ".join(DIFFICULTIES)
         raise UserError(
-            f"Difficulty {difficulty!r} is not known: use one of {known}, or a noise level above 0."
+            f"Difficulty {difficulty!r} is not known: use one of {known}, or a noise level"
+            f" from {MIN_NOISE} to {MAX_NOISE}."
         )
     return noise
 
 
-def _check(layout: str, n_sessions: int, n_trials: int, n_electrodes: int, ms_per_phoneme: float) -> None:
+def check_request(
+    out: Path,
+    layout: str,
+    n_sessions: int,
+    n_trials: int,
+    n_electrodes: int,
+    difficulty: str | float = "real",
+    seed: int = 0,
+    replace: bool = False,
+    ms_per_phoneme: float = 254.0,
+) -> None:
+    """Refuse what cannot be simulated, or not here, before anything is written."""
+    _noise(difficulty)
     if layout not in LAYOUTS:
         raise UserError(f"Layout {layout!r} is not known: use one of {', '.join(LAYOUTS)}.")
     if n_sessions < 1 or n_trials < 3:
         raise UserError("A cohort needs at least 1 session and 3 trials per session (train, val, test).")
     if n_electrodes < 4:
         raise UserError("A cohort needs at least 4 electrodes: give --electrodes 4 or more.")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"The seed must be a whole number from 0 to {2**63 - 1}.")
     if not 120 <= ms_per_phoneme <= 1000:
         raise UserError("Time per phoneme must lie between 120 and 1000 ms.")
+    if os.path.lexists(out) and not out.is_dir():
+        raise UserError(f"{out} is not a folder; choose another one.")
+    if any(os.path.lexists(out / name) for name in (*_FOLDERS, TRUTH)) and not (
+        replace and (out / TRUTH).is_file()  # only what this module wrote is ever replaced
+    ):
+        raise UserError(
+            f"{out} already holds recordings: choose another folder, or pass --force to replace a simulated one."
+        )
 
 
-def _clear(out: Path, layout: Layout, replace: bool) -> None:
-    """Make room for a cohort; only a folder that this module wrote is ever removed."""
-    folder = out / (Hdf5Session.folder if layout == "b2t25" else MatSession.folder)
-    if folder.exists() or (out / TRUTH).exists():
-        if not (replace and (out / TRUTH).is_file()):
-            raise UserError(
-                f"{out} already holds recordings: choose another folder, or pass --force to replace a simulated one."
-            )
-        for old in (Hdf5Session.folder, MatSession.folder):
+@contextmanager
+def _aside(out: Path, layout: Layout) -> Iterator[Path]:
+    """A hidden folder to write in, which no reader looks into; what is whole moves out of it at the end.
+
+    The recordings move last and in one step, so a cohort that can be found is a whole one.
+    """
+    aside = out / ASIDE
+    is_new = not out.exists()
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+        aside.mkdir(parents=True)
+        yield aside
+        for old in _FOLDERS:
             shutil.rmtree(out / old, ignore_errors=True)
         (out / DESCRIPTION).unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
+        folder = _FOLDERS[LAYOUTS.index(layout)]
+        for part in sorted(aside.iterdir(), key=lambda path: path.name == folder):
+            part.replace(out / part.name)
+    except OSError as error:
+        raise UserError(_explain(error, out)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if is_new and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
+
+
+def _explain(error: OSError, out: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
+        return (
+            f"The disk is full: free some space, or simulate less, and write {out} again (nothing was left)."
+        )
+    reason = error.strerror or " ".join(str(error).split())
+    return f"Cannot write {out} ({reason}): check the folder and your rights to it."
 
 
 def session_names(layout: Layout, n_sessions: int, seed: int) -> list[str]:

@@ -1,7 +1,11 @@
 """The two official file layouts, written so that the same recording always gives the same bytes."""
 
 import csv
+import errno
+import os
+import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +22,7 @@ MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
 _RECENT_TRIALS = 20
+_SPARE = 2**22  # bytes for labels and the bookkeeping of HDF5
 _PARTITIONS: dict[Split, str] = {"train": "train", "val": "test", "test": "competitionHoldOut"}
 
 
@@ -50,9 +55,9 @@ class Hdf5Session:
     folder = "hdf5_data_final"
 
     def __init__(self, out: Path, session: str) -> None:
-        target = out / self.folder / session
-        target.mkdir(parents=True)
-        self._files = {split: h5py.File(target / f"data_{split}.hdf5", "w") for split in SPLITS}
+        self._target = out / self.folder / session
+        self._target.mkdir(parents=True)
+        self._files = {split: h5py.File(self._path(split), "w") for split in SPLITS}
         self._normaliser = RecentTrials()
 
     def __enter__(self) -> "Hdf5Session":
@@ -61,16 +66,28 @@ class Hdf5Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in self._files.values():
+        for split, file in self._files.items():
+            if kind is not None:  # the first failure is the one to tell; what was written is thrown away
+                with suppress(OSError, RuntimeError):
+                    file.close()
+                continue
             empty = not len(file)
-            path = Path(file.filename)
             file.close()
             if empty:
-                path.unlink()
+                self._path(split).unlink()
+
+    def _path(self, split: Split) -> Path:
+        return self._target / f"data_{split}.hdf5"
+
+    def _need(self, n_bytes: int) -> None:
+        """A full disk stops us here: HDF5 cannot close a file whose last write failed."""
+        if shutil.disk_usage(self._target).free < n_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._target))
 
     def write(self, recording: Recording) -> None:
         raw = np.concatenate([recording.counts.astype(np.float32), recording.power], axis=1)
         bins = self._normaliser.normalise(raw, recording.block)
+        self._need(2 * bins.nbytes + _SPARE)
         group = self._files[recording.split].create_group(f"trial_{recording.number:04d}")
         _dataset(group, "input_features", bins)
         group.attrs["n_time_steps"] = len(bins)

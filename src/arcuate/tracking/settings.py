@@ -17,12 +17,12 @@ class TensorBoard(Settings):
 class Wandb(Settings):
     """Weights & Biases; its files go to RUN/wandb."""
 
-    enabled: bool = False
-    project: Name = "arcuate"
+    enabled: bool = Field(False, description="send numbers to Weights & Biases")
+    project: Name = Field("arcuate", description="where the run appears")
     entity: Name | None = Field(None, description="user or team; null = the default of the account")
     run_name: Name | None = Field(None, description="null = the name of the run folder")
-    tags: tuple[Tag, ...] = ()
-    notes: str = ""
+    tags: tuple[Tag, ...] = Field((), description="shown beside the run")
+    notes: str = Field("", description="shown beside the run")
     mode: Literal["online", "offline", "disabled"] = Field(
         "online", description="offline: nothing is sent until `wandb sync`; disabled: as if not enabled"
     )

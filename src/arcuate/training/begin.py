@@ -113,8 +113,7 @@ def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
 
 
 def refuse_other_data(run: Run, environment: dict[str, Any]) -> None:
-    known = run.environment().get("data")
-    if not isinstance(known, dict) or known.get("hashes") != environment["data"]["hashes"]:
+    if run.data().get("hashes") != environment["data"].get("hashes"):
         raise UserError(
             f"{run.path} was trained on other data (the content hashes differ); resume it with the same"
         )
