@@ -19,7 +19,7 @@ LAYERS = [
     {"foreign", "metrics"},
     {"tracking.settings", "training.settings", "training.guard_settings"},
     {"recipe"},
-    {"recipe_diff", "run"},
+    {"recipe_diff", "recipe_settings", "run"},
     {"coupling", "runtime", "environment", "search_space"},
     {"training", "evaluate"},
     {"tracking"},
