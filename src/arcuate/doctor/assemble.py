@@ -72,20 +72,19 @@ def _side(key: Key, column: Column) -> str:
 
 
 def _sides(columns: Mapping[Key, Column]) -> dict[str, list[Column]]:
-    """Losses by split. One that does not say is the other side of one that does, or that of the error rate."""
+    """Losses by split. One that does not say is that of the error rate or training loss in its rows."""
     losses = {key: column for key, column in columns.items() if column.meaning.role == "loss"}
     sides: dict[str, list[Column]] = {"train": [], "val": [], "": []}
     for key, column in losses.items():
         sides[_side(key, column)].append(column)
     if sides["val"]:
         sides["train"] += sides[""]
-    elif sides["train"]:
-        sides["val"] += sides[""]
-    else:
-        beside = _rows(_of_role(columns, "per", "train") or _of_role(columns, "wer", "train"))
-        for column in sides[""]:
-            shared = np.isin(column.table()[0], beside).mean() if len(beside) else 0.0
-            sides["val" if shared > 0.5 else "train"].append(column)
+        return sides
+    rates = _of_role(columns, "per", "train") or _of_role(columns, "wer", "train")
+    beside = _rows([*rates, *sides["train"]])
+    for column in sides[""]:
+        shared = np.isin(column.table()[0], beside).mean() if len(beside) else 0.0
+        sides["val" if shared > 0.5 else "train"].append(column)
     return sides
 
 

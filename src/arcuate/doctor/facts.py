@@ -8,6 +8,7 @@ import numpy as np
 from arcuate.doctor.curve import Log, Series, running_median
 
 SMOOTHED_FROM = 9  # with fewer evaluations every one of them counts as it is
+ALONE = 0.9  # of the lowest of three: an evaluation below it was real, for evaluations differ by 1 or 2 %
 WARMUP_BATCHES = 500  # evaluations before this batch lie in any recipe's warm-up
 
 
@@ -39,18 +40,25 @@ class Facts:
         return running_median(values) if self.n >= SMOOTHED_FROM else values
 
     @cached_property
+    def _best_place(self) -> int:
+        """The lowest evaluation beside its neighbours; one far below them counts alone, for it is no luck."""
+        raw, smooth = int(self.evaluations.values.argmin()), int(self.smooth.argmin())
+        return raw if self.evaluations.values[raw] < ALONE * self.smooth[smooth] else smooth
+
+    @cached_property
     def best(self) -> float:
-        """The lowest value that was not one lucky evaluation."""
-        return float(self.smooth.min())
+        place = self._best_place
+        return float(min(self.smooth[place], self.evaluations.values[place]))
 
     @cached_property
     def best_step(self) -> int:
-        return int(self.evaluations.steps[int(self.smooth.argmin())])
+        return int(self.evaluations.steps[self._best_place])
 
     @cached_property
     def end(self) -> float:
-        """Where the run ended: the middle of its last three evaluations."""
-        return float(np.median(self.evaluations.values[-3:] if self.n >= SMOOTHED_FROM else self.smooth[-1:]))
+        """Where the run ended: its last evaluation, or the middle of the last three where that one stands out high."""
+        last = self.evaluations.values[-3:] if self.n >= SMOOTHED_FROM else self.evaluations.values[-1:]
+        return float(min(np.median(last), last[-1]))
 
     @property
     def first_step(self) -> float:
@@ -70,7 +78,7 @@ class Facts:
     def gain(self) -> float:
         """How much better the run became over its last third, as a share of the value before."""
         before = self.value_at(self.step_at(2 / 3))
-        return (before - min(self.end, float(self.smooth[-1]))) / before if before > 0 else 0.0
+        return (before - self.end) / before if before > 0 else 0.0
 
     @cached_property
     def progress_share(self) -> float:

@@ -90,6 +90,7 @@ def infer_plan(log: Log, dataset: str | None) -> tuple[int | None, str]:
     if last is None:
         return None, ""
     if log.said_finished:
+        last += (last + 1) % 1000 == 0
         return last, f"planned steps {last:,}: the log says that training was complete"
     rates = log.lr.finite.values
     if len(rates) >= 5 and rates[-1] <= DECAYED * rates.max():
@@ -99,9 +100,9 @@ def infer_plan(log: Log, dataset: str | None) -> tuple[int | None, str]:
     if last >= 1000 and (last + 1) % 1000 == 0:
         return last + 1, f"planned steps {last + 1:,}: the last batch is {last:,}, one before a round number"
     spacing = float(np.median(np.diff(log.judged.steps))) if len(log.judged) > 1 else 0.0
-    due = next((n for n in ROUND if last < n <= last + spacing and spacing <= FINE * n), None)
+    due = next((n for n in ROUND if last - 1 <= n <= last + spacing and spacing <= FINE * n), None)
     if due is not None:
-        return due, f"planned steps {due:,}: the next evaluation would have been there"
+        return due, f"planned steps {due:,}: the run stopped where a schedule of this length ends"
     if dataset is not None and last < OFFICIAL_STEPS[dataset]:
         return OFFICIAL_STEPS[
             dataset

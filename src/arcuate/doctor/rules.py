@@ -17,6 +17,7 @@ HIGH_FLAT, HIGH_DONE, HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference
 ON_COURSE = 1.15  # multiples of the official curve at the same batch
 HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
 LOSS_FLAT = 0.1  # share of all progress made in the last third, where only a loss was logged
+TREND = 0.05  # of the training loss: less is standing still
 RECOVERED = 0.05  # within this share of its best a run has come back
 
 
@@ -33,9 +34,11 @@ class Finding:
 def findings(facts: Facts) -> list[Finding]:
     """All verdicts that hold, the leading one first."""
     held = [f for rule in RULES if (f := rule(facts)) is not None]
+    if {f.verdict for f in held} & {"collapsed", "degraded"}:
+        held = [f for f in held if f.verdict != "plateaued"]  # flat at a level it fell to is no plateau
     leading = [f for f in held if not f.mild]
     mild = [f for f in held if f.mild]
-    return [*leading, *mild] if leading else [healthy(facts), *mild]
+    return [*leading, *mild] if leading else [fallback(facts), *mild]
 
 
 def exploded(facts: Facts) -> Finding | None:
@@ -61,7 +64,7 @@ def too_short(facts: Facts) -> Finding | None:
 
 def collapsed(facts: Facts) -> Finding | None:
     """A model that says nothing, or always the same, scores 0.8 to 1; what counts is where it stays."""
-    if facts.by_loss or facts.n == 0 or not _silent(facts):
+    if facts.by_loss or facts.n < FEW or not _silent(facts):
         return None
     name, since = facts.log.error_name, _silent_since(facts)
     learnt = facts.best < SILENT
@@ -94,8 +97,8 @@ def overfit(facts: Facts) -> Finding | None:
     if facts.n < FEW or facts.loss_rise is None:
         return None
     rise, step = facts.loss_rise
-    falling_train = facts.train_trend is None or facts.train_trend < 0
-    if rise < LOSS_ROSE or (facts.by_loss and not falling_train):
+    rising_train = facts.train_trend is not None and facts.train_trend > TREND
+    if rise < LOSS_ROSE or rising_train:
         return None
     told = f"validation loss ended {_percent(rise)} above its lowest at step {step:,}"
     if facts.by_loss:
@@ -155,6 +158,33 @@ def unfinished(facts: Facts) -> Finding | None:
     return Finding("unfinished", tuple(t for t in (told + _against(facts), stop) if t), None, mild=not leads)
 
 
+def fallback(facts: Facts) -> Finding:
+    """Where no rule speaks: healthy, unless the run lost more than evaluations differ by, or its level is no end."""
+    if facts.by_loss:
+        return healthy(facts)
+    high = facts.best >= HIGH_ANYWHERE if facts.level is None else facts.level >= HIGH_DONE
+    if facts.fallen_back > RECOVERED and not high:
+        return _slipped(facts)
+    if not high:
+        return healthy(facts)
+    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best:.3f}{_against(facts)}"
+    if facts.gain >= FLAT and facts.finished is not True and facts.fallen_back <= RECOVERED:
+        return Finding("unfinished", (told,))
+    return Finding("plateaued", (told, *_trend(facts)), facts.best_step)
+
+
+def _slipped(facts: Facts) -> Finding:
+    """A little worse than its best at the end: over-fitting where training went on to improve, else lost ground."""
+    told = (
+        f"{facts.log.error_name} ended at {facts.end:.3f}, {_percent(facts.fallen_back)} above its best of step "
+        f"{facts.best_step:,}"
+    )
+    rose = facts.loss_rise is None or facts.loss_rise[0] > RECOVERED
+    rising_train = facts.train_trend is not None and facts.train_trend > TREND
+    verdict = "overfit" if rose and not rising_train else "degraded"
+    return Finding(verdict, (told, *_trend(facts)), facts.best_step)
+
+
 def healthy(facts: Facts) -> Finding:
     """Ends within 5 % of its best, at a level that is normal for the data, and nothing else is wrong."""
     name = "validation loss" if facts.by_loss else facts.log.error_name
@@ -200,6 +230,10 @@ def _flat_loss(facts: Facts) -> Finding | None:
     return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
 
 
+def _gain(facts: Facts) -> str:
+    return f"{_percent(facts.gain)} better over the last third" if facts.gain > 0 else "no better over the last third"
+
+
 def _on_course(facts: Facts) -> bool:
     return facts.course is not None and facts.end <= ON_COURSE * facts.course
 
@@ -214,11 +248,11 @@ def _trend(facts: Facts) -> tuple[str, ...]:
     """What the training loss says about the reason."""
     if facts.train_trend is None:
         return ()
-    if facts.train_trend > 0.05:
+    if facts.train_trend > TREND:
         return (
             f"training loss rose with it ({_percent(facts.train_trend)}): the rate, not the regularisation",
         )
-    if facts.train_trend < -0.05:
+    if facts.train_trend < -TREND:
         return (
             f"training loss kept falling ({_percent(-facts.train_trend)}): the regularisation, not the rate",
         )
