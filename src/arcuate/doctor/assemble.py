@@ -122,7 +122,7 @@ def _without_gaps(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _within_epochs(step: np.ndarray, epoch: np.ndarray) -> bool:
     """Whether the counter starts again with every epoch."""
     falls, turns = np.diff(step) < 0, np.diff(epoch) > 0
-    return int(falls.sum()) >= 1 and bool((falls & turns).sum() >= 0.9 * turns.sum()) and turns.any()
+    return bool(falls.any() and turns.any() and (falls & turns).sum() >= 0.9 * turns.sum())
 
 
 def _spacing(steps: np.ndarray) -> float:
@@ -141,6 +141,8 @@ def _unit(name: str, steps: np.ndarray) -> str:
 def separate(pieces: Mapping[str, Piece], name: str) -> list[Log]:
     """One log, or one for each time the counter of a series began again."""
     tidy = {part: _forwards(piece) for part, piece in pieces.items()}
+    if "per" in tidy and not len(restarts(tidy["per"])):
+        tidy = {part: _unstacked(piece) for part, piece in tidy.items()}
     starts = {part: restarts(piece) for part, piece in tidy.items()}
     n_runs = max((len(s) for s in starts.values()), default=0) + 1
     if n_runs == 1:
@@ -194,12 +196,24 @@ def _forwards(piece: Piece) -> Piece:
     return piece
 
 
+def _unstacked(piece: Piece) -> Piece:
+    """Two quantities under one name, one block after the other, have the same steps twice: the first is kept."""
+    starts = restarts(piece)
+    blocks = np.split(piece.steps, starts)
+    if len(blocks) < 2 or not all(np.array_equal(blocks[0], block) for block in blocks[1:]):
+        return piece
+    return _cut(piece, np.arange(len(piece.rows)) < starts[0])
+
+
 def _cut(piece: Piece, chosen: np.ndarray) -> Piece:
     return Piece(piece.rows[chosen], piece.steps[chosen], piece.values[chosen], piece.unit)
 
 
 def _log(pieces: Mapping[str, Piece], name: str) -> Log:
-    log = Log(name=name, **{part: series(pieces[part]) for part in PARTS if part in pieces})
+    per, val_loss, train_loss, grad_norm, lr = (
+        series(pieces[part]) if part in pieces else Series() for part in PARTS
+    )
+    log = Log(name, per, val_loss, train_loss, grad_norm, lr)
     if "wer" in pieces:
         log = replace(log, per=series(pieces["wer"]), error_name="WER")
     return replace(log, per=as_fraction(log.per))

@@ -1,6 +1,8 @@
 """A log as numbers over steps: the one thing every format is turned into, and every rule looks at."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,10 @@ class Log:
     planned: int | None = None
     planned_because: str = ""
     said_finished: bool = False
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the recipe, where it is known: name to value
+    coupling: tuple[str, ...] = ()  # warnings about parts of a recipe that belong together
     own: bool = False  # written by arcuate: no published reference unless the data are the published ones
     notes: tuple[str, ...] = ()
     incidents: tuple[str, ...] = ()  # what a guard or scaler had to say, in sentences

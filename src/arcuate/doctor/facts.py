@@ -42,13 +42,21 @@ class Facts:
     @cached_property
     def _best_place(self) -> int:
         """The lowest evaluation beside its neighbours; one far below them counts alone, for it is no luck."""
-        raw, smooth = int(self.evaluations.values.argmin()), int(self.smooth.argmin())
-        return raw if self.evaluations.values[raw] < ALONE * self.smooth[smooth] else smooth
+        values, smooth = self.evaluations.values, int(self.smooth.argmin())
+        raw, near = int(values.argmin()), max(0, smooth - 1)
+        alone = values[raw] < ALONE * self.smooth[smooth]
+        return raw if alone else near + int(values[near : smooth + 2].argmin())
 
     @cached_property
     def best(self) -> float:
-        place = self._best_place
-        return float(min(self.smooth[place], self.evaluations.values[place]))
+        """What later evaluations are measured against."""
+        seen = self.best_seen
+        return seen if seen < ALONE * float(self.smooth.min()) else float(self.smooth.min())
+
+    @property
+    def best_seen(self) -> float:
+        """The evaluation itself, for words."""
+        return float(self.evaluations.values[self._best_place])
 
     @cached_property
     def best_step(self) -> int:
@@ -78,6 +86,12 @@ class Facts:
     def gain(self) -> float:
         """How much better the run became over its last third, as a share of the value before."""
         before = self.value_at(self.step_at(2 / 3))
+        return (before - self.end) / before if before > 0 else 0.0
+
+    @cached_property
+    def late_gain(self) -> float:
+        """The same over the last fifth: whether it was still getting better when it stopped."""
+        before = self.value_at(self.step_at(4 / 5))
         return (before - self.end) / before if before > 0 else 0.0
 
     @cached_property

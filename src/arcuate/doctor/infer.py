@@ -8,7 +8,7 @@ from arcuate.doctor.curve import Log
 from arcuate.doctor.reference import OFFICIAL_STEPS, course, level
 
 BELOW_24 = 0.137  # no published single decoder of '24 has a lower error rate
-ABOVE_AT_START = 1.02  # untrained decoders of '25 insert too much, those of '24 do not
+ABOVE_AT_START, FAR_ABOVE = 1.02, 2.0  # untrained decoders of '25 insert too much, those of '24 hardly do
 SUMMED = 100.0  # a first loss this high is a sum over phonemes, as the '25 trainer logs it
 DECAYED = 0.05  # of its highest: a learning rate this low has come to the end of its schedule
 FINE = 0.025  # an evaluation interval below this share of the plan may be the last one of it
@@ -69,7 +69,8 @@ def infer_dataset(log: Log) -> tuple[str | None, str]:
     first = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]
     if per.values.min() < BELOW_24:
         return "b2t25", f"data set b2t25: an error rate of {per.values.min():.3f} is out of reach on '24"
-    if per.values[0] > ABOVE_AT_START:
+    summed = not first or max(first) > SUMMED
+    if per.values[0] > (ABOVE_AT_START if summed else FAR_ABOVE):
         return "b2t25", f"data set b2t25: the untrained error rate is {per.values[0]:.2f}, above 1"
     if first and max(first) > SUMMED:
         return (

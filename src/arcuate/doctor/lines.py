@@ -40,7 +40,7 @@ def line_blocks(path: Path, encoding: str) -> Iterator[list[str]]:
     """Lines without their ends, many at a time; the last one may be half a line."""
     rest = ""
     with path.open("rb") as raw:
-        text = io.TextIOWrapper(io.BufferedReader(raw, BLOCK), encoding=encoding, errors="replace")  # type: ignore[type-var]
+        text = io.TextIOWrapper(io.BufferedReader(raw, BLOCK), encoding=encoding, errors="replace")
         while block := text.read(BLOCK):
             rest += block
             if len(rest) > LONGEST and "\n" not in rest:

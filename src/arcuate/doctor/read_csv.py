@@ -26,7 +26,9 @@ def delimiter_of(lines: Sequence[str]) -> str | None:
             continue
         roles = {_role(name) for name in head}
         axis = roles & {"step", "epoch"}
-        if roles & {*METRICS, "value"} and (axis or len(roles & set(METRICS)) > 1) or len(axis) and "tag" in roles:
+        if (roles & {*METRICS, "value"} and (axis or len(roles & set(METRICS)) > 1)) or (
+            len(axis) and "tag" in roles
+        ):
             return mark
     return None
 
@@ -85,7 +87,9 @@ def _add(head: Sequence[str], rows: Sequence[Sequence[str]], collector: Collecto
     collector.n_rows += len(rows)
     columns: dict[str, Sequence[Any]] = dict(zip(head, zip(*rows, strict=True), strict=True))
     for chosen in by_run(columns):
-        if {"tag", "value"} & (roles := {read_name(name).role for name in chosen}) == {"value"} and not roles & set(METRICS):
+        if {"tag", "value"} & (roles := {read_name(name).role for name in chosen}) == {
+            "value"
+        } and not roles & set(METRICS):
             chosen = {**chosen, "tag": [stem] * len(rows)}  # an export of one curve, named by its file
         collector.add_columns(chosen, numbers)
 

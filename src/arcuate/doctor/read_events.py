@@ -85,7 +85,9 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _sound(records: Iterator[tuple[bytes, int]], notes: list[str], many: int = 20_000) -> Iterator[list[bytes]]:
+def _sound(
+    records: Iterator[tuple[bytes, int]], notes: list[str], many: int = 20_000
+) -> Iterator[list[bytes]]:
     """Records whose content has its checksum, many at a time."""
     batch: list[tuple[bytes, int]] = []
     for record in records:
@@ -103,10 +105,14 @@ def _checked(batch: list[tuple[bytes, int]], notes: list[str]) -> list[bytes]:
         places = np.flatnonzero(lengths == length)
         if length > 4096:
             continue  # no scalar is that long, and nothing else is read
-        data = np.frombuffer(b"".join(batch[i][0] for i in places), dtype=np.uint8).reshape(len(places), length)
+        data = np.frombuffer(b"".join(batch[i][0] for i in places), dtype=np.uint8).reshape(
+            len(places), length
+        )
         good[places] = masked_crcs(data) == np.array([batch[i][1] for i in places], dtype=np.uint32)
     if not good.all():
-        notes.append(f"{int((~good).sum()):,} records of the event file have a wrong checksum and were left out")
+        notes.append(
+            f"{int((~good).sum()):,} records of the event file have a wrong checksum and were left out"
+        )
     return [data for (data, _), sound in zip(batch, good, strict=True) if sound and len(data) <= 4096]
 
 

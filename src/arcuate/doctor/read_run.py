@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from arcuate.coupling import coupling_warnings
 from arcuate.doctor.assemble import assemble
-from arcuate.doctor.collect import Collector
+from arcuate.doctor.collect import Collector, flatten
 from arcuate.doctor.curve import Log
 from arcuate.doctor.lines import line_blocks
 from arcuate.doctor.read_jsonl import read_jsonl
 from arcuate.errors import UserError
-from arcuate.recipe import Recipe
+from arcuate.recipe import Recipe, load_recipe, recipe_names, to_tree
+from arcuate.recipe_diff import official_ancestor
 from arcuate.run import Run, read_json
 
 MUTE_BLANK, MUTE_CLASSES = 0.98, 3  # an output with nearly only blanks, or with so few phonemes, says nothing
@@ -92,6 +94,8 @@ def _own(
     return replace(
         log,
         own=True,
+        settings=flatten_settings(recipe),
+        coupling=tuple(_coupling(recipe)) if recipe else (),
         planned=planned,
         planned_because="recipe.yaml" if planned else "",
         dataset=dataset,
@@ -100,6 +104,19 @@ def _own(
         broken_incidents=tuple(given_up) if alone else (),
         silent_since=rows.mute_since() if alone else None,
     )
+
+
+def flatten_settings(recipe: Recipe | None) -> dict[str, Any]:
+    return (
+        {name.replace("/", "."): value for name, value in flatten(to_tree(recipe)).items()} if recipe else {}
+    )
+
+
+def _coupling(recipe: Recipe) -> list[str]:
+    """Where a recipe that descends from an official one changed a part of what belongs together."""
+    known = next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
+    official = official_ancestor(known) if known else None
+    return coupling_warnings(recipe, load_recipe(official)) if official else []
 
 
 def _sentence(row: dict[str, Any]) -> str:

@@ -17,11 +17,13 @@ _NAMED = re.compile(
     re.I,
 )
 _BARE = re.compile(
-    rf"(?<![\w/])(?P<name>\w*loss\w*|(?:\w+[_/ ])?(?:per|cer|wer)(?:_\w+)?|lr|grad[_ ]?norm)\s+(?P<number>{NUMBER})(?P<percent>\s?%)?(?![\w.])",
+    r"(?<![\w/])(?P<name>\w*loss\w*|(?:\w+[_/ ])?(?:per|cer|wer)(?:_\w+)?|lr|grad[_ ]?norm)"
+    rf"\s+(?P<number>{NUMBER})(?P<percent>\s?%)?(?![\w.])",
     re.I,
 )
 _STEP = re.compile(
-    r"(?<![\w/])(?:global[_ ]?step|step|batch|iteration|iter|update)s?[\"']?\s*[:=#]?\s*\[?\s*(\d[\d,]*)(?!\.?\d|\s?%)(?:\s*/\s*(\d[\d,]*))?",
+    r"(?<![\w/])(?:global[_ ]?step|step|batch|iteration|iter|update)s?[\"']?\s*[:=#]?\s*\[?\s*"
+    r"(\d[\d,]*)(?!\.?\d|\s?%)(?:\s*/\s*(\d[\d,]*))?",
     re.I,
 )
 _EPOCH = re.compile(r"(?<![\w/])epochs?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.I)
@@ -29,7 +31,9 @@ _TOKEN = re.compile(NUMBER, re.I)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _INTEREST = re.compile(r"loss|\b\w{0,6}per(?![a-z]{2})|cer\b|wer\b|error.rate|batch|epoch|step|iter", re.I)
 _ASIDE = re.compile(r"t1[0-9]\.20\d\d\.\d\d|\b(?:sample|trial|example|session|day)s?\b", re.I)
-_QUALIFIER = frozenset({"train", "val", "ma", "max", "min", "best", "avg", "mean", "std", "ema", "test", "eval"})
+_QUALIFIER = frozenset(
+    {"train", "val", "ma", "max", "min", "best", "avg", "mean", "std", "ema", "test", "eval"}
+)
 MAX_TEMPLATES, MAX_LINE, EARLY = 12, 2000, 3000
 
 
@@ -49,7 +53,9 @@ class Template:
             return
         columns = {
             name: [v + "%" for v in column] if share else [v.replace(",", "") for v in column]
-            for name, share, column in zip(self.names, self.shares, zip(*self.values, strict=True), strict=True)
+            for name, share, column in zip(
+                self.names, self.shares, zip(*self.values, strict=True), strict=True
+            )
         }
         columns["split"] = [self.split] * len(self.rows)
         collector.add_columns(columns, np.array(self.rows, dtype=float))
@@ -138,7 +144,11 @@ def read_line(line: str, context: dict[str, str]) -> tuple[list[Found], str, dic
     if not context or _ASIDE.search(line) or re.search(r"\bbest\b", line, re.I):
         return None
     held = [f for f in metrics if read_name(f.name).role in ("per", "wer", "loss")]
-    return ([Found(f"carried {f.name}", f.start, f.stop, f.percent) for f in held], split, dict(context)) if held else None
+    return (
+        ([Found(f"carried {f.name}", f.start, f.stop, f.percent) for f in held], split, dict(context))
+        if held
+        else None
+    )
 
 
 def _metrics(line: str) -> list[Found]:

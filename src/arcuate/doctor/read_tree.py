@@ -25,7 +25,9 @@ def read_json(path: Path, encoding: str, collector: Collector) -> None:
         parts.append("\n".join(lines))
         size += len(parts[-1])
         if size > LARGEST:
-            raise UserError(f"{path} is one JSON document of more than {LARGEST:,} characters; write one row per line")
+            raise UserError(
+                f"{path} is one JSON document of more than {LARGEST:,} characters; write one row per line"
+            )
     try:
         tree = json.loads("\n".join(parts))
     except (ValueError, RecursionError):
@@ -40,11 +42,16 @@ def read_tree(tree: Any, collector: Collector, before: str = "", depth: int = 6)
     if isinstance(tree, list):
         rows = [row for row in tree if isinstance(row, Mapping)]
         if rows:
-            collector.add_rows({f"{before}{k}" if read_name(str(k)).role not in _AXES else str(k): v for k, v in row.items()} for row in rows)
+            collector.add_rows(
+                {f"{before}{k}" if read_name(str(k)).role not in _AXES else str(k): v for k, v in row.items()}
+                for row in rows
+            )
         return
     if not isinstance(tree, Mapping):
         return
-    look_at_config({k: v for k, v in tree.items() if not isinstance(v, (Mapping, list))}, collector, "the file names it")
+    look_at_config(
+        {k: v for k, v in tree.items() if not isinstance(v, (Mapping, list))}, collector, "the file names it"
+    )
     if _by_step(tree):
         collector.add_rows({"step": step, **row} for step, row in tree.items())
         return
@@ -82,7 +89,9 @@ def _add_columns(lists: Mapping[str, list[Any]], collector: Collector, before: s
         if {name.lower() for name in alike} & _OFFICIAL_24:
             alike["batch"] = [EVERY * i for i in range(length)]
         named = {
-            name if name == "batch" or meanings[name].role in _AXES else f"{before}{name}": _unfilled(values, meanings.get(name))
+            name if name == "batch" or meanings[name].role in _AXES else f"{before}{name}": _unfilled(
+                values, meanings.get(name)
+            )
             for name, values in alike.items()
         }
         rows = np.arange(collector.n_rows, collector.n_rows + length, dtype=float)

@@ -65,7 +65,9 @@ def read_folder(path: Path, allow_pickle: bool) -> Reading:
             return read_files(group, allow_pickle)
         except UserError:
             continue  # not a log after all: the next candidate
-    raise UserError(f"{path} holds no training log: neither a run folder of arcuate nor a file with a log in it")
+    raise UserError(
+        f"{path} holds no training log: neither a run folder of arcuate nor a file with a log in it"
+    )
 
 
 def candidates(path: Path) -> list[list[Path]]:
@@ -90,7 +92,13 @@ def _likely(name: str) -> tuple[int, str]:
 
 def partners(path: Path) -> list[Path]:
     """The other half of a pair such as training_metrics.csv and validation_metrics.csv."""
-    pairs = (("training", "validation"), ("train", "val"), ("train", "valid"), ("train", "test"), ("train", "eval"))
+    pairs = (
+        ("training", "validation"),
+        ("train", "val"),
+        ("train", "valid"),
+        ("train", "test"),
+        ("train", "eval"),
+    )
     for one, other in pairs:
         for a, b in ((one, other), (other, one)):
             if a in path.name:
@@ -102,7 +110,9 @@ def partners(path: Path) -> list[Path]:
 
 def read_files(paths: Sequence[Path], allow_pickle: bool) -> Reading:
     """One log from one file, or from files that belong together."""
-    collector, notes, sources = Collector(), [], []
+    collector = Collector()
+    notes: list[str] = []
+    sources: list[str] = []
     for path in paths:
         source, told = read_file(path, collector, allow_pickle)
         sources.append(source)
@@ -136,7 +146,9 @@ def read_file(path: Path, collector: Collector, allow_pickle: bool) -> tuple[str
             raise UserError(f"{path} is no training log but {what}")
     encoding = encoding_of(head)
     if encoding is None:
-        raise UserError(f"{path} is no training log: its content is neither text nor a TensorBoard event file")
+        raise UserError(
+            f"{path} is no training log: its content is neither text nor a TensorBoard event file"
+        )
     return _read_text_file(path, head, encoding, collector), ()
 
 
@@ -187,7 +199,11 @@ def _one_document(lines: Sequence[str], first: str) -> bool:
         return True
     filled = [line for line in lines if line.strip()]
     if len(filled) > 1:
-        return not _is_object(first) and first.startswith(("[{", "[\n", '{"')) and not _is_object(filled[1].strip())
+        return (
+            not _is_object(first)
+            and first.startswith(("[{", "[\n", '{"'))
+            and not _is_object(filled[1].strip())
+        )
     return any(isinstance(v, (list, dict)) for v in _values(first)) or not _is_object(first)
 
 

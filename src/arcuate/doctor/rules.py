@@ -12,7 +12,7 @@ SILENT = 0.8  # an error rate that a constant output reaches
 WORSE, WORSE_BY = 0.15, 0.03  # degraded: relative and absolute
 LOSS_ROSE = 0.15  # validation loss above its lowest
 RATE_ROSE = 0.03  # error rate above its best, or gained since: more than the noise between evaluations
-FLAT, FALLING = 0.03, 0.06  # better over the last third
+FLAT, FALLING, FALLING_LATE = 0.03, 0.06, 0.03  # better over the last third, twice, and over the last fifth
 HIGH_FLAT, HIGH_DONE, HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference
 ON_COURSE = 1.15  # multiples of the official curve at the same batch
 HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
@@ -69,11 +69,9 @@ def collapsed(facts: Facts) -> Finding | None:
     name, since = facts.log.error_name, _silent_since(facts)
     learnt = facts.best < SILENT
     if learnt:
-        told = f"{name} had reached {facts.best:.3f} at step {facts.best_step:,} and went back to {facts.end:.3f}"
+        told = f"{name} had reached {facts.best_seen:.3f} at step {facts.best_step:,} and went back to {facts.end:.3f}"
     else:
-        told = (
-            f"{name} never left the level of a constant output: best {facts.best:.3f}, last {facts.end:.3f}"
-        )
+        told = f"{name} never left the level of a constant output: best {facts.best_seen:.3f}, last {facts.end:.3f}"
     falling = not learnt and facts.gain >= FALLING and facts.fallen_back <= RECOVERED
     slow = (f"it is still falling, {_percent(facts.gain)} over the last third",) if falling else ()
     return Finding("collapsed", (told, *slow), since, mild=falling)
@@ -86,7 +84,7 @@ def degraded(facts: Facts) -> Finding | None:
     if facts.fallen_back < WORSE or facts.end - facts.best < WORSE_BY:
         return None
     told = (
-        f"best {facts.log.error_name} {facts.best:.3f} at step {facts.best_step:,}, "
+        f"best {facts.log.error_name} {facts.best_seen:.3f} at step {facts.best_step:,}, "
         f"then {facts.end:.3f} at the end (+{_percent(facts.fallen_back)})"
     )
     return Finding("degraded", (told, *_trend(facts)), facts.best_step)
@@ -121,12 +119,12 @@ def plateaued(facts: Facts) -> Finding | None:
         return None
     if facts.by_loss:
         return _flat_loss(facts)
-    flat, slow = facts.gain < FLAT, facts.gain < FALLING
+    flat = facts.gain < FLAT
     if facts.level is None:
         high, done = facts.best >= HIGH_ANYWHERE, False
     else:
         high = facts.level >= HIGH_FLAT
-        done = facts.level >= HIGH_DONE and slow and not _on_course(facts)
+        done = facts.level >= HIGH_DONE and not _falling(facts) and not _on_course(facts)
     if not (flat and high) and not done:
         return None
     gain = (
@@ -134,7 +132,7 @@ def plateaued(facts: Facts) -> Finding | None:
         if facts.gain > 0
         else "no better over the last third"
     )
-    told = f"{gain}, at {facts.log.error_name} {facts.best:.3f}{_against(facts)}"
+    told = f"{gain}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
     return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
 
 
@@ -142,12 +140,13 @@ def unfinished(facts: Facts) -> Finding | None:
     """Still clearly falling with its best at the end: more training is worth more than any change."""
     if facts.n < FEW:
         return None
-    falling = facts.gain >= FALLING if not facts.by_loss else facts.progress_share >= LOSS_FLAT
+    falling = facts.progress_share >= LOSS_FLAT if facts.by_loss else facts.gain >= FALLING
     at_best = facts.fallen_back <= (RECOVERED if not facts.by_loss else 0.01)
     cut = facts.finished is False
     if not at_best or not (falling or (cut and facts.gain >= FLAT)):
         return None
-    high = facts.level is not None and facts.level >= HIGH_FALLING
+    limit = HIGH_DONE if facts.finished else HIGH_FALLING
+    high = facts.level is not None and facts.level >= limit and _falling(facts)
     unknown = facts.level is None and (facts.by_loss or facts.best >= HIGH_ANYWHERE)
     leads = falling and (cut or high or unknown)
     name = "validation loss" if facts.by_loss else facts.log.error_name
@@ -167,7 +166,7 @@ def fallback(facts: Facts) -> Finding:
         return _slipped(facts)
     if not high:
         return healthy(facts)
-    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best:.3f}{_against(facts)}"
+    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
     if facts.gain >= FLAT and facts.finished is not True and facts.fallen_back <= RECOVERED:
         return Finding("unfinished", (told,))
     return Finding("plateaued", (told, *_trend(facts)), facts.best_step)
@@ -230,8 +229,17 @@ def _flat_loss(facts: Facts) -> Finding | None:
     return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
 
 
+def _falling(facts: Facts) -> bool:
+    """Still clearly getting better when it stopped; a schedule that ends is slower in its last fifth."""
+    return facts.gain >= FALLING and (facts.finished is False or facts.late_gain >= FALLING_LATE)
+
+
 def _gain(facts: Facts) -> str:
-    return f"{_percent(facts.gain)} better over the last third" if facts.gain > 0 else "no better over the last third"
+    return (
+        f"{_percent(facts.gain)} better over the last third"
+        if facts.gain > 0
+        else "no better over the last third"
+    )
 
 
 def _on_course(facts: Facts) -> bool:
