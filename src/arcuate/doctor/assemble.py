@@ -132,10 +132,9 @@ def _spacing(steps: np.ndarray) -> float:
 
 
 def _unit(name: str, steps: np.ndarray) -> str:
-    """A counter named batch counts batches; one named step may count anything, and batches come in hundreds."""
-    if "batch" in name.lower() or "iter" in name.lower():
-        return "batches"
-    return "batches" if steps.max() >= 2000 or _spacing(steps) >= 50 else "steps"
+    """Whatever it is called, a counter may count epochs or rows; batches come in thousands, or tens at a time."""
+    named = "batch" in name.lower() or "iter" in name.lower()
+    return "batches" if steps.max() >= 2000 or _spacing(steps) >= (10 if named else 50) else "steps"
 
 
 def separate(pieces: Mapping[str, Piece], name: str) -> list[Log]:
@@ -183,9 +182,11 @@ def restarts(piece: Piece) -> np.ndarray:
 def _forwards(piece: Piece) -> Piece:
     """A file that runs backwards throughout is turned round; one in no order at all is sorted."""
     rises = np.diff(piece.steps)
-    if len(rises) < 3:
+    if not len(rises):
         return piece
     falling = float((rises < 0).mean())
+    if 0 < falling < 1 and len(rises) < 3:
+        return piece
     if len(restarts(piece)) >= 0.8 * (rises < 0).sum() and falling < 0.9:
         return piece
     if falling >= 0.9:
@@ -216,7 +217,22 @@ def _log(pieces: Mapping[str, Piece], name: str) -> Log:
     log = Log(name, per, val_loss, train_loss, grad_norm, lr)
     if "wer" in pieces:
         log = replace(log, per=series(pieces["wer"]), error_name="WER")
-    return replace(log, per=as_fraction(log.per))
+    return _one_unit(replace(log, per=as_fraction(log.per)))
+
+
+def _one_unit(log: Log) -> Log:
+    """Counters that may be the same are taken for the same: what the evaluations count, the others count."""
+    unit = log.judged.unit
+    if unit not in ("steps", "batches"):
+        return log
+    return replace(
+        log,
+        **{
+            part: replace(s, unit=unit)
+            for part in PARTS
+            if len(s := getattr(log, part)) and s.unit in ("steps", "batches")
+        },
+    )
 
 
 def series(piece: Piece) -> Series:

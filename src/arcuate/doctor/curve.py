@@ -28,6 +28,15 @@ class Series:
         """Steps at which a value was logged that is no finite number."""
         return self.steps[~np.isfinite(self.values)]
 
+    def stretches(self, most: int = 400) -> "Series":
+        """At most so many points: the middle value of each stretch, at its first step."""
+        size = -(-len(self) // most)
+        if size < 2:
+            return self
+        starts = np.arange(0, len(self), size)
+        middle = np.array([np.median(self.values[i : i + size]) for i in starts])
+        return Series(self.steps[starts], middle, self.unit)
+
     def between(self, start: float, stop: float) -> "Series":
         kept = (self.steps >= start) & (self.steps <= stop)
         return Series(self.steps[kept], self.values[kept], self.unit)

@@ -187,10 +187,7 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
 
 
 def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+    return isinstance(_parsed(line), dict)
 
 
 def _one_document(lines: Sequence[str], first: str) -> bool:
@@ -204,15 +201,20 @@ def _one_document(lines: Sequence[str], first: str) -> bool:
             and first.startswith(("[{", "[\n", '{"'))
             and not _is_object(filled[1].strip())
         )
-    return any(isinstance(v, (list, dict)) for v in _values(first)) or not _is_object(first)
+    return _has_list(_parsed(first)) or not _is_object(first)
 
 
-def _values(line: str) -> Sequence[Any]:
+def _parsed(line: str) -> Any:
     try:
-        tree = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
-        return []
-    return list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+        return None
+
+
+def _has_list(tree: Any, depth: int = 4) -> bool:
+    if isinstance(tree, dict) and depth:
+        return any(_has_list(v, depth - 1) for v in tree.values())
+    return isinstance(tree, list)
 
 
 def _beside(path: Path, collector: Collector) -> None:
