@@ -126,9 +126,9 @@ def _within_epochs(step: np.ndarray, epoch: np.ndarray) -> bool:
 
 
 def _spacing(steps: np.ndarray) -> float:
-    rises = np.diff(steps)
-    rises = rises[rises > 0]
-    return float(np.median(rises)) if len(rises) else 0.0
+    apart = np.abs(np.diff(steps))  # also of a file that runs backwards
+    apart = apart[apart > 0]
+    return float(np.median(apart)) if len(apart) else 0.0
 
 
 def _unit(name: str, steps: np.ndarray) -> str:

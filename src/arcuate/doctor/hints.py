@@ -28,19 +28,21 @@ PLAN_KEYS = frozenset(
 _MANY = 10_000
 
 
-def look_at(line: str, collector: Collector, early: bool) -> None:
-    """Take note of a line that holds no numbers of the training itself."""
+def look_at(line: str, collector: Collector, early: bool) -> bool:
+    """Take note of a line that holds no numbers of the training itself; whether there was anything to note."""
     facts = collector.facts
     if not _MARK.search(line) and not early:
-        return
-    if _DONE.search(line):
+        return False
+    done, named = _DONE.search(line), _RUN.search(line)
+    if done:
         facts.setdefault("finished", []).append(collector.n_rows)
-    if found := _RUN.search(line):
-        facts.setdefault("names", []).append((collector.n_rows, found[1].strip()))
+    if named:
+        facts.setdefault("names", []).append((collector.n_rows, named[1].strip()))
     if "planned" not in facts and (plan := _PLAN.search(line)):
         _plan(facts, plan[1].replace(",", "").replace("_", ""), "the log names it")
     if early and "dataset" not in facts:
         name_dataset(line, collector, "the log names its files")
+    return bool(done or named)
 
 
 def name_dataset(text: str, collector: Collector, because: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from arcuate.errors import UserError
 
-BLOCK = 1 << 22  # characters read at once
+BLOCK = 1 << 20  # characters read at once
 LONGEST = 1 << 26  # characters of one line
 HEAD = 1 << 16  # bytes that decide what a file is
 

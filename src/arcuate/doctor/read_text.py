@@ -27,14 +27,16 @@ _STEP = re.compile(
     re.I,
 )
 _EPOCH = re.compile(r"(?<![\w/])epochs?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.I)
-_TOKEN = re.compile(NUMBER, re.I)
+_UNWANTED = re.compile(r"[-+]?\d[\d.,:/-]*(?:[eE][-+]?\d+)?")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _INTEREST = re.compile(r"loss|\b\w{0,6}per(?![a-z]{2})|cer\b|wer\b|error.rate|batch|epoch|step|iter", re.I)
 _ASIDE = re.compile(r"t1[0-9]\.20\d\d\.\d\d|\b(?:sample|trial|example|session|day)s?\b", re.I)
 _QUALIFIER = frozenset(
     {"train", "val", "ma", "max", "min", "best", "avg", "mean", "std", "ema", "test", "eval"}
 )
-MAX_TEMPLATES, MAX_LINE, EARLY = 12, 2000, 3000
+MAX_TEMPLATES, MAX_LINE, EARLY, MANY = 12, 2000, 3000, 20_000
+_NO_DIGITS = {ord(digit): None for digit in "0123456789"}
+_VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|NaN|NAN|inf|Inf|INF|Infinity))"
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Template:
         if not self.rows:
             return
         columns = {
-            name: [v + "%" for v in column] if share else [v.replace(",", "") for v in column]
+            name: [v + "%" for v in column] if share else column
             for name, share, column in zip(
                 self.names, self.shares, zip(*self.values, strict=True), strict=True
             )
@@ -76,6 +78,7 @@ class Found:
 def read_text(blocks: Iterable[list[str]], collector: Collector) -> None:
     templates: list[Template] = []
     context: dict[str, str] = {}  # the last counter seen, for evaluations printed on a line of their own
+    boring: set[str] = set()  # kinds of lines that hold nothing of interest
     n_lines = 0
     for lines in blocks:
         for line in lines:
@@ -87,28 +90,35 @@ def read_text(blocks: Iterable[list[str]], collector: Collector) -> None:
                     collector.n_rows += 1
                     break
             else:
-                _read_new(line, templates, context, collector, n_lines < EARLY)
+                kind = line[:MAX_LINE].translate(_NO_DIGITS)
+                if kind in boring:
+                    continue
+                if not _read_new(line, templates, context, collector, n_lines < EARLY) and len(boring) < MANY:
+                    boring.add(kind)
         for template in templates:
             template.flush(collector)
 
 
 def _read_new(
     line: str, templates: list[Template], context: dict[str, str], collector: Collector, early: bool
-) -> None:
-    """A line of a kind not seen before: read it the slow way, and learn its kind."""
-    look_at(line[:MAX_LINE], collector, early)
+) -> bool:
+    """A line of a kind not seen before: read it the slow way, and learn its kind; whether it was of any use."""
+    noted = look_at(line[:MAX_LINE], collector, early)
     if len(line) > MAX_LINE or not _INTEREST.search(line):
-        return
-    line = _ANSI.sub("", line)
-    for part in _unglued(line):
+        return noted
+    plain = _ANSI.sub("", line)
+    for part in _unglued(plain):
         found = read_line(part, context)
         if found is None:
+            noted = noted or bool(_STEP.search(part) or _EPOCH.search(part))
             continue
+        noted = True
         numbers, split, carried = found
         row = {f.name: part[f.start : f.stop].replace(",", "") + "%" * f.percent for f in numbers}
         collector.add_rows([row | carried | {"split": split}])
-        if not carried and part is line and len(templates) < MAX_TEMPLATES:
+        if not carried and part == line and len(templates) < MAX_TEMPLATES:
             templates.append(_learn(line, numbers, split))
+    return noted
 
 
 def _unglued(line: str) -> Iterator[str]:
@@ -174,25 +184,17 @@ def _split_of(text: str) -> str:
 
 def _learn(line: str, numbers: list[Found], split: str) -> Template:
     """An expression for lines that differ from this one in nothing but their numbers."""
-    wanted = {(f.start, f.stop): f for f in numbers}
-    spans = sorted({*wanted, *(m.span() for m in _TOKEN.finditer(line) if not _overlaps(m.span(), wanted))})
-    parts, names, shares, at = [], [], [], 0
-    for start, stop in spans:
-        parts.append(_literal(line[at:start]))
-        if (start, stop) in wanted:
-            parts.append(rf"({NUMBER})")
-            names.append(wanted[start, stop].name)
-            shares.append(wanted[start, stop].percent)
-        else:
-            parts.append(rf"(?:{NUMBER})")
-        at = stop
-    parts.append(_literal(line[at:]))
-    return Template(re.compile("".join(parts) + r"\s*$", re.I), tuple(names), tuple(shares), split)
+    parts, at = [], 0
+    ordered = sorted(numbers, key=lambda f: f.start)
+    for found in ordered:
+        parts += [_between(line[at : found.start]), _VALUE]
+        at = found.stop
+    parts.append(_between(line[at:]))
+    names, shares = tuple(f.name for f in ordered), tuple(f.percent for f in ordered)
+    return Template(re.compile("".join(parts) + r"\s*$"), names, shares, split)
 
 
-def _overlaps(span: tuple[int, int], wanted: Iterable[tuple[int, int]]) -> bool:
-    return any(span[0] < stop and start < span[1] for start, stop in wanted)
-
-
-def _literal(text: str) -> str:
-    return re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(text))
+def _between(text: str) -> str:
+    """The words as they are; times, dates and numbers of no interest as a stretch of their signs."""
+    words_only = [re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(part)) for part in _UNWANTED.split(text)]
+    return r"[-+\d.,:/eE]*".join(words_only)
