@@ -54,9 +54,9 @@ def error_chart(run: Diagnosis, log: Log, reference: Reference | None) -> Html |
 
 def best_mark(x: Scale, y: Scale, at: float, rate: float) -> list[Html]:
     side = "end" if x(at) > (x.start + x.stop) / 2 else "start"
-    under = y(rate) + 22 < FLOOR - 4
-    height = y(rate) + (22 if under else -12)
-    return [dot(x(at), y(rate), 5, "best"), text(x(at), height, f"best {percent(rate)}", "strong halo", side)]
+    place = y(max(rate, y.low))
+    height = place + (22 if place + 22 < FLOOR - 4 else -12)
+    return [dot(x(at), place, 5, "best"), text(x(at), height, f"best {percent(rate)}", "strong halo", side)]
 
 
 def reference_band(reference: Reference, x: Scale, y: Scale, last: float) -> Html:

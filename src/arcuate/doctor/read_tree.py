@@ -19,7 +19,8 @@ _OFFICIAL_24 = {"testloss", "testcer", "testper"}
 ZEROS = 0.5  # share of exact zeros from which on a zero in a column of evaluations means `not evaluated`
 
 
-def read_json(path: Path, encoding: str, collector: Collector) -> None:
+def read_json(path: Path, encoding: str, collector: Collector) -> bool:
+    """Read a whole document; whether it was one."""
     parts, size = [], 0
     for lines in line_blocks(path, encoding):
         parts.append("\n".join(lines))
@@ -31,8 +32,9 @@ def read_json(path: Path, encoding: str, collector: Collector) -> None:
     try:
         tree = json.loads("\n".join(parts))
     except (ValueError, RecursionError):
-        raise UserError(f"{path} begins like JSON but is not, so it cannot be read as a log") from None
+        return False
     read_tree(tree, collector)
+    return True
 
 
 def read_tree(tree: Any, collector: Collector, before: str = "", depth: int = 6) -> None:

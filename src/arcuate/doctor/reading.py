@@ -33,6 +33,7 @@ OTHERS = {
     b":W&B": "the binary log of Weights & Biases; export its history as CSV or JSON lines",
 }
 PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+DOCUMENTS = ('{"', '{ "', "[{", "[ {", "[[", '["')  # what one JSON document may begin with
 LOG_NAMES = ("metrics", "history", "events.out", "validation", "training", "log", "stats", "trainer_state")
 MOST_FILES = 200  # of a folder that are looked at
 
@@ -183,14 +184,12 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
     start = head.decode(encoding, errors="replace")
     lines = start.splitlines()
     blocks = line_blocks(path, encoding)
-    first = next((line.strip() for line in lines if line.strip()), "")
-    if first.startswith(("{", "[")):
-        if _one_document(lines, first):
-            read_json(path, encoding, collector)
-            return "a JSON document"
-        if _is_object(first):
-            read_jsonl(blocks, collector)
-            return "JSON lines"
+    filled = [line.strip() for line in lines if line.strip()]
+    if _one_document(filled) and read_json(path, encoding, collector):
+        return "a JSON document"
+    if _share_of_objects(filled) >= 0.5:
+        read_jsonl(blocks, collector)
+        return "JSON lines"
     if mark := delimiter_of(lines):
         read_csv(blocks, mark, collector, path.stem)
         return "a table"
@@ -201,22 +200,20 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
     return "the text that a trainer printed"
 
 
-def _is_object(line: str) -> bool:
-    return isinstance(_parsed(line), dict)
+def _share_of_objects(filled: Sequence[str]) -> float:
+    """How many of the first lines are JSON objects, the last one aside, which may be cut off."""
+    looked = filled[:50] if len(filled) > 50 else filled[:-1] or filled
+    return sum(isinstance(_parsed(line), dict) for line in looked) / len(looked) if looked else 0.0
 
 
-def _one_document(lines: Sequence[str], first: str) -> bool:
+def _one_document(filled: Sequence[str]) -> bool:
     """Whether a text that begins like JSON is one document rather than one object per line."""
-    if first in ("{", "["):
-        return True
-    filled = [line for line in lines if line.strip()]
-    if len(filled) > 1:
-        return (
-            not _is_object(first)
-            and first.startswith(("[{", "[\n", '{"'))
-            and not _is_object(filled[1].strip())
-        )
-    return _has_list(_parsed(first)) or not _is_object(first)
+    if not filled or not (filled[0] in ("{", "[") or filled[0].startswith(DOCUMENTS)):
+        return False
+    if len(filled) == 1:
+        tree = _parsed(filled[0])
+        return isinstance(tree, list) or _has_list(tree) or not isinstance(tree, dict)
+    return _share_of_objects(filled) < 0.3 and not any(isinstance(_parsed(line), dict) for line in filled[:3])
 
 
 def _parsed(line: str) -> Any:
