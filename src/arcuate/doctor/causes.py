@@ -183,7 +183,8 @@ def _too_fast(facts: Facts, step: int | None, rate: float | None) -> Cause:
             if step
             else f"rate {rate:.3g}"
         )
-        lower = f"schedule.peak={_round(0.5 * rate)}"
+        early = facts.n > 0 and facts.best_step <= facts.evaluations.steps[min(2, facts.n - 1)]
+        lower = f"schedule.peak={_round((0.1 if early else 0.5) * rate)}"  # early: it may have been too high then too
     else:
         peak = _peak(facts)
         because, lower = (

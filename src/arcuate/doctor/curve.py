@@ -65,7 +65,10 @@ class Log:
     own: bool = False  # written by arcuate: no published reference unless the data are the published ones
     notes: tuple[str, ...] = ()
     incidents: tuple[str, ...] = ()  # what a guard or scaler had to say, in sentences
-    broken_incidents: tuple[int, ...] = ()  # steps at which a guard gave up on a non-finite loss
+    broken_steps: tuple[
+        int, ...
+    ] = ()  # steps whose loss was no number, as null or by a guard that gave up on it
+    skipped_steps: tuple[int, ...] = ()  # steps that a guard left out for the same reason, and went on
     silent_since: int | None = None  # from here on the output held hardly a phoneme, by its own statistics
 
     @property

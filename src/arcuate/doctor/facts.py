@@ -105,6 +105,17 @@ class Facts:
         """How far above its best the run ended, as a share."""
         return self.end / self.best - 1 if self.best > 0 else 0.0
 
+    @cached_property
+    def frozen_since(self) -> int | None:
+        """From where on evaluations were the same to the last digit, if that is a quarter of them and at least four."""
+        values = self.evaluations.values
+        if self.n < 5 or (np.ptp(values) == 0 and self.n < 8):
+            return None
+        changed = np.flatnonzero(values != values[-1])
+        start = int(changed[-1]) + 1 if len(changed) else 0
+        exact = abs(values[-1] * 1e4 - round(values[-1] * 1e4)) > 1e-6 or values[-1] == 1.0
+        return int(self.evaluations.steps[start]) if self.n - start >= max(4, self.n // 4) and exact else None
+
     @property
     def level(self) -> float | None:
         """The best value in multiples of the reference."""

@@ -30,9 +30,9 @@ def broken_losses(log: Log) -> Jump | None:
         if len(broken):
             told.append(f"{name} is not finite at {_times(series)} from step {int(broken[0]):,}")
             steps.append(int(broken[0]))
-    if log.broken_incidents:
-        told.append(f"the guard gave up on a loss that is not finite at step {log.broken_incidents[0]:,}")
-        steps.append(log.broken_incidents[0])
+    if log.broken_steps:
+        told.append(f"no step up to {log.broken_steps[0]:,} since the row before had a finite loss")
+        steps.append(log.broken_steps[0])
     return Jump(min(steps), tuple(told)) if steps else None
 
 

@@ -9,6 +9,7 @@ from arcuate.doctor.jumps import Jump, broken_gradients, broken_losses, first_ju
 
 FEW, FEW_IN_WARMUP = 5, 6  # evaluations: fewer than the first, or at most the second within the warm-up
 SILENT = 0.8  # an error rate that a constant output reaches
+FROZEN_HIGH = 0.5  # an output that never changes, at this error rate or above, is a constant one
 WORSE, WORSE_BY = 0.15, 0.03  # degraded: relative and absolute
 LOSS_ROSE = 0.15  # validation loss above its lowest
 RATE_ROSE = 0.03  # error rate above its best, or gained since: more than the noise between evaluations
@@ -45,6 +46,11 @@ def exploded(facts: Facts) -> Finding | None:
     """A loss that is no number ends the learning; a jump counts only where the error rate pays for it."""
     if losses := broken_losses(facts.log):
         return Finding("exploded", losses.evidence, losses.step)
+    if (skipped := facts.log.skipped_steps) and not facts.log.grad_norm.broken_steps.size:
+        told = (
+            f"the guard skipped {len(skipped):,} steps that were not finite, the first at step {skipped[0]:,}"
+        )
+        return Finding("exploded", (told,), skipped[0], mild=True)
     came_back = facts.n > 0 and facts.fallen_back <= RECOVERED and not _silent(facts)
     if gradients := broken_gradients(facts.log):
         return Finding("exploded", gradients.evidence, gradients.step, mild=came_back)
@@ -74,7 +80,7 @@ def collapsed(facts: Facts) -> Finding | None:
         told = f"{name} never left the level of a constant output: best {facts.best_seen:.3f}, last {facts.end:.3f}"
     falling = not learnt and facts.gain >= FALLING and facts.fallen_back <= RECOVERED
     slow = (f"it is still falling, {_percent(facts.gain)} over the last third",) if falling else ()
-    return Finding("collapsed", (told, *slow), since, mild=falling)
+    return Finding("collapsed", (told, *slow, *_frozen(facts)), since, mild=falling)
 
 
 def degraded(facts: Facts) -> Finding | None:
@@ -119,7 +125,7 @@ def plateaued(facts: Facts) -> Finding | None:
         return None
     if facts.by_loss:
         return _flat_loss(facts)
-    flat = facts.gain < FLAT
+    flat = facts.gain < FLAT or facts.frozen_since is not None
     if facts.level is None:
         high, done = facts.best >= HIGH_ANYWHERE, False
     else:
@@ -127,13 +133,9 @@ def plateaued(facts: Facts) -> Finding | None:
         done = facts.level >= HIGH_DONE and not _falling(facts) and not _on_course(facts)
     if not (flat and high) and not done:
         return None
-    gain = (
-        f"{_percent(facts.gain)} better over the last third"
-        if facts.gain > 0
-        else "no better over the last third"
-    )
-    told = f"{gain}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
-    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
+    since = facts.frozen_since if facts.frozen_since is not None else int(facts.step_at(2 / 3))
+    return Finding("plateaued", (told, *_frozen(facts), *_trend(facts)), since)
 
 
 def unfinished(facts: Facts) -> Finding | None:
@@ -169,7 +171,7 @@ def fallback(facts: Facts) -> Finding:
     told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
     if facts.gain >= FLAT and facts.finished is not True and facts.fallen_back <= RECOVERED:
         return Finding("unfinished", (told,))
-    return Finding("plateaued", (told, *_trend(facts)), facts.best_step)
+    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
 
 
 def _slipped(facts: Facts) -> Finding:
@@ -205,6 +207,8 @@ def _silent(facts: Facts) -> bool:
     """Whether the last third lies where a constant output lies."""
     if facts.log.silent_since is not None:
         return True
+    if facts.frozen_since is not None and facts.end >= FROZEN_HIGH:
+        return True
     late = facts.evaluations.between(facts.step_at(2 / 3), facts.last_step).values
     return not facts.by_loss and facts.end >= SILENT and float(np.median(late)) >= SILENT
 
@@ -213,6 +217,8 @@ def _silent_since(facts: Facts) -> int:
     """The first evaluation from which on the error rate never came below the level again."""
     if facts.log.silent_since is not None:
         return facts.log.silent_since
+    if facts.frozen_since is not None and facts.end < SILENT:
+        return facts.frozen_since
     below = np.flatnonzero(facts.smooth < SILENT)
     return int(
         facts.evaluations.steps[min(int(below[-1]) + 1, facts.n - 1)] if len(below) else facts.first_step
@@ -232,6 +238,14 @@ def _flat_loss(facts: Facts) -> Finding | None:
 def _falling(facts: Facts) -> bool:
     """Still clearly getting better when it stopped; a schedule that ends is slower in its last fifth."""
     return facts.gain >= FALLING and (facts.finished is False or facts.late_gain >= FALLING_LATE)
+
+
+def _frozen(facts: Facts) -> tuple[str, ...]:
+    if facts.frozen_since is None:
+        return ()
+    return (
+        f"every evaluation since step {facts.frozen_since:,} is the same to the last digit: nothing is learnt",
+    )
 
 
 def _gain(facts: Facts) -> str:
