@@ -1,6 +1,7 @@
 """Rows of any format, gathered into one growing column per thing that was logged."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -13,6 +14,7 @@ from arcuate.doctor.names import HELD_OUT, TRAIN, Name, read_name, words
 LONG, KEPT = 1 << 20, 1 << 18  # a column longer than the first is thinned to about the second
 MAX_COLUMNS = 400  # of interest; a file with more is no log of one training
 METRICS = ("per", "wer", "loss", "grad", "lr")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 MISSING = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
 
 
@@ -234,6 +236,8 @@ def number(value: Any) -> float | None:
         if value.endswith("%"):
             inner = number(value[:-1])
             return None if inner is None else inner / 100
+        if _THOUSANDS.fullmatch(value):
+            value = value.replace(",", "")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

@@ -12,6 +12,9 @@ from arcuate.doctor.names import read_name
 
 _WANDB = re.compile(r"^(?P<run>.+) - (?P<metric>[^-]+)$")
 _MLFLOW = re.compile(r"^\d{12,14} \S+ -?\d+$")
+_VALUE = re.compile(
+    r"[:=]\s*[-+.]?\d|\d\.\d|^[-+]?\d+$|\b(?:nan|inf)\b", re.I
+)  # what no name of a column holds
 DELIMITERS = ",\t;|"
 
 
@@ -22,7 +25,7 @@ def delimiter_of(lines: Sequence[str]) -> str | None:
         return None
     for mark in (*DELIMITERS, " "):
         head, widths = cells(lines[0], mark), {len(cells(line, mark)) for line in lines[1:-1]}
-        if len(head) < 2 or any(_numeric(cell) for cell in head) or not widths <= {len(head)}:
+        if len(head) < 2 or any(_VALUE.search(cell) for cell in head) or not widths <= {len(head)}:
             continue
         roles = {_role(name) for name in head}
         axis = roles & {"step", "epoch"}
@@ -36,14 +39,6 @@ def delimiter_of(lines: Sequence[str]) -> str | None:
 def _role(name: str) -> str:
     match = _WANDB.match(name)
     return read_name(match["metric"] if match else name).role
-
-
-def _numeric(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def cells(line: str, mark: str) -> list[str]:

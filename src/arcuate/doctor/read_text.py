@@ -23,7 +23,7 @@ _BARE = re.compile(
 )
 _STEP = re.compile(
     r"(?<![\w/])(?:global[_ ]?step|step|batch|iteration|iter|update)s?[\"']?\s*[:=#]?\s*\[?\s*"
-    r"(\d[\d,]*)(?:\.0+)?(?!\.?\d|\s?%)(?:\s*/\s*(\d[\d,]*))?",
+    r"(\d+(?:,\d{3})*)(?:\.0+)?(?!\.?\d|\s?%)(?:\s*/\s*(\d+(?:,\d{3})*))?",
     re.I,
 )
 _EPOCH = re.compile(r"(?<![\w/])epochs?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.I)

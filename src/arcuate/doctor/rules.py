@@ -219,7 +219,7 @@ def _silent_since(facts: Facts) -> int:
         return facts.log.silent_since
     if facts.frozen_since is not None and facts.end < SILENT:
         return facts.frozen_since
-    below = np.flatnonzero(facts.smooth < SILENT)
+    below = np.flatnonzero(facts.evaluations.values < SILENT)
     return int(
         facts.evaluations.steps[min(int(below[-1]) + 1, facts.n - 1)] if len(below) else facts.first_step
     )
