@@ -19,7 +19,7 @@ HELP = """Intracortical recordings of attempted speech to text.
 The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once → choose a recipe →
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
 """
-ORDER = ("demo", "simulate", "prepare", "recipes", "train", "sweep", "evaluate", "report", "import")
+ORDER = ("demo", "simulate", "prepare", "recipes", "train", "sweep", "evaluate", "report", "doctor", "import")
 
 SPLITS = ("val", "test", "dev", "train")
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base of its parsing errors
@@ -297,6 +297,25 @@ def report(
     from arcuate.cli.report import report_command
 
     report_command(run, split, as_json)
+
+
+@app.command()
+def doctor(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a log that any trainer or tracker wrote.")],
+    dataset: Annotated[str | None, typer.Option(help="b2t24 or b2t25; left out: inferred.")] = None,
+    planned_steps: Annotated[
+        int | None, typer.Option(min=1, help="How long the run was meant to be; left out: inferred.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What happened in a training run: a verdict, since when, the evidence, causes and what to try."""
+    from arcuate.cli.doctor import doctor_command
+
+    doctor_command(path, dataset, planned_steps, allow_pickle, html, as_json)
 
 
 @app.command("import")

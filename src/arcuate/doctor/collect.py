@@ -1,0 +1,256 @@
+"""Rows of any format, gathered into one growing column per thing that was logged."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from arcuate.doctor.names import HELD_OUT, TRAIN, Name, read_name, words
+
+LONG, KEPT = 1 << 20, 1 << 18  # a column longer than the first is thinned to about the second
+MAX_COLUMNS = 400  # of interest; a file with more is no log of one training
+METRICS = ("per", "wer", "loss", "grad", "lr")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+MISSING = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which column: of which run of the file, under which tag and name, for which split."""
+
+    group: str
+    tag: str
+    name: str
+    split: str
+
+
+@dataclass
+class Column:
+    """Values with their row numbers, counters and epochs; NaN where a row has no such counter."""
+
+    meaning: Name
+    parts: list[np.ndarray] = field(default_factory=list)  # each (4, N): row, step, epoch, value
+    n: int = 0
+    step_name: str = ""
+    thinned: bool = False
+
+    def add(self, part: np.ndarray) -> None:
+        self.parts.append(part)
+        self.n += part.shape[1]
+        if self.n > LONG:
+            self.parts = [thin(self.table())]
+            self.n, self.thinned = self.parts[0].shape[1], True
+
+    def table(self) -> np.ndarray:
+        """All points in the order of the file, (4, N)."""
+        whole = np.concatenate(self.parts, axis=1) if self.parts else np.empty((4, 0))
+        return whole[:, np.argsort(whole[0], kind="stable")]
+
+
+def thin(table: np.ndarray) -> np.ndarray:
+    """Real points only: the lowest and highest of each stretch, where counters fall, and what is not finite first."""
+    _, step, epoch, value = table
+    n = table.shape[1]
+    size = -(-n // (KEPT // 2))
+    whole = n - n % size
+    blocks = np.nan_to_num(value[:whole], nan=0.0, posinf=0.0, neginf=0.0).reshape(-1, size)
+    start = np.arange(len(blocks)) * size
+    kept = np.zeros(n, dtype=bool)
+    kept[start + blocks.argmin(1)] = kept[start + blocks.argmax(1)] = True
+    kept[whole:] = kept[0] = True
+    falls = np.flatnonzero((np.diff(step) < 0) | (np.diff(epoch) < 0))[: KEPT // 4]
+    kept[falls] = kept[falls + 1] = True
+    broken = np.flatnonzero(~np.isfinite(value))
+    kept[broken[:1000]] = True
+    kept[broken[:: max(1, len(broken) // 1000)]] = True
+    return table[:, kept]
+
+
+@dataclass
+class Collector:
+    """Takes rows in chunks, keeps what a diagnosis can use."""
+
+    columns: dict[Key, Column] = field(default_factory=dict)
+    n_rows: int = 0
+    n_bad: int = 0  # lines that should have been rows
+    n_skipped: float = 0.0  # updates that the trainer says it skipped
+    facts: dict[str, Any] = field(default_factory=dict)  # settings found on the way
+
+    def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows as dictionaries; those with the same keys are turned into columns together."""
+        alike: dict[tuple[str, ...], tuple[list[range], list[Mapping[str, Any]]]] = {}
+        for names, run in groupby(rows, key=tuple):
+            numbers, kept = alike.setdefault(names, ([], []))
+            before = len(kept)
+            kept.extend(run)
+            numbers.append(range(self.n_rows, self.n_rows + len(kept) - before))
+            self.n_rows += len(kept) - before
+        for names, (numbers, kept) in alike.items():
+            if names:
+                self._add_alike(names, np.concatenate([np.array(n, dtype=float) for n in numbers]), kept)
+
+    def _add_alike(self, names: tuple[str, ...], numbers: np.ndarray, rows: list[Mapping[str, Any]]) -> None:
+        columns = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
+        if any(_nested(values) for values in columns.values()):
+            for number, row in zip(numbers, rows, strict=True):
+                flat = {name: (value,) for name, value in flatten(row).items()}
+                self.add_columns(flat, np.array([number]))
+        else:
+            self.add_columns(columns, numbers)
+
+    def add_columns(self, columns: Mapping[str, Sequence[Any]], rows: np.ndarray) -> None:
+        meanings = {name: read_name(name) for name in columns if isinstance(name, str)}
+        metrics = [name for name, meaning in meanings.items() if meaning.role in METRICS]
+        tags = _labels(columns, meanings, "tag")
+        if tags is not None and "value" in {m.role for m in meanings.values()}:
+            metrics = [name for name, meaning in meanings.items() if meaning.role == "value"]
+        for name, meaning in meanings.items():
+            if meaning.role == "skipped":
+                self._count_skipped(columns[name])
+        if not metrics:
+            return
+        step_name = _first(meanings, "step")
+        step = numbers(columns[step_name])[0] if step_name else np.full(len(rows), np.nan)
+        epoch_name = _first(meanings, "epoch")
+        epoch = numbers(columns[epoch_name])[0] if epoch_name else np.full(len(rows), np.nan)
+        groups, splits = _labels(columns, meanings, "group"), _labels(columns, meanings, "split")
+        read = {name: numbers(columns[name]) for name in metrics}
+        for (group, tag, split), chosen in _combinations(groups, tags, splits, len(rows)):
+            for name, (values, present) in read.items():
+                there = present & chosen
+                if there.any():
+                    key = Key(group, tag, name, _split(split))
+                    part = np.stack([rows[there], step[there], epoch[there], values[there]])
+                    self._add(key, meanings[name], part, step_name or "")
+
+    def _add(self, key: Key, meaning: Name, part: np.ndarray, step_name: str) -> None:
+        if meaning.role == "value":
+            meaning = read_name(key.tag)
+            if meaning.role not in METRICS:
+                return
+        if key not in self.columns:
+            if len(self.columns) >= MAX_COLUMNS:
+                return
+            self.columns[key] = Column(meaning, step_name=step_name)
+        self.columns[key].add(part)
+
+    def _count_skipped(self, values: Sequence[Any]) -> None:
+        plain = [
+            v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+        ]
+        if plain:
+            self.n_skipped = max(self.n_skipped, max(plain))
+
+
+def _first(meanings: Mapping[str, Name], role: str) -> str | None:
+    found = [(meaning.rank, name) for name, meaning in meanings.items() if meaning.role == role]
+    return min(found)[1] if found else None
+
+
+def _nested(values: Sequence[Any]) -> bool:
+    """Whether a column holds mappings; where its ends are empty, all of it is looked at."""
+    ends = {type(values[0]), type(values[-1])}
+    return dict in ends or (type(None) in ends and dict in set(map(type, values)))
+
+
+def _labels(
+    columns: Mapping[str, Sequence[Any]], meanings: Mapping[str, Name], role: str
+) -> Sequence[Any] | None:
+    """The first column with that role; None where there is none, or it holds no plain labels."""
+    name = next((name for name, meaning in meanings.items() if meaning.role == role), None)
+    if name is None:
+        return None
+    if role in ("tag", "split") and not any(isinstance(v, str) for v in columns[name]):
+        return None
+    return columns[name]
+
+
+def _combinations(
+    groups: Sequence[Any] | None, tags: Sequence[Any] | None, splits: Sequence[Any] | None, n: int
+) -> list[tuple[tuple[str, str, str], np.ndarray]]:
+    """The labels that occur together, each with the rows it holds for."""
+    coded = [_codes(labels, n) for labels in (groups, tags, splits)]
+    whole = sum(codes * factor for (codes, _), factor in zip(coded, (1, 1 << 20, 1 << 40), strict=True))
+    found = []
+    for code in np.unique(whole)[:MAX_COLUMNS].tolist():
+        places = (code & 0xFFFFF, code >> 20 & 0xFFFFF, code >> 40)
+        group, tag, split = (names[place] for (_, names), place in zip(coded, places, strict=True))
+        found.append(((group, tag, split), whole == code))
+    return found
+
+
+def _codes(labels: Sequence[Any] | None, n: int) -> tuple[np.ndarray, list[str]]:
+    """A number for each label, and the labels by number."""
+    if labels is None:
+        return np.zeros(n, dtype=np.int64), [""]
+    try:
+        if labels.count(labels[0]) == n:
+            return np.zeros(n, dtype=np.int64), [_label(labels[0])]
+        known = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+        return np.array([known[label] for label in labels], dtype=np.int64), list(map(_label, known))
+    except TypeError:  # a label that cannot be compared, such as a list
+        return _codes([_label(label) for label in labels], n)
+
+
+def _label(value: Any) -> str:
+    return "" if value is None or isinstance(value, (dict, list)) else str(value)[:120]
+
+
+def _split(label: str) -> str:
+    found = set(words(label))
+    return "train" if found & TRAIN else "val" if found & HELD_OUT else ""
+
+
+def numbers(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Values as floats, and which of them were there at all; NaN that was logged is there."""
+    try:
+        if None not in values:
+            plain = np.array(values, dtype=float)
+            if plain.ndim == 1:
+                return plain, np.ones(len(plain), dtype=bool)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    try:
+        if "" in values and None not in values:  # empty cells of a table
+            plain = np.array([value or "nan" for value in values], dtype=float)
+            return plain, np.array([value != "" for value in values], dtype=bool)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    read = [number(v) for v in values]
+    there = np.array([v is not None for v in read], dtype=bool)
+    return np.array([math.nan if v is None else v for v in read], dtype=float), there
+
+
+def number(value: Any) -> float | None:
+    """One number, from a number or a text such as `0.31`, `31 %`, `NaN` or `-Infinity`; None for everything else."""
+    if isinstance(value, (bool, dict, list, tuple)) or value is None:
+        return None
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in MISSING or len(value) > 60:
+            return None
+        if value.endswith("%"):
+            inner = number(value[:-1])
+            return None if inner is None else inner / 100
+        if _THOUSANDS.fullmatch(value):
+            value = value.replace(",", "")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def flatten(row: Mapping[Any, Any], depth: int = 3, before: str = "") -> dict[str, Any]:
+    """Nested keys joined by a slash, a few levels deep; values that are lists are left out."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            if depth > 0:
+                flat |= flatten(value, depth - 1, f"{before}{name}/")
+        elif not isinstance(value, (list, tuple)):
+            flat[f"{before}{name}"] = value
+    return flat
