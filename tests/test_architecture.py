@@ -6,7 +6,8 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
     {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments"},
-    {"pronounce"},
+    {"pronounce", "lm"},
+    {"lexicon"},
     {"readers", "simulate"},
     {"quality", "splits"},
     {"store"},
