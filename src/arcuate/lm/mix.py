@@ -54,10 +54,7 @@ def mix(models: Sequence[LanguageModel], weights: Sequence[float], report: Repor
 
     A word that a model lacks has probability nought there, so the mixture still sums to one.
     """
-    total = sum(weights)
-    if len(weights) != len(models) or min(weights) < 0 or not 0 < total < float("inf"):
-        raise UserError("give one weight per model, none negative and not all nought")
-    weights = [weight / total for weight in weights]
+    weights = normalised(weights, len(models))
     vocabulary, numbers = _union(models)
     orders: list[Table] = []
     every, keys = _all_ngrams(models, numbers, len(vocabulary))
@@ -74,6 +71,16 @@ def mix(models: Sequence[LanguageModel], weights: Sequence[float], report: Repor
             log_probs = np.clip(np.log(probs), ZERO, 0).astype(np.float32)
         orders.append(Table(ids, log_probs, np.zeros(len(ids), np.float32)))
     return Tables(vocabulary, tuple(orders), source=" + ".join(model.name for model in models))
+
+
+def normalised(weights: Sequence[float], n_models: int) -> list[float]:
+    """Weights that sum to one."""
+    total = sum(weights)
+    if len(weights) != n_models or min(weights) < 0 or not 0 < total < float("inf"):
+        raise UserError(
+            f"give one weight for each of the {n_models} models, none negative and not all nought"
+        )
+    return [weight / total for weight in weights]
 
 
 def _union(models: Sequence[LanguageModel]) -> tuple[Vocabulary, list[tuple[np.ndarray, np.ndarray]]]:
