@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.console import Report, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.lm.build import build_model, read_sentences
 from arcuate.lm.check import check_file
@@ -163,7 +164,15 @@ def export_command(name: str, target: Path, force: bool, as_json: bool) -> None:
 
 
 def opened(name: str) -> LanguageModel:
-    with progress("opening") as tell:
+    """A model by name or path; a bar appears only where it has to be converted first."""
+    with ExitStack() as stack:
+        bars: list[Report] = []
+
+        def tell(done: int, total: int, what: str) -> None:
+            if not bars:
+                bars.append(stack.enter_context(progress("opening")))
+            bars[0](done, total, what)
+
         return open_model(name, tell)
 
 
