@@ -104,8 +104,8 @@ def _shown(line: bytes | None) -> str:
 
 
 def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(numbers (n, 2), spans (n, order, 2), lines (n,)) of a section, piece by piece."""
-    room = max(1, 2**21 // order)
+    """(values (n, 2) in nat, spans (n, order, 2), lines (n,)) of a section, piece by piece."""
+    room = max(1, 2**20 // order)
     while text.fill():
         numbers = np.empty((room, 2), np.float64)
         spans = np.empty((room, order, 2), np.int32)
@@ -114,19 +114,20 @@ def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np
             text.buffer, text.at, text.line, order, numbers, spans, lines
         )
         if n:
-            _check_numbers(text, numbers[:n], lines[:n])
-            yield numbers[:n], spans[:n], lines[:n]
+            yield _natural(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
         if problem != OK:
             raise text.problem(f"{_PROBLEMS[problem]} (an n-gram of {order} words)")
         if text.at < len(text.buffer) and n < room:
             return
 
 
-def _check_numbers(text: Text, numbers: np.ndarray, lines: np.ndarray) -> None:
+def _natural(text: Text, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Natural logarithms (n, 2); nothing is less likely than 1e-99, and nothing more than certain."""
     wrong = numbers[:, 0] > _POSITIVE
     if wrong.any():
         raise text.problem("a log-probability is above nought", int(lines[wrong.argmax()]))
-    np.minimum(numbers[:, 0], 0.0, out=numbers[:, 0])
+    numbers[:, 0] = np.minimum(numbers[:, 0], 0.0)
+    return (np.maximum(numbers, -99) * LN10).astype(np.float32)
 
 
 def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
@@ -150,11 +151,10 @@ def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
 
 
 def _table(ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int) -> Table:
-    """One table from its pieces, in natural logarithms; nothing is less likely than 1e-99."""
     if not ids:
         return Table(np.zeros((0, order), np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
-    values = np.maximum(np.concatenate(numbers), -99) * LN10
-    log_probs, backoffs = values.T.astype(np.float32)
+    log_probs = np.concatenate([values[:, 0] for values in numbers])
+    backoffs = np.concatenate([values[:, 1] for values in numbers])
     return Table(np.concatenate(ids), log_probs, backoffs, np.concatenate(lines))
 
 
