@@ -77,6 +77,11 @@ HARMLESS = {
 }
 
 
+def test_repeated_ngrams_are_counted(tmp_path: Path) -> None:
+    assert read(HARMLESS["same line twice"](tmp_path)).about["n_repeated"] == 1
+    assert read(HARMLESS["same word twice"](tmp_path)).about["n_repeated"] == 1
+
+
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless_oddities_change_nothing(name: str, tmp_path: Path) -> None:
     assert same(read(HARMLESS[name](tmp_path)), model_of(SMALL))
@@ -153,7 +158,7 @@ def test_contexts_left_out_by_pruning_are_implied(tmp_path: Path) -> None:
     model = read(write_arpa_text(tmp_path / "m.arpa", ngrams))
     expected = [ask(ngrams, TEXT[max(0, i - 2) : i], word) for i, word in enumerate(TEXT)]
     assert walk(model, TEXT)[0] == pytest.approx(expected, abs=1e-5)
-    assert model.counts == (6, 3, 2)
+    assert model.counts == (6, 3, 2) and model.about["n_implied"] == 2
 
 
 def test_minus_infinity_and_99_are_probability_nought(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_perplexity_counts_words_and_sentence_ends() -> None:
 
 
 def test_sentence_marks_in_text_are_refused() -> None:
-    with pytest.raises(UserError, match="line 2"):
+    with pytest.raises(UserError, match="sentence 2"):
         score_text(model_of(SMALL), ["a", "<s> a"])
 
 

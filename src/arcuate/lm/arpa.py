@@ -9,10 +9,10 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.lm.arpa_lines import BAD_NUMBER, OK, TOO_FEW, TOO_MANY, gather, look_up, parse_lines
 from arcuate.lm.arpa_text import Report, Text, open_raw, unpacked
+from arcuate.lm.model import MAX_ORDER
 from arcuate.lm.tables import LN10, Table, Tables, with_specials
 from arcuate.lm.vocabulary import Vocabulary, index_words, vocabulary_of
 
-_MAX_ORDER = 100
 _COUNT = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION = re.compile(rb"\\(\d{1,3})-grams:$")
 _PROBLEMS = {
@@ -29,10 +29,12 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
         text = Text(path, raw, stream, report)
         announced = _read_head(text)
         tables: list[Table] = []
+        n_repeated = 0
         vocabulary: Vocabulary | None = None
         for order, section_line in _sections(text, len(announced)):
             if order == 1:
                 vocabulary, table, n_lines = _read_unigrams(text)
+                n_repeated = n_lines - len(table)
             else:
                 assert vocabulary is not None
                 table = _read_section(text, order, vocabulary)
@@ -50,7 +52,7 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
     assert vocabulary is not None
     while len(tables) > 1 and not len(tables[-1]):
         tables.pop()
-    return with_specials(Tables(vocabulary, tuple(tables), source=path.name))
+    return with_specials(Tables(vocabulary, tuple(tables), source=str(path), n_repeated=n_repeated))
 
 
 def _read_head(text: Text) -> list[tuple[int, int]]:
@@ -68,7 +70,7 @@ def _read_head(text: Text) -> list[tuple[int, int]]:
         found = _COUNT.match(line)
         if not found:
             raise text.problem("expected a count such as 'ngram 1=5000' or a section", at)
-        if int(found[1]) != len(announced) + 1 or len(announced) == _MAX_ORDER:
+        if int(found[1]) != len(announced) + 1 or len(announced) == MAX_ORDER:
             raise text.problem(f"expected the count of {len(announced) + 1}-grams", at)
         announced.append((int(found[2]), at))
     if not announced:
