@@ -34,6 +34,12 @@ def test_perplexity_counts_words_and_sentence_ends() -> None:
     assert (found["n_words"], found["n_oov"], found["oov_words"]) == (4, 1, ["zebra"])
 
 
+def test_a_model_without_sentence_ends_is_scored_on_words_alone() -> None:
+    found = summary(model_of({("a",): (-0.5, 0.0), ("b",): (-0.2, 0.0)}), ["a b", "b"])
+    assert found["perplexity"] == pytest.approx(10 ** (0.9 / 3), rel=1e-5)
+    assert (found["n_words"], found["n_oov"]) == (3, 0)
+
+
 def test_sentence_marks_in_text_are_refused() -> None:
     with pytest.raises(UserError, match="sentence 2"):
         score_text(model_of(SMALL), ["a", "<s> a"])

@@ -127,6 +127,7 @@ def _check_shapes(path: Path, arrays: NGramArrays, words: Vocabulary, about: dic
     fits = (
         type(order) is int
         and 1 <= order <= MAX_ORDER
+        and isinstance(about.get("added", []), list)
         and n_words > 0
         and n_nodes > n_words
         and len(arrays.log_probs) == n_nodes

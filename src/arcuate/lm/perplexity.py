@@ -11,6 +11,7 @@ from arcuate.errors import UserError
 from arcuate.lm.file import Report
 from arcuate.lm.model import LanguageModel
 from arcuate.lm.query import score_sentences
+from arcuate.lm.tables import EOS
 
 _SHOWN = 20
 _PIECE = 20_000  # sentences at a time
@@ -37,13 +38,9 @@ class TextScores:
     """Every word of a text, and the end of every sentence, under a model."""
 
     log_probs: np.ndarray  # (n_tokens,) float64, nat
-    known: np.ndarray  # (n_tokens,) bool, whether the model has the word
+    known: np.ndarray  # (n_tokens,) bool, whether the model has the word, or an end of sentence
     sentence: np.ndarray  # (n_tokens,) int64, number of the sentence
     unknown: Counter[str]
-
-    @property
-    def n_sentences(self) -> int:
-        return int(self.sentence[-1]) + 1 if len(self.sentence) else 0
 
     @property
     def perplexity(self) -> float | None:
@@ -56,14 +53,16 @@ class TextScores:
 def score_text(model: LanguageModel, sentences: Iterable[str], first_line: int = 1) -> TextScores:
     """Score sentences, each from its start to its end; words are what stands between spaces."""
     words, lengths = _words(sentences, first_line)
+    ends = np.cumsum(lengths, dtype=np.int64) - 1
     ids = model.words.find_all(words)
-    known = ids >= 0
+    ids[ends] = model.eos
+    known = (ids >= 0) & (ids != model.unk)
     unknown = Counter(words[i] for i in np.flatnonzero(~known))
-    ids[~known] = model.unk
+    known[ends] = EOS not in model.about.get("added", ())
+    ids[ids < 0] = model.unk
     log_probs = np.empty(len(ids), np.float64)
     score_sentences(model.arrays, model.start, model.eos, ids, log_probs)
-    sentence = np.repeat(np.arange(len(lengths)), lengths)
-    return TextScores(log_probs, known & (ids != model.unk), sentence, unknown)
+    return TextScores(log_probs, known, np.repeat(np.arange(len(lengths)), lengths), unknown)
 
 
 def _words(sentences: Iterable[str], first_line: int) -> tuple[list[str], list[int]]:
@@ -76,7 +75,7 @@ def _words(sentences: Iterable[str], first_line: int) -> tuple[list[str], list[i
                 f"sentence {number} contains <s> or </s>; leave them out, every line is a sentence"
             )
         words += found
-        words.append("</s>")
+        words.append("")  # the end, whatever the model calls it
         lengths.append(len(found) + 1)
     return words, lengths
 
@@ -99,7 +98,7 @@ def summary(
             unseen.add(scores.log_probs[scores.known & ~np.array(seen)[scores.sentence]])
         if report:
             report(start + len(piece), len(sentences), "scoring")
-    n_words, n_oov = every.n - len(sentences), every.n - known.n
+    n_words, n_oov = every.n - len(sentences), unknown.total()
     return {
         "n_sentences": len(sentences),
         "n_words": n_words,
