@@ -6,7 +6,9 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
     {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments"},
-    {"pronounce"},
+    {"pronounce", "lm"},
+    {"g2p"},
+    {"lexicon"},
     {"readers", "simulate"},
     {"quality", "splits"},
     {"store"},

@@ -1,0 +1,207 @@
+"""ARPA files, of any order and any tool, plain or gzipped, read as a stream."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from arcuate.errors import UserError
+from arcuate.lm.arpa_lines import BAD_NUMBER, OK, TOO_FEW, TOO_MANY, gather, look_up, parse_lines
+from arcuate.lm.arpa_text import Report, Text, open_raw, unpacked
+from arcuate.lm.model import MAX_ORDER
+from arcuate.lm.tables import LN10, Table, Tables, with_specials
+from arcuate.lm.vocabulary import Vocabulary, index_words, vocabulary_of
+
+_COUNT = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
+_SECTION = re.compile(rb"\\(\d{1,3})-grams:$")
+_PROBLEMS = {
+    BAD_NUMBER: "a number is missing or malformed",
+    TOO_FEW: "there are fewer words than the section says",
+    TOO_MANY: "there are more words than the section says",
+}
+_POSITIVE = 1e-3  # log10; what rounding can make of probability one
+
+
+def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None) -> Tables:
+    """All n-grams of an ARPA file. With `recount` the counts in its head may be wrong."""
+    with open_raw(path) as raw, unpacked(raw) as stream:
+        text = Text(path, raw, stream, report)
+        announced = _read_head(text)
+        tables: list[Table] = []
+        n_repeated = 0
+        vocabulary: Vocabulary | None = None
+        for order, section_line in _sections(text, len(announced)):
+            if order == 1:
+                vocabulary, table, n_lines = _read_unigrams(text)
+                n_repeated = n_lines - len(table)
+            else:
+                assert vocabulary is not None
+                table = _read_section(text, order, vocabulary)
+                n_lines = len(table)
+            n, count_line = announced[order - 1]
+            if not text.fill():
+                raise text.problem(f"the {order}-grams lead to {_shown(None)}")
+            if n not in (n_lines, len(table)) and not recount:
+                raise text.problem(
+                    f"{n:,} {order}-grams are announced, but the section of line {section_line} has {n_lines:,};"
+                    " if the file is whole, import it with --recount",
+                    count_line,
+                )
+            tables.append(table)
+    assert vocabulary is not None
+    while len(tables) > 1 and not len(tables[-1]):
+        tables.pop()
+    return with_specials(Tables(vocabulary, tuple(tables), source=str(path), n_repeated=n_repeated))
+
+
+def _read_head(text: Text) -> list[tuple[int, int]]:
+    """(count, line) of each order; text before the data mark is a comment."""
+    while (line := text.next_line()) is not None and line != b"\\data\\":
+        pass
+    if line is None:
+        raise UserError(f"{text.path} is no ARPA file: it has no line \\data\\")
+    announced: list[tuple[int, int]] = []
+    while text.fill() and text.buffer[text.at : text.at + 1].tobytes() != b"\\":
+        at = text.line
+        line = text.next_line() or b""
+        if not line:
+            continue
+        found = _COUNT.match(line)
+        if not found:
+            raise text.problem("expected a count such as 'ngram 1=5000' or a section", at)
+        if int(found[1]) != len(announced) + 1 or len(announced) == MAX_ORDER:
+            raise text.problem(f"expected the count of {len(announced) + 1}-grams", at)
+        announced.append((int(found[2]), at))
+    if not announced:
+        raise text.problem("no counts of n-grams")
+    return announced
+
+
+def _sections(text: Text, n_orders: int) -> Iterator[tuple[int, int]]:
+    """(order, line) of each section in turn, with the text just behind its title."""
+    for order in range(1, n_orders + 1):
+        at, line = _next_title(text)
+        found = _SECTION.match(line or b"")
+        if not found or int(found[1]) != order:
+            raise text.problem(f"expected \\{order}-grams:, found {_shown(line)}", at)
+        yield order, at
+    at, line = _next_title(text)
+    if line != b"\\end\\":
+        raise text.problem(f"expected \\end\\, found {_shown(line)}", at)
+
+
+def _next_title(text: Text) -> tuple[int, bytes | None]:
+    while True:
+        at = text.line
+        line = text.next_line()
+        if line != b"":
+            return at, line
+
+
+def _shown(line: bytes | None) -> str:
+    return (
+        "the end of the file (is it whole?)" if line is None else repr(line[:40].decode("utf-8", "replace"))
+    )
+
+
+def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(values (n, 2) in nat, spans (n, order, 2), lines (n,)) of a section, piece by piece."""
+    room = max(1, 2**20 // order)
+    while text.fill():
+        numbers = np.empty((room, 2), np.float64)
+        spans = np.empty((room, order, 2), np.int32)
+        lines = np.empty(room, np.int64)
+        n, text.at, text.line, problem = parse_lines(
+            text.buffer, text.at, text.line, order, numbers, spans, lines
+        )
+        if n:
+            yield _natural(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
+        if problem != OK:
+            raise text.problem(f"{_PROBLEMS[problem]} (an n-gram of {order} words)")
+        if text.at < len(text.buffer) and n < room:
+            return
+
+
+def _natural(text: Text, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Natural logarithms (n, 2); nothing is less likely than 1e-99, and nothing more than certain."""
+    wrong = numbers[:, 0] > _POSITIVE
+    if wrong.any():
+        raise text.problem("a log-probability is above nought", int(lines[wrong.argmax()]))
+    numbers[:, 0] = np.minimum(numbers[:, 0], 0.0)
+    return (np.maximum(numbers, -99) * LN10).astype(np.float32)
+
+
+def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
+    """Words, their table, and the number of lines that gave them."""
+    numbers, lines, blobs, lengths = [], [], [], []
+    for values, spans, at in _blocks(text, 1):
+        blob, n_bytes = gather(text.buffer, spans[:, 0])
+        numbers.append(values)
+        lines.append(at)
+        blobs.append(blob)
+        lengths.append(n_bytes)
+    if not numbers:
+        raise text.problem("there are no unigrams")
+    offsets = np.zeros(sum(map(len, lengths)) + 1, np.int64)
+    np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    vocabulary = index_words(np.concatenate(blobs), offsets)
+    ids = np.arange(len(vocabulary), dtype=np.int32)[:, None]
+    table = _table([ids], numbers, lines, 1)
+    _check_encoding(text, vocabulary, table)
+    return *_without_repeats(text, vocabulary, table), len(table)
+
+
+def _table(ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int) -> Table:
+    if not ids:
+        return Table(np.zeros((0, order), np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
+    log_probs = np.concatenate([values[:, 0] for values in numbers])
+    backoffs = np.concatenate([values[:, 1] for values in numbers])
+    return Table(np.concatenate(ids), log_probs, backoffs, np.concatenate(lines))
+
+
+def _check_encoding(text: Text, vocabulary: Vocabulary, table: Table) -> None:
+    assert table.lines is not None
+    try:
+        vocabulary.blob.tobytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        word = int(np.searchsorted(vocabulary.offsets, error.start, side="right")) - 1
+        line = int(table.lines[word])
+        raise text.problem("a word is not UTF-8; convert the file, for example with iconv", line) from None
+
+
+def _without_repeats(text: Text, vocabulary: Vocabulary, table: Table) -> tuple[Vocabulary, Table]:
+    """Each word once; given twice with the same values it counts once."""
+    assert table.lines is not None
+    first = vocabulary.first_ids()
+    again = np.flatnonzero(first != np.arange(len(vocabulary)))
+    if not len(again):
+        return vocabulary, table
+    for at, before in zip(again.tolist(), first[again].tolist(), strict=True):
+        if not np.allclose(
+            [table.log_probs[at], table.backoffs[at]],
+            [table.log_probs[before], table.backoffs[before]],
+            atol=1e-5,
+        ):
+            raise text.problem(
+                f"the word '{vocabulary[at]}' of line {table.lines[before]} comes again with other values;"
+                " remove one of them",
+                int(table.lines[at]),
+            )
+    kept = np.delete(np.arange(len(vocabulary)), again)
+    ids = np.arange(len(kept), dtype=np.int32)[:, None]
+    rest = Table(ids, table.log_probs[kept], table.backoffs[kept], table.lines[kept])
+    return vocabulary_of(vocabulary[int(i)] for i in kept), rest
+
+
+def _read_section(text: Text, order: int, vocabulary: Vocabulary) -> Table:
+    ids, numbers, lines = [], [], []
+    for values, spans, at in _blocks(text, order):
+        words = np.empty(spans.shape[:2], np.int32)
+        unknown = look_up(text.buffer, spans, vocabulary.blob, vocabulary.offsets, vocabulary.slots, words)
+        if unknown >= 0:
+            raise text.problem("a word of this n-gram has no unigram", int(at[unknown]))
+        ids.append(words)
+        numbers.append(values)
+        lines.append(at)
+    return _table(ids, numbers, lines, order)
