@@ -24,6 +24,7 @@ LAYERS = [
     {"training", "evaluate"},
     {"tracking"},
     {"api", "report", "sweep"},
+    {"doctor"},
     {"cli"},
 ]
 

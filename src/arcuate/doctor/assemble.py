@@ -1,0 +1,226 @@
+"""Columns to runs: which column plays which part, on which axis, and where a new run begins."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from arcuate.doctor.collect import Collector, Column, Key
+from arcuate.doctor.curve import Log, Series
+from arcuate.doctor.names import read_name
+
+NEAR_START = 0.05  # of the steps reached: a counter that falls back to below this started again
+SHUFFLED = 0.2  # share of falling steps from which on the order of a file means nothing
+SPARSE = 0.3  # share of NaN, in many separate stretches, from which on NaN means no value
+PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One column on its axis: points in the order of the file."""
+
+    rows: np.ndarray
+    steps: np.ndarray
+    values: np.ndarray
+    unit: str
+
+
+def assemble(collector: Collector, name: str = "") -> list[Log]:
+    """The runs of a file, in their order; runs without a single value are left out."""
+    groups: dict[str, dict[Key, Column]] = {}
+    for key, column in collector.columns.items():
+        groups.setdefault(key.group, {})[key] = column
+    logs = [
+        log
+        for group, columns in groups.items()
+        for log in separate(choose(columns), f"{name} {group}".strip() if len(groups) > 1 else name)
+    ]
+    return [log for log in logs if not log.empty]
+
+
+def choose(columns: Mapping[Key, Column]) -> dict[str, Piece]:
+    """For each part the column whose name fits best; the error rate's name tells what was found."""
+    found: dict[str, Piece] = {}
+    losses = _sides(columns)
+    for part, candidates in (
+        ("per", _of_role(columns, "per", "train")),
+        ("val_loss", losses["val"]),
+        ("train_loss", losses["train"]),
+        ("grad_norm", _of_role(columns, "grad", "")),
+        ("lr", _of_role(columns, "lr", "")),
+    ):
+        pieces = [(column.meaning.rank, -column.n, place(column)) for column in candidates]
+        pieces = [p for p in pieces if len(p[2].rows)]
+        if pieces:
+            found[part] = min(pieces, key=lambda p: p[:2])[2]
+    if "per" not in found and (words := _of_role(columns, "wer", "train")):
+        found["wer"] = place(min(words, key=lambda c: c.meaning.rank))
+    return found
+
+
+def _of_role(columns: Mapping[Key, Column], role: str, not_split: str) -> list[Column]:
+    return [
+        column
+        for key, column in columns.items()
+        if column.meaning.role == role and (not not_split or _side(key, column) != not_split)
+    ]
+
+
+def _side(key: Key, column: Column) -> str:
+    """Which split a column speaks of: by its own name, or its row's label, or its tag."""
+    return column.meaning.split or key.split or (read_name(key.tag).split if key.tag else "")
+
+
+def _sides(columns: Mapping[Key, Column]) -> dict[str, list[Column]]:
+    """Losses by split. One that does not say is the other side of one that does, or that of the error rate."""
+    losses = {key: column for key, column in columns.items() if column.meaning.role == "loss"}
+    sides: dict[str, list[Column]] = {"train": [], "val": [], "": []}
+    for key, column in losses.items():
+        sides[_side(key, column)].append(column)
+    if sides["val"]:
+        sides["train"] += sides[""]
+    elif sides["train"]:
+        sides["val"] += sides[""]
+    else:
+        beside = _rows(_of_role(columns, "per", "train") or _of_role(columns, "wer", "train"))
+        for column in sides[""]:
+            shared = np.isin(column.table()[0], beside).mean() if len(beside) else 0.0
+            sides["val" if shared > 0.5 else "train"].append(column)
+    return sides
+
+
+def _rows(columns: Sequence[Column]) -> np.ndarray:
+    return np.concatenate([c.table()[0] for c in columns]) if columns else np.empty(0)
+
+
+def place(column: Column) -> Piece:
+    """A column on its axis: the counter of its rows, or counter and epoch together, or the epoch, or row numbers."""
+    rows, step, epoch, value = column.table()
+    value, there = _without_gaps(value)
+    rows, step, epoch = rows[there], step[there], epoch[there]
+    with_step, with_epoch = np.isfinite(step), np.isfinite(epoch)
+    if with_step.mean() >= 0.5 if len(rows) else False:
+        both = with_step & with_epoch
+        if both.mean() > 0.9 and _within_epochs(step[both], epoch[both]):
+            first, size = epoch[both].min(), step[both].max() + max(1.0, _spacing(step[both]))
+            return Piece(rows[both], (epoch[both] - first) * size + step[both], value[both], "batches")
+        steps = step[with_step]
+        if not (len(steps) > 5 and np.ptp(steps) == 0):
+            return Piece(rows[with_step], steps, value[with_step], _unit(column.step_name, steps))
+    if with_epoch.mean() >= 0.5 if len(rows) else False:
+        return Piece(rows[with_epoch], epoch[with_epoch], value[with_epoch], "epochs")
+    return Piece(rows, np.arange(len(rows), dtype=float), value, "rows")
+
+
+def _without_gaps(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where NaN comes and goes throughout a column it stands for `no value here`, as exports of tables have it."""
+    gone = np.isnan(value)
+    came_back = int((np.diff(gone.astype(int)) == -1).sum())
+    there = ~gone if came_back >= 3 and gone.mean() >= SPARSE else np.ones(len(value), dtype=bool)
+    return value[there], there
+
+
+def _within_epochs(step: np.ndarray, epoch: np.ndarray) -> bool:
+    """Whether the counter starts again with every epoch."""
+    falls, turns = np.diff(step) < 0, np.diff(epoch) > 0
+    return int(falls.sum()) >= 1 and bool((falls & turns).sum() >= 0.9 * turns.sum()) and turns.any()
+
+
+def _spacing(steps: np.ndarray) -> float:
+    rises = np.diff(steps)
+    rises = rises[rises > 0]
+    return float(np.median(rises)) if len(rises) else 0.0
+
+
+def _unit(name: str, steps: np.ndarray) -> str:
+    """A counter named batch counts batches; one named step may count anything, and batches come in hundreds."""
+    if "batch" in name.lower() or "iter" in name.lower():
+        return "batches"
+    return "batches" if steps.max() >= 2000 or _spacing(steps) >= 50 else "steps"
+
+
+def separate(pieces: Mapping[str, Piece], name: str) -> list[Log]:
+    """One log, or one for each time the counter of a series began again."""
+    tidy = {part: _forwards(piece) for part, piece in pieces.items()}
+    starts = {part: restarts(piece) for part, piece in tidy.items()}
+    n_runs = max((len(s) for s in starts.values()), default=0) + 1
+    if n_runs == 1:
+        return [_log(tidy, name)] if tidy else []
+    leader = max(starts, key=lambda part: (len(starts[part]), part == "per"))
+    cuts = tidy[leader].rows[starts[leader]]
+    runs: list[dict[str, Piece]] = [{} for _ in range(n_runs)]
+    for part, piece in tidy.items():
+        own = starts[part]
+        if len(own) == n_runs - 1:
+            numbers = np.searchsorted(own, np.arange(len(piece.rows)), side="right")
+        else:
+            numbers = np.searchsorted(cuts, piece.rows, side="right")
+        for i in range(n_runs):
+            if (numbers == i).any():
+                runs[i][part] = _cut(piece, numbers == i)
+    return [_log(run, f"{name} run {i + 1}".strip()) for i, run in enumerate(runs)]
+
+
+def restarts(piece: Piece) -> np.ndarray:
+    """Where in a piece the counter really began again: back at its start, not merely a little back."""
+    steps = piece.steps
+    if len(steps) < 2:
+        return np.empty(0, dtype=int)
+    falls = np.flatnonzero(np.diff(steps) <= 0) + 1
+    found, begun, seen, top = [], 0, 0, -np.inf
+    for i in falls:
+        top, seen = max(top, float(steps[seen:i].max())), int(i)
+        near = steps[i] <= max(steps[begun], NEAR_START * top)
+        if steps[i] == steps[i - 1]:  # the same again: a new start only where nothing but a start was logged
+            near = near and top == steps[begun] and bool((steps == steps[0]).all())
+        if near:
+            found.append(int(i))
+            begun, top = int(i), -np.inf
+    return np.array(found, dtype=int)
+
+
+def _forwards(piece: Piece) -> Piece:
+    """A file that runs backwards throughout is turned round; one in no order at all is sorted."""
+    rises = np.diff(piece.steps)
+    if len(rises) < 3:
+        return piece
+    falling = float((rises < 0).mean())
+    if len(restarts(piece)) >= 0.8 * (rises < 0).sum() and falling < 0.9:
+        return piece
+    if falling >= 0.9:
+        return Piece(piece.rows, piece.steps[::-1], piece.values[::-1], piece.unit)
+    if falling >= SHUFFLED:
+        order = np.argsort(piece.steps, kind="stable")
+        return Piece(piece.rows, piece.steps[order], piece.values[order], piece.unit)
+    return piece
+
+
+def _cut(piece: Piece, chosen: np.ndarray) -> Piece:
+    return Piece(piece.rows[chosen], piece.steps[chosen], piece.values[chosen], piece.unit)
+
+
+def _log(pieces: Mapping[str, Piece], name: str) -> Log:
+    log = Log(name=name, **{part: series(pieces[part]) for part in PARTS if part in pieces})
+    if "wer" in pieces:
+        log = replace(log, per=series(pieces["wer"]), error_name="WER")
+    return replace(log, per=as_fraction(log.per))
+
+
+def series(piece: Piece) -> Series:
+    """Ascending, one value per step: where a run resumed from a checkpoint, what it logged later counts."""
+    steps, values = piece.steps, piece.values
+    keep = np.ones(len(steps), dtype=bool)
+    if len(steps) > 1 and (np.diff(steps) < 0).any():
+        later = np.minimum.accumulate(steps[::-1])[::-1]  # the lowest step from here on
+        keep[:-1] = steps[:-1] < later[1:]
+        steps, values = steps[keep], values[keep]
+    last = np.append(np.diff(steps) > 0, True)
+    return Series(steps[last], values[last], piece.unit)
+
+
+def as_fraction(per: Series) -> Series:
+    """An error rate as a fraction, whether it was logged as one or in per cent."""
+    values = per.finite.values
+    if not len(values) or values.min() < 1.5 or values.max() <= 10:
+        return per
+    return Series(per.steps, per.values / 100, per.unit)

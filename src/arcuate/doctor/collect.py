@@ -1,0 +1,215 @@
+"""Rows of any format, gathered into one growing column per thing that was logged."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from arcuate.doctor.names import HELD_OUT, TRAIN, Name, read_name, words
+
+LONG, KEPT = 1 << 20, 1 << 18  # a column longer than the first is thinned to about the second
+MAX_COLUMNS = 400  # of interest; a file with more is no log of one training
+METRICS = ("per", "wer", "loss", "grad", "lr")
+MISSING = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which column: of which run of the file, under which tag and name, for which split."""
+
+    group: str
+    tag: str
+    name: str
+    split: str
+
+
+@dataclass
+class Column:
+    """Values with their row numbers, counters and epochs; NaN where a row has no such counter."""
+
+    meaning: Name
+    parts: list[np.ndarray] = field(default_factory=list)  # each (4, N): row, step, epoch, value
+    n: int = 0
+    step_name: str = ""
+    thinned: bool = False
+
+    def add(self, part: np.ndarray) -> None:
+        self.parts.append(part)
+        self.n += part.shape[1]
+        if self.n > LONG:
+            self.parts = [thin(self.table())]
+            self.n, self.thinned = self.parts[0].shape[1], True
+
+    def table(self) -> np.ndarray:
+        """All points in the order of the file, (4, N)."""
+        whole = np.concatenate(self.parts, axis=1) if self.parts else np.empty((4, 0))
+        return whole[:, np.argsort(whole[0], kind="stable")]
+
+
+def thin(table: np.ndarray) -> np.ndarray:
+    """Real points only: the lowest and highest of each stretch, where counters fall, and what is not finite first."""
+    _, step, epoch, value = table
+    n = table.shape[1]
+    size = -(-n // (KEPT // 2))
+    whole = n - n % size
+    blocks = np.nan_to_num(value[:whole], nan=0.0, posinf=0.0, neginf=0.0).reshape(-1, size)
+    start = np.arange(len(blocks)) * size
+    kept = np.zeros(n, dtype=bool)
+    kept[start + blocks.argmin(1)] = kept[start + blocks.argmax(1)] = True
+    kept[whole:] = kept[0] = True
+    falls = np.flatnonzero((np.diff(step) < 0) | (np.diff(epoch) < 0))[: KEPT // 4]
+    kept[falls] = kept[falls + 1] = True
+    broken = np.flatnonzero(~np.isfinite(value))
+    kept[broken[:1000]] = True
+    kept[broken[:: max(1, len(broken) // 1000)]] = True
+    return table[:, kept]
+
+
+@dataclass
+class Collector:
+    """Takes rows in chunks, keeps what a diagnosis can use."""
+
+    columns: dict[Key, Column] = field(default_factory=dict)
+    n_rows: int = 0
+    n_bad: int = 0  # lines that should have been rows
+    n_skipped: float = 0.0  # updates that the trainer says it skipped
+    facts: dict[str, Any] = field(default_factory=dict)  # settings found on the way
+
+    def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows as dictionaries; those with the same keys are turned into columns together."""
+        alike: dict[tuple[str, ...], tuple[list[int], list[Iterable[Any]]]] = {}
+        for row in rows:
+            if any(type(v) is dict for v in row.values()):
+                row = flatten(row)
+            numbers, values = alike.setdefault(tuple(row), ([], []))
+            numbers.append(self.n_rows)
+            values.append(row.values())
+            self.n_rows += 1
+        for names, (numbers, values) in alike.items():
+            if names:
+                self.add_columns(
+                    dict(zip(names, zip(*values, strict=True), strict=True)), np.array(numbers, dtype=float)
+                )
+
+    def add_columns(self, columns: Mapping[str, Sequence[Any]], rows: np.ndarray) -> None:
+        meanings = {name: read_name(name) for name in columns if isinstance(name, str)}
+        metrics = [name for name, meaning in meanings.items() if meaning.role in METRICS]
+        tags = _labels(columns, meanings, "tag")
+        if tags is not None and "value" in {m.role for m in meanings.values()}:
+            metrics = [name for name, meaning in meanings.items() if meaning.role == "value"]
+        for name, meaning in meanings.items():
+            if meaning.role == "skipped":
+                self._count_skipped(columns[name])
+        if not metrics:
+            return
+        step_name = _first(meanings, "step")
+        step = numbers(columns[step_name])[0] if step_name else np.full(len(rows), np.nan)
+        epoch_name = _first(meanings, "epoch")
+        epoch = numbers(columns[epoch_name])[0] if epoch_name else np.full(len(rows), np.nan)
+        groups, splits = _labels(columns, meanings, "group"), _labels(columns, meanings, "split")
+        for (group, tag, split), chosen in _combinations(groups, tags, splits, len(rows)):
+            for name in metrics:
+                values, there = numbers(columns[name])
+                there = there & chosen
+                if there.any():
+                    key = Key(group, tag, name, _split(split))
+                    part = np.stack([rows[there], step[there], epoch[there], values[there]])
+                    self._add(key, meanings[name], part, step_name or "")
+
+    def _add(self, key: Key, meaning: Name, part: np.ndarray, step_name: str) -> None:
+        if meaning.role == "value":
+            meaning = read_name(key.tag)
+            if meaning.role not in METRICS:
+                return
+        if key not in self.columns:
+            if len(self.columns) >= MAX_COLUMNS:
+                return
+            self.columns[key] = Column(meaning, step_name=step_name)
+        self.columns[key].add(part)
+
+    def _count_skipped(self, values: Sequence[Any]) -> None:
+        plain = [
+            v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+        ]
+        if plain:
+            self.n_skipped = max(self.n_skipped, max(plain))
+
+
+def _first(meanings: Mapping[str, Name], role: str) -> str | None:
+    found = [(meaning.rank, name) for name, meaning in meanings.items() if meaning.role == role]
+    return min(found)[1] if found else None
+
+
+def _labels(
+    columns: Mapping[str, Sequence[Any]], meanings: Mapping[str, Name], role: str
+) -> list[str] | None:
+    """The texts of the first column with that role; None where there is none, or it holds no plain labels."""
+    name = next((name for name, meaning in meanings.items() if meaning.role == role), None)
+    if name is None:
+        return None
+    values = columns[name]
+    if role in ("tag", "split") and not any(isinstance(v, str) for v in values):
+        return None
+    return ["" if v is None or isinstance(v, (dict, list)) else str(v)[:120] for v in values]
+
+
+def _combinations(
+    groups: list[str] | None, tags: list[str] | None, splits: list[str] | None, n: int
+) -> list[tuple[tuple[str, str, str], np.ndarray]]:
+    if groups is None and tags is None and splits is None:
+        return [(("", "", ""), np.ones(n, dtype=bool))]
+    blank = [""] * n
+    labels = list(zip(groups or blank, tags or blank, splits or blank, strict=True))
+    codes: dict[tuple[str, str, str], int] = {}
+    coded = np.array([codes.setdefault(label, len(codes)) for label in labels])
+    return [(label, coded == code) for label, code in list(codes.items())[:MAX_COLUMNS]]
+
+
+def _split(label: str) -> str:
+    found = set(words(label))
+    return "train" if found & TRAIN else "val" if found & HELD_OUT else ""
+
+
+def numbers(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Values as floats, and which of them were there at all; NaN that was logged is there."""
+    try:
+        if None not in values:
+            plain = np.array(values, dtype=float)
+            if plain.ndim == 1:
+                return plain, np.ones(len(plain), dtype=bool)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    read = [number(v) for v in values]
+    there = np.array([v is not None for v in read], dtype=bool)
+    return np.array([math.nan if v is None else v for v in read], dtype=float), there
+
+
+def number(value: Any) -> float | None:
+    """One number, from a number or a text such as `0.31`, `31 %`, `NaN` or `-Infinity`; None for everything else."""
+    if isinstance(value, (bool, dict, list, tuple)) or value is None:
+        return None
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in MISSING or len(value) > 60:
+            return None
+        if value.endswith("%"):
+            inner = number(value[:-1])
+            return None if inner is None else inner / 100
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def flatten(row: Mapping[Any, Any], depth: int = 3, before: str = "") -> dict[str, Any]:
+    """Nested keys joined by a slash, a few levels deep; values that are lists are left out."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            if depth > 0:
+                flat |= flatten(value, depth - 1, f"{before}{name}/")
+        elif not isinstance(value, (list, tuple)):
+            flat[f"{before}{name}"] = value
+    return flat

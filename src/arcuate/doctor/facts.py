@@ -1,0 +1,141 @@
+"""The few numbers that the rules look at, taken from a log once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from arcuate.doctor.curve import Log, Series, running_median
+
+SMOOTHED_FROM = 9  # with fewer evaluations every one of them counts as it is
+WARMUP_BATCHES = 500  # evaluations before this batch lie in any recipe's warm-up
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run and what it is measured against."""
+
+    log: Log
+    reference: float | None = None  # error rate that healthy runs on this data set end at
+    course: float | None = None  # the official error rate at the last step, where steps can be compared
+    planned: int | None = None
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether there is no error rate, so that only the shape of the loss can be judged."""
+        return not len(self.log.per)
+
+    @cached_property
+    def evaluations(self) -> Series:
+        return self.log.judged.finite
+
+    @property
+    def n(self) -> int:
+        return len(self.evaluations)
+
+    @cached_property
+    def smooth(self) -> np.ndarray:
+        values = self.evaluations.values
+        return running_median(values) if self.n >= SMOOTHED_FROM else values
+
+    @cached_property
+    def best(self) -> float:
+        """The lowest value that was not one lucky evaluation."""
+        return float(self.smooth.min())
+
+    @cached_property
+    def best_step(self) -> int:
+        return int(self.evaluations.steps[int(self.smooth.argmin())])
+
+    @cached_property
+    def end(self) -> float:
+        """Where the run ended: the middle of its last three evaluations."""
+        return float(np.median(self.evaluations.values[-3:] if self.n >= SMOOTHED_FROM else self.smooth[-1:]))
+
+    @property
+    def first_step(self) -> float:
+        return float(self.evaluations.steps[0])
+
+    @property
+    def last_step(self) -> float:
+        return float(self.evaluations.steps[-1])
+
+    def step_at(self, share: float) -> float:
+        return self.first_step + share * (self.last_step - self.first_step)
+
+    def value_at(self, step: float) -> float:
+        return float(np.interp(step, self.evaluations.steps, self.smooth))
+
+    @cached_property
+    def gain(self) -> float:
+        """How much better the run became over its last third, as a share of the value before."""
+        before = self.value_at(self.step_at(2 / 3))
+        return (before - min(self.end, float(self.smooth[-1]))) / before if before > 0 else 0.0
+
+    @cached_property
+    def progress_share(self) -> float:
+        """How much of all its progress a run made in its last third; needs no natural zero, so it suits a loss."""
+        whole = float(self.smooth.max()) - self.best
+        return (self.value_at(self.step_at(2 / 3)) - self.end) / whole if whole > 0 else 0.0
+
+    @property
+    def fallen_back(self) -> float:
+        """How far above its best the run ended, as a share."""
+        return self.end / self.best - 1 if self.best > 0 else 0.0
+
+    @property
+    def level(self) -> float | None:
+        """The best value in multiples of the reference."""
+        return None if self.reference is None or self.by_loss else self.best / self.reference
+
+    @cached_property
+    def loss_rise(self) -> tuple[float, int] | None:
+        """How far the validation loss ended above its lowest, and the step of the lowest."""
+        loss = self.log.val_loss.finite
+        if len(loss) < 5:
+            return None
+        smooth = running_median(loss.values) if len(loss) >= SMOOTHED_FROM else loss.values
+        lowest = int(smooth.argmin())
+        if smooth[lowest] <= 0:
+            return None
+        end = np.median(loss.values[-3:]) if len(loss) >= SMOOTHED_FROM else loss.values[-1]
+        return float(end / smooth[lowest] - 1), int(loss.steps[lowest])
+
+    @cached_property
+    def train_trend(self) -> float | None:
+        """Training loss at the end against that around the best evaluation: above 0 it rose."""
+        train = self.log.train_loss.finite
+        if len(train) < 6 or self.n < 2 or self.last_step <= self.first_step:
+            return None
+        span = train.steps[-1] - train.steps[0]
+        share = (self.best_step - self.first_step) / (self.last_step - self.first_step)
+        around = train.between(
+            train.steps[0] + (share - 0.05) * span, train.steps[0] + (share + 0.05) * span
+        ).values
+        late = train.between(train.steps[0] + 0.9 * span, train.steps[-1]).values
+        if not len(around) or not len(late) or np.median(around) <= 0:
+            return None
+        return float(np.median(late) / np.median(around) - 1)
+
+    @property
+    def in_warmup(self) -> bool:
+        """Whether everything seen lies in the warm-up: few batches, or a rate that has only risen."""
+        rates = self.log.lr.finite.values
+        rising = len(rates) >= 3 and bool((np.diff(rates) > 0).all())
+        limit = min(WARMUP_BATCHES, self.planned / 4 if self.planned else WARMUP_BATCHES)
+        few = self.evaluations.unit == "batches" and self.last_step <= limit
+        return few or rising
+
+    @property
+    def finished(self) -> bool | None:
+        """Whether the run reached its plan; None where no plan is known."""
+        if self.log.said_finished:
+            return True
+        if self.planned is None or self.log.last_step is None:
+            return None
+        return self.log.last_step + self.spacing >= 0.995 * self.planned
+
+    @property
+    def spacing(self) -> float:
+        """Steps from one evaluation to the next."""
+        return float(np.median(np.diff(self.evaluations.steps))) if self.n > 1 else 0.0

@@ -1,0 +1,229 @@
+"""The rules: each verdict is one function from facts to a finding, with its reason in one sentence."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arcuate.doctor.facts import Facts
+from arcuate.doctor.jumps import Jump, broken_gradients, broken_losses, first_jump
+
+FEW, FEW_IN_WARMUP = 5, 6  # evaluations: fewer than the first, or at most the second within the warm-up
+SILENT = 0.8  # an error rate that a constant output reaches
+WORSE, WORSE_BY = 0.15, 0.03  # degraded: relative and absolute
+LOSS_ROSE = 0.15  # validation loss above its lowest
+RATE_ROSE = 0.03  # error rate above its best, or gained since: more than the noise between evaluations
+FLAT, FALLING = 0.03, 0.06  # better over the last third
+HIGH_FLAT, HIGH_DONE, HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference
+ON_COURSE = 1.15  # multiples of the official curve at the same batch
+HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
+LOSS_FLAT = 0.1  # share of all progress made in the last third, where only a loss was logged
+RECOVERED = 0.05  # within this share of its best a run has come back
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict that holds. A mild one is true, but never the first thing to say of a run."""
+
+    verdict: str
+    evidence: tuple[str, ...]
+    since: int | None = None
+    mild: bool = False
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """All verdicts that hold, the leading one first."""
+    held = [f for rule in RULES if (f := rule(facts)) is not None]
+    leading = [f for f in held if not f.mild]
+    mild = [f for f in held if f.mild]
+    return [*leading, *mild] if leading else [healthy(facts), *mild]
+
+
+def exploded(facts: Facts) -> Finding | None:
+    """A loss that is no number ends the learning; a jump counts only where the error rate pays for it."""
+    if losses := broken_losses(facts.log):
+        return Finding("exploded", losses.evidence, losses.step)
+    came_back = facts.n > 0 and facts.fallen_back <= RECOVERED and not _silent(facts)
+    if gradients := broken_gradients(facts.log):
+        return Finding("exploded", gradients.evidence, gradients.step, mild=came_back)
+    jump: Jump | None = first_jump(facts)
+    return Finding("exploded", jump.evidence, jump.step, mild=came_back) if jump else None
+
+
+def too_short(facts: Facts) -> Finding | None:
+    """Fewer than five evaluations show no trend, and neither do five or six within the warm-up."""
+    if facts.n == 0:
+        return Finding("too_short", ("the log holds no evaluation, so it cannot be judged",))
+    if facts.n >= FEW and not (facts.n <= FEW_IN_WARMUP and facts.in_warmup):
+        return None
+    where = ", all of them in the warm-up" if facts.n >= FEW else ""
+    return Finding("too_short", (f"{facts.n} evaluation{'s' * (facts.n > 1)} only{where}",))
+
+
+def collapsed(facts: Facts) -> Finding | None:
+    """A model that says nothing, or always the same, scores 0.8 to 1; what counts is where it stays."""
+    if facts.by_loss or facts.n == 0 or not _silent(facts):
+        return None
+    name, since = facts.log.error_name, _silent_since(facts)
+    learnt = facts.best < SILENT
+    if learnt:
+        told = f"{name} had reached {facts.best:.3f} at step {facts.best_step:,} and went back to {facts.end:.3f}"
+    else:
+        told = (
+            f"{name} never left the level of a constant output: best {facts.best:.3f}, last {facts.end:.3f}"
+        )
+    falling = not learnt and facts.gain >= FALLING and facts.fallen_back <= RECOVERED
+    slow = (f"it is still falling, {_percent(facts.gain)} over the last third",) if falling else ()
+    return Finding("collapsed", (told, *slow), since, mild=falling)
+
+
+def degraded(facts: Facts) -> Finding | None:
+    """Learnt first, then lost at least 15 % and 0.03 of it, and did not come back."""
+    if facts.by_loss or facts.n < FEW:
+        return None
+    if facts.fallen_back < WORSE or facts.end - facts.best < WORSE_BY:
+        return None
+    told = (
+        f"best {facts.log.error_name} {facts.best:.3f} at step {facts.best_step:,}, "
+        f"then {facts.end:.3f} at the end (+{_percent(facts.fallen_back)})"
+    )
+    return Finding("degraded", (told, *_trend(facts)), facts.best_step)
+
+
+def overfit(facts: Facts) -> Finding | None:
+    """A rising validation loss is over-confidence as long as the error rate still falls; then it is over-fitting."""
+    if facts.n < FEW or facts.loss_rise is None:
+        return None
+    rise, step = facts.loss_rise
+    falling_train = facts.train_trend is None or facts.train_trend < 0
+    if rise < LOSS_ROSE or (facts.by_loss and not falling_train):
+        return None
+    told = f"validation loss ended {_percent(rise)} above its lowest at step {step:,}"
+    if facts.by_loss:
+        return Finding("overfit", (told, *_trend(facts)), step)
+    name = facts.log.error_name
+    since_then = 1 - facts.end / facts.value_at(step) if facts.value_at(step) > 0 else 0.0
+    early = step <= facts.step_at(2 / 3)
+    if facts.fallen_back >= RATE_ROSE:
+        told += f", and {name} ended {_percent(facts.fallen_back)} above its best of step {facts.best_step:,}"
+        return Finding("overfit", (told, *_trend(facts)), step)
+    if early and since_then < RATE_ROSE:
+        return Finding("overfit", (f"{told}, and {name} has not improved since", *_trend(facts)), step)
+    told += f" while {name} improved by another {_percent(since_then)}: over-confidence that does not hurt"
+    return Finding("overfit", (told,), step, mild=True)
+
+
+def plateaued(facts: Facts) -> Finding | None:
+    """Flat, or at the end of its schedule, at a level that other runs on the same data leave behind."""
+    if facts.n < FEW:
+        return None
+    if facts.by_loss:
+        return _flat_loss(facts)
+    flat, slow = facts.gain < FLAT, facts.gain < FALLING
+    if facts.level is None:
+        high, done = facts.best >= HIGH_ANYWHERE, False
+    else:
+        high = facts.level >= HIGH_FLAT
+        done = facts.level >= HIGH_DONE and slow and not _on_course(facts)
+    if not (flat and high) and not done:
+        return None
+    gain = (
+        f"{_percent(facts.gain)} better over the last third"
+        if facts.gain > 0
+        else "no better over the last third"
+    )
+    told = f"{gain}, at {facts.log.error_name} {facts.best:.3f}{_against(facts)}"
+    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+
+
+def unfinished(facts: Facts) -> Finding | None:
+    """Still clearly falling with its best at the end: more training is worth more than any change."""
+    if facts.n < FEW:
+        return None
+    falling = facts.gain >= FALLING if not facts.by_loss else facts.progress_share >= LOSS_FLAT
+    at_best = facts.fallen_back <= (RECOVERED if not facts.by_loss else 0.01)
+    cut = facts.finished is False
+    if not at_best or not (falling or (cut and facts.gain >= FLAT)):
+        return None
+    high = facts.level is not None and facts.level >= HIGH_FALLING
+    unknown = facts.level is None and (facts.by_loss or facts.best >= HIGH_ANYWHERE)
+    leads = falling and (cut or high or unknown)
+    name = "validation loss" if facts.by_loss else facts.log.error_name
+    told = f"{name} was still falling, {_percent(facts.gain)} over the last third, best at the end"
+    stop = (
+        f"the log stops at step {facts.log.last_step:,} of {facts.planned:,}" if cut and facts.planned else ""
+    )
+    return Finding("unfinished", tuple(t for t in (told + _against(facts), stop) if t), None, mild=not leads)
+
+
+def healthy(facts: Facts) -> Finding:
+    """Ends within 5 % of its best, at a level that is normal for the data, and nothing else is wrong."""
+    name = "validation loss" if facts.by_loss else facts.log.error_name
+    above = f", {_percent(facts.fallen_back)} above its best" if facts.fallen_back > 0.001 else ", its best"
+    return Finding("healthy", (f"{name} ended at {facts.end:.3f}{above}{_against(facts)}",))
+
+
+def nearly_healthy(facts: Facts) -> Finding | None:
+    """Said beside a leading verdict: the curve itself is in order."""
+    if facts.by_loss or facts.n < FEW or facts.fallen_back > RECOVERED or facts.level is None:
+        return None
+    return Finding("healthy", (), None, mild=True) if facts.level < HIGH_DONE and not _silent(facts) else None
+
+
+RULES = (exploded, too_short, collapsed, degraded, overfit, plateaued, unfinished, nearly_healthy)
+
+
+def _silent(facts: Facts) -> bool:
+    """Whether the last third lies where a constant output lies."""
+    if facts.log.silent_since is not None:
+        return True
+    late = facts.evaluations.between(facts.step_at(2 / 3), facts.last_step).values
+    return not facts.by_loss and facts.end >= SILENT and float(np.median(late)) >= SILENT
+
+
+def _silent_since(facts: Facts) -> int:
+    """The first evaluation from which on the error rate never came below the level again."""
+    if facts.log.silent_since is not None:
+        return facts.log.silent_since
+    below = np.flatnonzero(facts.smooth < SILENT)
+    return int(
+        facts.evaluations.steps[min(int(below[-1]) + 1, facts.n - 1)] if len(below) else facts.first_step
+    )
+
+
+def _flat_loss(facts: Facts) -> Finding | None:
+    if facts.progress_share >= LOSS_FLAT:
+        return None
+    told = (
+        f"without an error rate only the shape of the validation loss can be judged: the last third brought "
+        f"{_percent(max(facts.progress_share, 0))} of all its progress"
+    )
+    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+
+
+def _on_course(facts: Facts) -> bool:
+    return facts.course is not None and facts.end <= ON_COURSE * facts.course
+
+
+def _against(facts: Facts) -> str:
+    if facts.level is None:
+        return ""
+    return f" ({facts.level:.2f} times the reference level {facts.reference:g})"
+
+
+def _trend(facts: Facts) -> tuple[str, ...]:
+    """What the training loss says about the reason."""
+    if facts.train_trend is None:
+        return ()
+    if facts.train_trend > 0.05:
+        return (
+            f"training loss rose with it ({_percent(facts.train_trend)}): the rate, not the regularisation",
+        )
+    if facts.train_trend < -0.05:
+        return (
+            f"training loss kept falling ({_percent(-facts.train_trend)}): the regularisation, not the rate",
+        )
+    return ("training loss stood still as well",)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if abs(share) >= 0.1 else f"{100 * share:.1f} %"
