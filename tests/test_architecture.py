@@ -16,7 +16,7 @@ LAYERS = [
     {"augment"},
     {"models"},
     {"losses", "decode", "unpickle"},
-    {"foreign", "metrics"},
+    {"foreign", "metrics", "paired"},
     {"tracking.settings", "training.settings", "training.guard_settings"},
     {"recipe"},
     {"recipe_diff", "run"},
@@ -25,6 +25,8 @@ LAYERS = [
     {"tracking"},
     {"api", "report", "sweep"},
     {"doctor"},
+    {"ledger"},
+    {"ablate"},
     {"cli"},
 ]
 

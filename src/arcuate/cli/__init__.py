@@ -18,7 +18,10 @@ HELP = """Intracortical recordings of attempted speech to text.
 The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once → choose a recipe →
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
 """
-ORDER = ("demo", "simulate", "prepare", "recipes", "train", "sweep", "evaluate", "report", "import")
+ORDER = (
+    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "report"),
+    *("runs", "compare", "ledger", "import"),
+)
 
 
 class InOrder(typer.core.TyperGroup):
@@ -251,6 +254,47 @@ def report(
     from arcuate.cli.report import report_command
 
     report_command(run, split, as_json)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list on one line on stdout, all else on stderr.")
+    ] = False,
+) -> None:
+    """List runs: verdict, best PER, steps, and what changed against the parent."""
+    from arcuate.cli.ledger import runs_command
+
+    runs_command(folder, as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs; the first is the reference.")],
+    split: Annotated[str, typer.Option(help="val, test, dev or train; evaluated where that is missing.")] = "val",
+    label: Annotated[str | None, typer.Option(help="Compare results/<split>.<label>.jsonl.")] = None,
+    over: Annotated[
+        str, typer.Option(help="trials: further trials of these sessions; sessions: further sessions.")
+    ] = "trials",
+    html: Annotated[Path | None, typer.Option("--html", help="Also draw curves and differences on a page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Is the difference real? Same trials, paired; runs that differ only in their seed count as one."""
+    from arcuate.cli.compare import compare_command
+
+    compare_command(runs, split, label, over, html, as_json)
+
+
+@app.command()
+def ledger(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; left out: printed.")] = None,
+) -> None:
+    """Write the run diary from the run folders: purpose, changes, result, finding."""
+    from arcuate.cli.ledger import ledger_command
+
+    ledger_command(folder, out)
 
 
 @app.command("import")

@@ -94,7 +94,7 @@ def read_entry(path: Path, name: str) -> Entry:
     environment = attempt(run.environment, {})
     rows = attempt(run.metrics, [])
     planned = recipe.train.steps if recipe else None
-    diagnosis = attempt(lambda: diagnose(run.metrics_file, planned_steps=planned), None) if rows else None
+    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows else None
     return Entry(
         run=run,
         name=name,
