@@ -184,7 +184,15 @@ def train_cell(experiment: Experiment, cell: Cell, stop: Stop, step: Callable[[i
     if finished(cell):
         return None
     discard_results(cell)
-    command = ["train", experiment.recipe, "--data", str(experiment.data), "--run", str(cell.path), "--resume"]
+    command = [
+        "train",
+        experiment.recipe,
+        "--data",
+        str(experiment.data),
+        "--run",
+        str(cell.path),
+        "--resume",
+    ]
     with cell.log_file.open("ab") as log:
         process = subprocess.Popen(
             [*PROGRAM, *command, *cell.overrides], stdout=subprocess.DEVNULL, stderr=log

@@ -144,9 +144,12 @@ def refuse_setting(factor: Factor, path: str, owner: dict[str, str]) -> None:
         raise UserError(f"the factor {factor.name} sets {path}, which is varied by --seeds already")
     if path == "data" or path in TRIALS:
         raise UserError(
-            f"the factor {factor.name} sets {path}: the arms would be scored on different trials, which cannot be compared"
+            f"the factor {factor.name} sets {path}: the arms would be scored on different trials, which cannot be"
+            " compared; vary another setting"
         )
     for other, name in owner.items():
-        if name != factor.name and (path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")):
+        if name != factor.name and (
+            path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
+        ):
             raise UserError(f"the factors {name} and {factor.name} both set {path}; keep it in one of them")
     owner[path] = factor.name

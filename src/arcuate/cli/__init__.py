@@ -211,7 +211,9 @@ def ablate(
         typer.Argument(help="name:key=value[,key=value] for each factor; key=value holds for every arm."),
     ],
     data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option("--out", help="Experiment folder; a run folder per arm and seed.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option("--out", help="Experiment folder; a run folder per arm and seed.")
+    ] = ...,  # type: ignore[assignment]
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 3,
     split: Annotated[str, typer.Option(help="What the arms are scored on.")] = "val",
     checkpoint: Annotated[
@@ -223,9 +225,7 @@ def ablate(
     """Change one factor at a time, in both directions and with seeds: which one caused the difference?"""
     from arcuate.cli.ablate import ablate_command
 
-    raise typer.Exit(
-        ablate_command(recipe, factors, data, out, seeds, split, checkpoint, dry_run, as_json)
-    )
+    raise typer.Exit(ablate_command(recipe, factors, data, out, seeds, split, checkpoint, dry_run, as_json))
 
 
 @app.command()
@@ -271,13 +271,19 @@ def runs(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs; the first is the reference.")],
-    split: Annotated[str, typer.Option(help="val, test, dev or train; evaluated where that is missing.")] = "val",
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders of runs; the first is the reference.")
+    ],
+    split: Annotated[
+        str, typer.Option(help="val, test, dev or train; evaluated where that is missing.")
+    ] = "val",
     label: Annotated[str | None, typer.Option(help="Compare results/<split>.<label>.jsonl.")] = None,
     over: Annotated[
         str, typer.Option(help="trials: further trials of these sessions; sessions: further sessions.")
     ] = "trials",
-    html: Annotated[Path | None, typer.Option("--html", help="Also draw curves and differences on a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also draw curves and differences on a page.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Is the difference real? Same trials, paired; runs that differ only in their seed count as one."""

@@ -1,5 +1,6 @@
 """`arcuate evaluate`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,13 @@ def evaluate_command(
 
 
 def evaluate_run(
-    run: Run, split: str, data: Path | None, checkpoint: str, label: str | None, scores: Path | None
+    run: Run,
+    split: str,
+    data: Path | None,
+    checkpoint: str,
+    label: str | None,
+    scores: Path | None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate` does; returns the summary it writes to results/<split>.json."""
     if label is not None and not label.replace("-", "").replace("_", "").isalnum():
@@ -53,7 +60,7 @@ def evaluate_run(
     if not trials:
         raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
-    with progress("scoring trials") as report:
+    with nullcontext() if quiet else progress("scoring trials") as report:
         results = decode_trials(
             model.to(machine.device),
             store,

@@ -68,7 +68,9 @@ def runs_of(paths: Sequence[Path]) -> list[Run]:
     if len(unique) < len(found):
         raise UserError("a run is named twice; a comparison needs different runs")
     if len(found) < 2:
-        raise UserError(f"{paths[0]} is a single run; name two runs at least, such as: arcuate compare runs/a runs/b")
+        raise UserError(
+            f"{paths[0]} is a single run; name two runs at least, such as: arcuate compare runs/a runs/b"
+        )
     return found
 
 
@@ -115,10 +117,13 @@ def make_groups(scores: Sequence[Scores]) -> tuple[tuple[Group, ...], tuple[str,
     notes: tuple[str, ...] = ()
     if len(members) == 1:
         members = [[i] for i in range(len(scores))]
-        notes = ("These runs differ in nothing but their seed: what differs between them is the luck of the seed.",)
+        notes = (
+            "These runs differ in nothing but their seed: what differs between them is the luck of the seed.",
+        )
     names = group_names([[scores[i].run for i in m] for m in members])
     groups = tuple(
-        Group(name, recipes[m[0]], tuple(scores[i] for i in m)) for name, m in zip(names, members, strict=True)
+        Group(name, recipes[m[0]], tuple(scores[i] for i in m))
+        for name, m in zip(names, members, strict=True)
     )
     return groups, notes
 
@@ -130,9 +135,14 @@ def group_names(members: Sequence[Sequence[Run]]) -> list[str]:
         folders = {run.path.resolve().parent for run in runs}
         alone = len(runs) == 1
         shared = runs[0].path.resolve().parent.name
-        names.append(runs[0].name if alone else shared if len(folders) == 1 else f"{runs[0].name} (+{len(runs) - 1})")
+        names.append(
+            runs[0].name if alone else shared if len(folders) == 1 else f"{runs[0].name} (+{len(runs) - 1})"
+        )
     if len(set(names)) < len(names):
-        names = [str(Path(runs[0].path.resolve().parent.name) / name) for runs, name in zip(members, names, strict=True)]
+        names = [
+            str(Path(runs[0].path.resolve().parent.name) / name)
+            for runs, name in zip(members, names, strict=True)
+        ]
     if len(set(names)) < len(names):
         names = [str(runs[0].path) + ("" if len(runs) == 1 else f" (+{len(runs) - 1})") for runs in members]
     return names
@@ -143,7 +153,9 @@ def provenance_notes(scores: Sequence[Scores]) -> tuple[str, ...]:
     notes = []
     split = scores[0].split
     if any(s.summary.get("selected_on") == split for s in scores):
-        notes.append(f"Checkpoints were selected on {split}, the trials they are scored on, so every rate leans to the low side.")
+        notes.append(
+            f"Checkpoints were selected on {split}, the trials they are scored on, so every rate leans to the low side."
+        )
     searches = sorted({str(s.summary.get("search")) for s in scores})
     if len(searches) > 1:
         notes.append(f"They were decoded differently ({', '.join(searches)}), which may be all that differs.")
@@ -153,7 +165,9 @@ def provenance_notes(scores: Sequence[Scores]) -> tuple[str, ...]:
     for s in scores:
         best = best_step(s.run)
         if best is not None and s.step is not None and s.step != best:
-            notes.append(f"{s.run.path} was scored at step {s.step}, but its best checkpoint is of step {best}.")
+            notes.append(
+                f"{s.run.path} was scored at step {s.step}, but its best checkpoint is of step {best}."
+            )
     return tuple(notes)
 
 

@@ -36,9 +36,13 @@ def opening(entries: Sequence[Entry]) -> str:
         " Written by `arcuate ledger` from the run folders; edit the `notes` of a recipe, not this page.",
     ]
     if n_data > 1:
-        said.append(f"The runs used {n_data} different data sets; error rates compare only within one of them.")
+        said.append(
+            f"The runs used {n_data} different data sets; error rates compare only within one of them."
+        )
     if damaged:
-        said.append(f"{damaged} of the folders could not be read whole; what is missing is named where it is missing.")
+        said.append(
+            f"{damaged} of the folders could not be read whole; what is missing is named where it is missing."
+        )
     return " ".join(said)
 
 
@@ -74,7 +78,10 @@ def purpose(entry: Entry) -> str:
     if recipe is None:
         return ""
     words = [recipe.summary.strip(), recipe.notes.strip()]
-    text = " ".join(plain(w) for w in words if w) or "not stated (set `notes` in the recipe, or `notes=…` when training)"
+    text = (
+        " ".join(plain(w) for w in words if w)
+        or "not stated (set `notes` in the recipe, or `notes=…` when training)"
+    )
     began = f" Started {entry.started}." if entry.started else ""
     return f"**Purpose:** {text.rstrip('.')}. Recipe `{plain(recipe.name)}`, seed {recipe.train.seed}.{began}"
 
@@ -136,16 +143,19 @@ def finding(entry: Entry, parent: Parent | None) -> str:
 def against_parent(entry: Entry, parent: Parent, before: Entry) -> list[str]:
     settings = [c.path for c in parent.changes if c.path not in SEEDS]
     if not parent.changes:
-        cause = "nothing was changed against it, so this is a repetition"
+        cause = "Nothing was changed against it, so this is a repetition"
     elif only_seeds(parent.changes):
-        cause = "only the seed differs, so this is the luck of the seed"
+        cause = "Only the seed differs, so this is the luck of the seed"
     elif len(settings) == 1:
         cause = f"`{settings[0]}` is the only setting that changed" + (
             " besides the seed" if len(settings) < len(parent.changes) else ""
         )
     else:
-        cause = f"{len(settings)} settings changed at once, so none of them is shown to be the cause (`arcuate ablate` tells them apart)"
-    return [measured(entry, before), f"Read it with care: {cause}"]
+        cause = (
+            f"{len(settings)} settings changed at once, so none of them is shown to be the cause"
+            " (`arcuate ablate` tells them apart)"
+        )
+    return [measured(entry, before), cause]
 
 
 def measured(entry: Entry, before: Entry) -> str:
@@ -164,8 +174,8 @@ def measured(entry: Entry, before: Entry) -> str:
     if a is None or b is None:
         return f"Not compared with {plain(before.name)}: {why}"
     return (
-        f"Best PER in the log {percent(b)} against {percent(a)} of {plain(before.name)}; whether that is a real difference"
-        f" was not tested ({why})"
+        f"Best PER in the log {percent(b)} against {percent(a)} of {plain(before.name)}; whether that is a real"
+        f" difference was not tested ({why})"
     )
 
 

@@ -135,7 +135,7 @@ def training_seconds(rows: Sequence[Mapping[str, Any]]) -> float | None:
         cost = row.get("cost")
         each = cost.get("seconds_per_step") if isinstance(cost, Mapping) else None
         if row.get("split") == "train" and is_number(each) and is_number(row.get("step")):
-            spent += float(each) * max(int(row["step"]) - before, 0)
+            spent += float(each or 0.0) * max(int(row["step"]) - before, 0)
             before = int(row["step"])
     return spent or None
 

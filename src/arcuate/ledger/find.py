@@ -15,7 +15,9 @@ def find_runs(folder: Path) -> list[Path]:
         raise UserError(f"there is no folder {folder}; name one that holds runs, such as: arcuate runs runs")
     found = sorted(below(folder, 0), key=str)
     if not found:
-        raise UserError(f"{folder} holds no runs; train one with: arcuate train tiny --data STORE --run {folder}/first")
+        raise UserError(
+            f"{folder} holds no runs; train one with: arcuate train tiny --data STORE --run {folder}/first"
+        )
     return found
 
 

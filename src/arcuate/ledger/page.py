@@ -28,7 +28,9 @@ def comparison_page(comparison: Comparison) -> str:
         *(tag("p", note, class_="notice") for note in comparison.notes),
     )
     bodies = [tag("section", tag("h2", title), body, id=key) for key, title, body in sections]
-    links = tag("nav", *(tag("a", title, href=f"#{key}") for key, title, _ in sections), aria_label="Sections")
+    links = tag(
+        "nav", *(tag("a", title, href=f"#{key}") for key, title, _ in sections), aria_label="Sections"
+    )
     foot = tag("footer", "Written by arcuate from the files of the run folders.")
     title = f"{first.name} against {', '.join(g.name for g in comparison.groups[1:])} · arcuate"
     return document(title, join([head, links, tag("main", *bodies), foot]), "together.css")
@@ -44,18 +46,24 @@ def traced(group: Group) -> list[Traced]:
 
 def differences(comparison: Comparison) -> Html:
     reference = comparison.groups[0].name
-    rows = [
-        Row(c.after.name, *(100 * v for v in (c.contrast.estimate, c.contrast.low, c.contrast.high)), c.real)
-        for c in comparison.found
-    ]
+    rows = [row(c) for c in comparison.found]
     drawing = forest(rows, f"Differences in PER against {reference}")
     level = f"{100 * comparison.found[0].contrast.level:.0f}\u202f%"
     asked = len(comparison.found)
-    counted = f" Filled where real after accounting for {asked} comparisons (Holm)." if asked > 1 else " Filled where real."
+    counted = (
+        f" Filled where real after accounting for {asked} comparisons (Holm)."
+        if asked > 1
+        else " Filled where real."
+    )
     note = f"Points of PER against {reference}, with {level} intervals.{counted} {method(comparison.found[0].contrast)}"
     arms = [(g.name, [100 * float(r) for r in g.arm.rates]) for g in comparison.groups]
     dots = figure("PER of every run", rates(arms, "PER of every run, by group"), None, wide=True)
     return join([figure(f"Against {reference}", drawing, note, wide=True), dots])
+
+
+def row(c: Compared) -> Row:
+    found = c.contrast
+    return Row(c.after.name, 100 * found.estimate, 100 * found.low, 100 * found.high, c.real)
 
 
 def changes(comparison: Comparison) -> Html:
@@ -63,9 +71,15 @@ def changes(comparison: Comparison) -> Html:
     for c in comparison.found:
         rows: list[tuple[object, ...]] = [(x.path, value(x.before), value(x.after)) for x in c.changes]
         head = tag("h3", f"{c.before.name} → {c.after.name}")
-        body = table(("setting", c.before.name, c.after.name), rows) if rows else tag("p", "No setting differs.")
+        body = (
+            table(("setting", c.before.name, c.after.name), rows) if rows else tag("p", "No setting differs.")
+        )
         warn = f"{len(rows)} settings changed at once, so none of them is shown to be the cause."
-        parts += [head, tag("div", body, class_="scroll"), tag("p", warn, class_="notice") if len(rows) > 1 else Html()]
+        parts += [
+            head,
+            tag("div", body, class_="scroll"),
+            tag("p", warn, class_="notice") if len(rows) > 1 else Html(),
+        ]
     return join(parts)
 
 

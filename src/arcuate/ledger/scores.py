@@ -32,14 +32,18 @@ def read_scores(run: Run, split: str, label: str | None = None) -> Scores:
     """results/<split>[.<label>].jsonl, the trials that have a reference."""
     file = run.results_file(split, label)
     if not file.is_file():
-        raise UserError(f"{run.path} has no results on {split}; make them with: arcuate evaluate {run.path} --split {split}")
+        raise UserError(
+            f"{run.path} has no results on {split}; make them with: arcuate evaluate {run.path} --split {split}"
+        )
     summary_file = run.results_file(split, label, "json")
     summary = read_json(summary_file) if summary_file.is_file() else {}
-    errors, lengths, sessions = {}, {}, {}
+    errors: dict[str, int] = {}
+    lengths: dict[str, int] = {}
+    sessions: dict[str, str] = {}
     for number, row in enumerate(read_jsonl(file), start=1):
         if row.get("n_tokens") in (None, 0):
             continue
-        counts = [row.get(key) for key in ("substitutions", "insertions", "deletions", "n_tokens")]
+        counts: list[Any] = [row.get(k) for k in ("substitutions", "insertions", "deletions", "n_tokens")]
         if not isinstance(row.get("trial"), str) or not all(isinstance(c, int) and c >= 0 for c in counts):
             raise UserError(f"{file} line {number} has no trial or no edit counts; evaluate {run.path} again")
         if row["trial"] in errors:

@@ -23,24 +23,24 @@ def p_text(p: float) -> str:
 def compared_sentence(b: str, a: str, c: Contrast, p_adjusted: float, n_asked: int) -> str:
     """Whether B is better than A, in one or two plain sentences."""
     level = f"{100 * c.level:.0f} % interval"
-    counted = f", {p_text(p_adjusted)} adjusted for {n_asked} comparisons" if n_asked > 1 else f", {p_text(c.p)}"
+    counted = (
+        f", {p_text(p_adjusted)} adjusted for {n_asked} comparisons" if n_asked > 1 else f", {p_text(c.p)}"
+    )
     if c.estimate == 0 and c.low == c.high == 0:
         return f"{b} and {a} make the same number of errors in every trial."
     size = f"({level} {interval(c)} points{counted})"
+    found = f"PER is {'lower' if c.estimate < 0 else 'higher'} by {points(c.estimate)} points"
     if p_adjusted < ALPHA:
-        sentence = f"{b} is {'better' if c.estimate < 0 else 'worse'} than {a} by {points(c.estimate)} points of PER {size}."
+        side = "better" if c.estimate < 0 else "worse"
+        sentence = f"{b} is {side} than {a} by {points(c.estimate)} points of PER {size}."
     elif c.p < ALPHA:
         sentence = (
-            f"No evidence of a difference between {b} and {a} once {n_asked} comparisons are accounted for: {direction(c)}"
-            f" by {points(c.estimate)} points {size}."
+            f"No evidence of a difference between {b} and {a} once {n_asked} comparisons are accounted for:"
+            f" {found} {size}."
         )
     else:
-        sentence = f"No evidence of a difference between {b} and {a}: {direction(c)} by {points(c.estimate)} points {size}."
+        sentence = f"No evidence of a difference between {b} and {a}: {found} {size}."
     return sentence + caveat(c)
-
-
-def direction(c: Contrast) -> str:
-    return "lower" if c.estimate < 0 else "higher"
 
 
 def caveat(c: Contrast) -> str:
@@ -59,4 +59,5 @@ def method(c: Contrast) -> str:
         return f"Paired bootstrap over {drawn}; PER is summed edits over summed lengths."
     runs = " and ".join(str(n) for n in c.n_runs)
     seeds = f", and over seeds ({runs} runs)" if c.seeds_counted else ""
-    return f"Variance over {drawn}{seeds}, t with {c.df:.1f} degrees of freedom; PER is summed edits over summed lengths."
+    spread = f"Variance over {drawn}{seeds}, t with {c.df:.1f} degrees of freedom"
+    return f"{spread}; PER is summed edits over summed lengths."

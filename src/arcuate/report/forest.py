@@ -36,7 +36,7 @@ def forest(rows: Sequence[Row], label: str) -> Html:
     marks = [guides(scale, bottom)]
     for row, at in zip(rows, places, strict=True):
         marks.append(drawn(row, at, scale))
-    axis = columns_axis(scale, bottom, "points of PER", signed)
+    axis = columns_axis(scale, bottom, "points of PER", lambda v: f"{v:+g}".replace("-", "−") if v else "0")
     heads = [
         text(scale(0) - 8, TOP - 18, "← better", "quiet", "end"),
         text(scale(0) + 8, TOP - 18, "worse →", "quiet", "start"),
@@ -50,11 +50,11 @@ def guides(scale: Scale, bottom: float) -> Html:
 
 def drawn(row: Row, y: float, scale: Scale) -> Html:
     kind = ("better" if row.estimate < 0 else "worse") if row.real else ""
-    parts = [text(0, y - 16, row.title, "strong")] if row.title else []
+    parts = [text(8, y - 16, row.title, "strong")] if row.title else []
     return join(
         [
             *parts,
-            text(16, y + 4, row.name),
+            text(24, y + 4, row.name),
             rule(scale(row.low), y, scale(row.high), y, f"reach {kind}".strip()),
             dot(scale(row.estimate), y, 5, f"guess {kind}".strip()),
             text(RIGHT + 12, y + 4, f"{signed(row.estimate)} ({signed(row.low)} to {signed(row.high)})"),
@@ -77,7 +77,7 @@ def rates(arms: Sequence[tuple[str, Sequence[float]]], label: str) -> Html:
         y = TOP + ROW * i - 8
         mean = sum(values) / len(values)
         marks += [
-            text(16, y + 4, name),
+            text(24, y + 4, name),
             rule(LEFT, y, RIGHT, y, "guide"),
             *(dot(scale(v), y, 4.5, "dot", f"{v:.1f} %") for v in values),
             rule(scale(mean), y - 9, scale(mean), y + 9, "mean"),
@@ -87,9 +87,16 @@ def rates(arms: Sequence[tuple[str, Sequence[float]]], label: str) -> Html:
     return svg(WIDTH, bottom + 50, label, axis, *marks)
 
 
+def drawing_style() -> str:
+    """The colours and the rules for drawings, without those for pages."""
+    colours, _, pages = read_style("style.css").partition("* {")
+    rules = (pages + read_style("together.css")).splitlines()
+    return colours + "\n".join(line for line in rules if line.startswith("svg "))
+
+
 def standalone(drawing: Html) -> str:
     """A drawing as a file of its own, with the colours of the pages in it."""
-    style = tag("style", Html(read_style("style.css") + read_style("together.css")))
+    style = tag("style", Html(drawing_style()))
     ground = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
     head, _, rest = drawing.partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{ground}{rest}\n'

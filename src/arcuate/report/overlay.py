@@ -31,7 +31,11 @@ def overlay(runs: Sequence[Traced]) -> Html:
         chart("Training loss", [training(r) for r in runs], "loss", runs, names, key),
     ]
     kept = [c for c in charts if c is not None]
-    return tag("div", *kept, class_="pair") if kept else tag("p", "The logs hold no numbers yet.", class_="absent")
+    return (
+        tag("div", *kept, class_="pair")
+        if kept
+        else tag("p", "The logs hold no numbers yet.", class_="absent")
+    )
 
 
 def colour(i: int) -> str:
@@ -68,7 +72,14 @@ def chart(
     ]
     name = (lambda v: percent(v, 0)) if quantity == "per" else short
     label = f"{title} over steps, {len(runs)} runs: {', '.join(names)}"
-    drawing = svg(WIDTH, HEIGHT, label, rows_axis(y, LEFT, RIGHT, name), columns_axis(x, BOTTOM, "optimizer steps"), *marks)
+    drawing = svg(
+        WIDTH,
+        HEIGHT,
+        label,
+        rows_axis(y, LEFT, RIGHT, name),
+        columns_axis(x, BOTTOM, "optimizer steps"),
+        *marks,
+    )
     return figure(title + (", logarithmic" if wide else ""), drawing, None, key)
 
 
