@@ -114,7 +114,7 @@ def bootstrap(
     values = np.concatenate(drawn)
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     below, above = np.count_nonzero(values <= 0), np.count_nonzero(values >= 0)
-    p = min(1.0, 2 * (min(below, above) + 1) / (n_resamples + 1))
+    p = min(1.0, 2 * (int(min(below, above)) + 1) / (n_resamples + 1))
     return float(low), float(high), p
 
 

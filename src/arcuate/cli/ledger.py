@@ -67,10 +67,18 @@ def steps(row: dict[str, Any]) -> str:
     return "–" if done is None else str(done) if planned in (None, done) else f"{done} of {planned}"
 
 
+def leaf(path: str) -> str:
+    """The last word of a setting, and the one before where that alone says little."""
+    words = path.split(".")
+    return ".".join(words[-2:]) if words[-1] in ("kind", "seed", "enabled", "action") else words[-1]
+
+
 def changes(row: dict[str, Any]) -> str:
     if row["parent"] is None:
         return "–"
-    listed = [f"{c['path']} {shown(c['before'])} → {shown(c['after'])}" for c in row["changes"][:N_CHANGES]]
+    listed = [
+        f"{leaf(c['path'])} {shown(c['before'])} → {shown(c['after'])}" for c in row["changes"][:N_CHANGES]
+    ]
     more = len(row["changes"]) - N_CHANGES
     lines = [f"{row['parent']}:" if listed else f"{row['parent']}: nothing", *listed]
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
