@@ -18,7 +18,7 @@ LAYERS = [
     {"augment"},
     {"models"},
     {"losses", "decode", "unpickle"},
-    {"foreign", "metrics"},
+    {"foreign", "metrics", "paired"},
     {"tracking.settings", "training.settings", "training.guard_settings"},
     {"recipe"},
     {"recipe_diff", "recipe_settings", "run"},
@@ -27,6 +27,8 @@ LAYERS = [
     {"tracking"},
     {"api", "report", "sweep"},
     {"doctor"},
+    {"ledger"},
+    {"ablate"},
     {"cli"},
 ]
 

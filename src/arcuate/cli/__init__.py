@@ -21,17 +21,8 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
 """
 ORDER = (
-    "demo",
-    "simulate",
-    "prepare",
-    "recipes",
-    "train",
-    "sweep",
-    "evaluate",
-    "report",
-    "doctor",
-    "lm",
-    "import",
+    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "report"),
+    *("doctor", "runs", "compare", "ledger", "lm", "import"),
 )
 SPLITS = ("val", "test", "dev", "train")
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base of its parsing errors
@@ -294,6 +285,31 @@ def sweep(
 
 
 @app.command()
+def ablate(
+    recipe: Annotated[str, typer.Argument(help="The baseline: a packaged recipe or a YAML file.")],
+    factors: Annotated[
+        list[str],
+        typer.Argument(help="name:key=value[,key=value] for each factor; key=value holds for every arm."),
+    ],
+    data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option("--out", help="Experiment folder; a run folder per arm and seed.")
+    ] = ...,  # type: ignore[assignment]
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 3,
+    split: Annotated[str, typer.Option(help="What the arms are scored on.")] = "val",
+    checkpoint: Annotated[
+        str, typer.Option(help="last (so that a run which went wrong counts as such) or best.")
+    ] = "last",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Change one factor at a time, in both directions and with seeds: which one caused the difference?"""
+    from arcuate.cli.ablate import ablate_command
+
+    raise typer.Exit(ablate_command(recipe, factors, data, out, seeds, split, checkpoint, dry_run, as_json))
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")],
     split: Annotated[
@@ -462,6 +478,53 @@ def lm_export(
     from arcuate.cli.lm import export_command
 
     export_command(model, out, force, as_json)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list on one line on stdout, all else on stderr.")
+    ] = False,
+) -> None:
+    """List runs: verdict, best PER, steps, and what changed against the parent."""
+    from arcuate.cli.ledger import runs_command
+
+    runs_command(folder, as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders of runs; the first is the reference.")
+    ],
+    split: Annotated[
+        str, typer.Option(help="val, test, dev or train; evaluated where that is missing.")
+    ] = "val",
+    label: Annotated[str | None, typer.Option(help="Compare results/<split>.<label>.jsonl.")] = None,
+    over: Annotated[
+        str, typer.Option(help="trials: further trials of these sessions; sessions: further sessions.")
+    ] = "trials",
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also draw curves and differences on a page.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Is the difference real? Same trials, paired; runs that differ only in their seed count as one."""
+    from arcuate.cli.compare import compare_command
+
+    compare_command(runs, split, label, over, html, as_json)
+
+
+@app.command()
+def ledger(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; left out: printed.")] = None,
+) -> None:
+    """Write the run diary from the run folders: purpose, changes, result, finding."""
+    from arcuate.cli.ledger import ledger_command
+
+    ledger_command(folder, out)
 
 
 @app.command("import")

@@ -1,5 +1,6 @@
 """`arcuate evaluate`."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,13 @@ def evaluate_command(
 
 
 def evaluate_run(
-    run: Run, split: str, data: Path | None, checkpoint: str, label: str | None, scores: Path | None
+    run: Run,
+    split: str,
+    data: Path | None,
+    checkpoint: str,
+    label: str | None,
+    scores: Path | None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate` does; returns the summary it writes to results/<split>.json."""
     check_places(label, scores)
@@ -65,8 +72,9 @@ def evaluate_run(
     trials = choose_trials(subject, store, split, model.card)
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
     tell_differences(subject, store, split, model.card)
-    with progress("checking trials") as report:
+    with nullcontext() if quiet else progress("checking trials") as report:
         store.refuse_changed(trials, report)
+    with nullcontext() if quiet else progress("scoring trials") as report:
         results = decode_trials(
             model.to(machine.device),
             store,

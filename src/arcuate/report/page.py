@@ -1,22 +1,20 @@
 """The page: sections in the order a reader asks for them, one file, no scripts, nothing loaded."""
 
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
 from arcuate.report.confusion import confusion
 from arcuate.report.curves import curves
 from arcuate.report.decodings import decodings
+from arcuate.report.document import POLICY as POLICY
+from arcuate.report.document import document
 from arcuate.report.evidence import Evidence, gather
 from arcuate.report.headline import commands, headline, others_table
-from arcuate.report.markup import Html, escape, join, tag
+from arcuate.report.markup import Html, join, tag
 from arcuate.report.raster import raster
 from arcuate.report.sessions import sessions
 from arcuate.report.setup import environment_section, recipe_section
 from arcuate.run import Run, read_jsonl, write_aside
-
-# Even if markup slipped through somewhere, a browser would neither run it nor fetch anything for it.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def write_report(run: Run, split: str | None = None) -> Path:
@@ -29,7 +27,6 @@ def page(evidence: Evidence) -> str:
     parts = list(sections(evidence))
     links = [tag("a", title, href=f"#{key}") for key, title, _ in parts]
     bodies = [tag("section", tag("h2", title), body, id=key) for key, title, body in parts]
-    style = (files("arcuate") / "report" / "style.css").read_text("utf-8")
     version = evidence.environment.get("arcuate")
     made = "Written by arcuate from the files of the run folder" + (
         f" (run with version {version})" if version else ""
@@ -42,14 +39,7 @@ def page(evidence: Evidence) -> str:
             tag("footer", made, "."),
         ]
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(evidence.run.name)} · arcuate report</title>\n"
-        f"<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    return document(f"{evidence.run.name} · arcuate report", body)
 
 
 def sections(evidence: Evidence) -> Iterator[tuple[str, str, Html]]:

@@ -1,0 +1,223 @@
+"""The run diary as Markdown: purpose, changes, result, finding of every run, from the run folders alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from arcuate.coupling import coupling_warnings
+from arcuate.errors import UserError
+from arcuate.ledger.entries import Entry
+from arcuate.ledger.parents import SEEDS, Parent, only_seeds, parents
+from arcuate.ledger.scores import read_scores, refuse_unlike, side_by_side
+from arcuate.ledger.verdicts import compared_sentence
+from arcuate.paired import difference
+from arcuate.recipe import load_recipe
+from arcuate.recipe_diff import OFFICIAL, Change
+
+MAX_CHANGES = 12
+MAX_EVIDENCE = 4
+SPLITS = ("val", "dev", "test")
+
+
+def diary(entries: Sequence[Entry], title: str) -> str:
+    """The whole diary; written anew each time, so it cannot disagree with the folders."""
+    lineage = parents(entries)
+    parts = [f"# Run diary: {plain(title)}", opening(entries), overview(entries, lineage)]
+    for number, (entry, parent) in enumerate(zip(entries, lineage, strict=True), start=1):
+        parts.append(section(number, entry, parent))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def opening(entries: Sequence[Entry]) -> str:
+    damaged = sum(bool(e.problems) for e in entries)
+    n_data = len({json.dumps(e.data_hashes, sort_keys=True, default=str) for e in entries if e.data_hashes})
+    said = [
+        f"{len(entries)} run{'' if len(entries) == 1 else 's'}, in the order they were started."
+        " Written by `arcuate ledger` from the run folders; edit the `notes` of a recipe, not this page.",
+    ]
+    if n_data > 1:
+        said.append(
+            f"The runs used {n_data} different data sets; error rates compare only within one of them."
+        )
+    if damaged:
+        said.append(
+            f"{damaged} of the folders could not be read whole; what is missing is named where it is missing."
+        )
+    return " ".join(said)
+
+
+def overview(entries: Sequence[Entry], lineage: Sequence[Parent | None]) -> str:
+    lines = ["| | run | verdict | best PER | steps | parent | changed |", "|---|---|---|---|---|---|---|"]
+    for number, (entry, parent) in enumerate(zip(entries, lineage, strict=True), start=1):
+        logged = entry.logged
+        best = "–" if logged.best_per is None else f"{percent(logged.best_per)} ({logged.best_step})"
+        cells = (
+            str(number),
+            plain(entry.name),
+            entry.verdict or ("unreadable" if entry.problems else "–"),
+            best,
+            steps(entry),
+            plain(parent.name) if parent else "–",
+            short_changes(parent.changes) if parent else "–",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def section(number: int, entry: Entry, parent: Parent | None) -> str:
+    verdict = f": {entry.verdict}" if entry.verdict else ""
+    parts = [f"## {number}. {plain(entry.name)}{verdict}"]
+    if entry.problems:
+        parts.append("**Could not be read:** " + plain("; ".join(entry.problems)) + ".")
+    parts += [purpose(entry), changed(entry, parent), result(entry), finding(entry, parent)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def purpose(entry: Entry) -> str:
+    recipe = entry.recipe
+    if recipe is None:
+        return ""
+    words = [recipe.summary.strip(), recipe.notes.strip()]
+    text = (
+        " ".join(plain(w) for w in words if w)
+        or "not stated (set `notes` in the recipe, or `notes=…` when training)"
+    )
+    began = f" Started {entry.started}." if entry.started else ""
+    return f"**Purpose:** {text.rstrip('.')}. Recipe `{plain(recipe.name)}`, seed {recipe.train.seed}.{began}"
+
+
+def changed(entry: Entry, parent: Parent | None) -> str:
+    if entry.recipe is None:
+        return ""
+    if parent is None:
+        return "**Changes:** no earlier run and no packaged recipe to compare with."
+    against = {
+        "weights": f"the run {plain(parent.name)}, whose weights it began with",
+        "run": f"{plain(parent.name)}, the earlier run it differs least from",
+        "recipe": f"the packaged recipe `{plain(parent.name)}`",
+    }[parent.kind]
+    if not parent.changes:
+        return f"**Changes** against {against}: none."
+    listed = [f"- `{c.path}`: {value(c.before)} → {value(c.after)}" for c in parent.changes[:MAX_CHANGES]]
+    if len(parent.changes) > MAX_CHANGES:
+        listed.append(f"- … and {len(parent.changes) - MAX_CHANGES} more (`arcuate runs --json` has all)")
+    return f"**Changes** against {against}:\n\n" + "\n".join(listed)
+
+
+def result(entry: Entry) -> str:
+    logged = entry.logged
+    said = []
+    if logged.best_per is not None:
+        said.append(f"best PER {percent(logged.best_per)} at step {logged.best_step}")
+        if logged.last_per is not None and logged.last_per != logged.best_per:
+            said.append(f"{percent(logged.last_per)} at the end")
+    if logged.steps is not None:
+        said.append(f"{steps(entry)} steps")
+    if entry.n_incidents:
+        said.append(f"{entry.n_incidents} incident{'' if entry.n_incidents == 1 else 's'} of the guard")
+    for name, summary in entry.results.items():
+        if isinstance(summary.get("per"), (int, float)):
+            said.append(evaluated(name, summary))
+    return f"**Result:** {'; '.join(said) if said else 'nothing was logged'}."
+
+
+def evaluated(name: str, summary: Mapping[str, Any]) -> str:
+    low, high = summary.get("per_low"), summary.get("per_high")
+    spread = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
+    same = ", the split it was selected on" if summary.get("selected_on") == summary.get("split") else ""
+    return f"evaluated on {name}: {percent(summary.get('per'))}{spread}{same}"
+
+
+def finding(entry: Entry, parent: Parent | None) -> str:
+    """What the files allow to be said: how it went, whether it differs from its parent, and what that proves."""
+    said = [plain(line) for line in (entry.diagnosis.evidence[:MAX_EVIDENCE] if entry.diagnosis else ())]
+    if entry.diagnosis and entry.verdict != "healthy" and entry.diagnosis.suggestion:
+        said.append(f"To try: {plain(entry.diagnosis.suggestion)}")
+    if parent and parent.entry:
+        said += against_parent(entry, parent, parent.entry)
+    said += unit_warnings(entry)
+    sentences = [s if s.endswith((".", "!", "?")) else f"{s}." for s in said if s]
+    return f"**Finding:** {' '.join(sentences) or 'none; the log is empty.'}"
+
+
+def against_parent(entry: Entry, parent: Parent, before: Entry) -> list[str]:
+    settings = [c.path for c in parent.changes if c.path not in SEEDS]
+    if not parent.changes:
+        cause = "Nothing was changed against it, so this is a repetition"
+    elif only_seeds(parent.changes):
+        cause = "Only the seed differs, so this is the luck of the seed"
+    elif len(settings) == 1:
+        cause = f"`{settings[0]}` is the only setting that changed" + (
+            " besides the seed" if len(settings) < len(parent.changes) else ""
+        )
+    else:
+        cause = (
+            f"{len(settings)} settings changed at once, so none of them is shown to be the cause"
+            " (`arcuate ablate` tells them apart)"
+        )
+    return [measured(entry, before), cause]
+
+
+def measured(entry: Entry, before: Entry) -> str:
+    """The tested difference where both were evaluated on the same trials; else the logged one, untested."""
+    split = next((s for s in SPLITS if s in entry.results and s in before.results), None)
+    why = "both need an evaluation on the same split"
+    if split is not None:
+        try:
+            scores = [read_scores(e.run, split) for e in (before, entry)]
+            refuse_unlike(scores)
+            c = difference(side_by_side(scores[:1]), side_by_side(scores[1:]))
+            return plain(compared_sentence(entry.name, before.name, c, c.p, 1))
+        except UserError as error:
+            why = plain(str(error).rstrip("."))
+    a, b = before.logged.best_per, entry.logged.best_per
+    if a is None or b is None:
+        return f"Not compared with {plain(before.name)}: {why}"
+    return (
+        f"Best PER in the log {percent(b)} against {percent(a)} of {plain(before.name)}; whether that is a real"
+        f" difference was not tested ({why})"
+    )
+
+
+def unit_warnings(entry: Entry) -> list[str]:
+    recipe = entry.recipe
+    official = next((n for n in (recipe.name, recipe.extends) if n in OFFICIAL), None) if recipe else None
+    if recipe is None or official is None:
+        return []
+    return [plain(text) for text in coupling_warnings(recipe, load_recipe(official))]
+
+
+def steps(entry: Entry) -> str:
+    done, planned = entry.logged.steps, entry.planned_steps
+    if done is None:
+        return "–"
+    return f"{done:,}" if planned in (None, done) else f"{done:,} of {planned:,}"
+
+
+def short_changes(changes: Sequence[Change], n_shown: int = 3) -> str:
+    shown = [f"{c.path.split('.')[-1]} {value(c.before)} → {value(c.after)}" for c in changes[:n_shown]]
+    more = f" + {len(changes) - n_shown} more" if len(changes) > n_shown else ""
+    return (", ".join(shown) + more) or "nothing"
+
+
+def value(of: Any) -> str:
+    """A setting short enough for a line; a component by its kind."""
+    if isinstance(of, Mapping):
+        kind = of.get("kind")
+        rest = ", ".join(f"{k} {value(v)}" for k, v in of.items() if k != "kind" and v is not None)
+        return plain(f"{kind} ({rest})" if kind else rest)[:160]
+    if isinstance(of, float):
+        return f"{of:g}"
+    return plain(of if isinstance(of, str) else json.dumps(of))[:160]
+
+
+def percent(rate: Any) -> str:
+    return "–" if not isinstance(rate, (int, float)) else f"{100 * rate:.1f} %"
+
+
+def plain(text: str) -> str:
+    """Words from a folder as words on the page: one line, no table bars, nothing that starts markup."""
+    one_line = " ".join(str(text).split())
+    for sign, instead in (("|", "\\|"), ("<", "&lt;"), ("`", "'"), ("[", "\\[")):
+        one_line = one_line.replace(sign, instead)
+    return one_line
