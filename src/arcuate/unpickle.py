@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from arcuate.errors import UserError
 
@@ -93,6 +92,8 @@ def load_pickle(path: Path) -> Any:
 
 def load_checkpoint(path: Path) -> Any:
     """What torch.save wrote, tensors on the CPU."""
+    import torch  # here, so that a plain pickle is read without it
+
     dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdFDSU"}
     names = [
         (found, name) for name, found in ALLOWED.items() if not name.startswith(("collections", "_codecs"))

@@ -20,7 +20,7 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 """
 ORDER = (
     *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "report"),
-    *("runs", "compare", "ledger", "import"),
+    *("doctor", "runs", "compare", "ledger", "import"),
 )
 
 
@@ -254,6 +254,25 @@ def report(
     from arcuate.cli.report import report_command
 
     report_command(run, split, as_json)
+
+
+@app.command()
+def doctor(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a log that any trainer or tracker wrote.")],
+    dataset: Annotated[str | None, typer.Option(help="b2t24 or b2t25; left out: inferred.")] = None,
+    planned_steps: Annotated[
+        int | None, typer.Option(min=1, help="How long the run was meant to be; left out: inferred.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What happened in a training run: a verdict, since when, the evidence, causes and what to try."""
+    from arcuate.cli.doctor import doctor_command
+
+    doctor_command(path, dataset, planned_steps, allow_pickle, html, as_json)
 
 
 @app.command()

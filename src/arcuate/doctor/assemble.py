@@ -72,20 +72,19 @@ def _side(key: Key, column: Column) -> str:
 
 
 def _sides(columns: Mapping[Key, Column]) -> dict[str, list[Column]]:
-    """Losses by split. One that does not say is the other side of one that does, or that of the error rate."""
+    """Losses by split. One that does not say is that of the error rate or training loss in its rows."""
     losses = {key: column for key, column in columns.items() if column.meaning.role == "loss"}
     sides: dict[str, list[Column]] = {"train": [], "val": [], "": []}
     for key, column in losses.items():
         sides[_side(key, column)].append(column)
     if sides["val"]:
         sides["train"] += sides[""]
-    elif sides["train"]:
-        sides["val"] += sides[""]
-    else:
-        beside = _rows(_of_role(columns, "per", "train") or _of_role(columns, "wer", "train"))
-        for column in sides[""]:
-            shared = np.isin(column.table()[0], beside).mean() if len(beside) else 0.0
-            sides["val" if shared > 0.5 else "train"].append(column)
+        return sides
+    rates = _of_role(columns, "per", "train") or _of_role(columns, "wer", "train")
+    beside = _rows([*rates, *sides["train"]])
+    for column in sides[""]:
+        shared = np.isin(column.table()[0], beside).mean() if len(beside) else 0.0
+        sides["val" if shared > 0.5 else "train"].append(column)
     return sides
 
 
@@ -123,25 +122,26 @@ def _without_gaps(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _within_epochs(step: np.ndarray, epoch: np.ndarray) -> bool:
     """Whether the counter starts again with every epoch."""
     falls, turns = np.diff(step) < 0, np.diff(epoch) > 0
-    return int(falls.sum()) >= 1 and bool((falls & turns).sum() >= 0.9 * turns.sum()) and turns.any()
+    return bool(falls.any() and turns.any() and (falls & turns).sum() >= 0.9 * turns.sum())
 
 
 def _spacing(steps: np.ndarray) -> float:
-    rises = np.diff(steps)
-    rises = rises[rises > 0]
-    return float(np.median(rises)) if len(rises) else 0.0
+    apart = np.abs(np.diff(steps))  # also of a file that runs backwards
+    apart = apart[apart > 0]
+    return float(np.median(apart)) if len(apart) else 0.0
 
 
 def _unit(name: str, steps: np.ndarray) -> str:
-    """A counter named batch counts batches; one named step may count anything, and batches come in hundreds."""
-    if "batch" in name.lower() or "iter" in name.lower():
-        return "batches"
-    return "batches" if steps.max() >= 2000 or _spacing(steps) >= 50 else "steps"
+    """Whatever it is called, a counter may count epochs or rows; batches come in thousands, or tens at a time."""
+    named = "batch" in name.lower() or "iter" in name.lower()
+    return "batches" if steps.max() >= 2000 or _spacing(steps) >= (10 if named else 50) else "steps"
 
 
 def separate(pieces: Mapping[str, Piece], name: str) -> list[Log]:
     """One log, or one for each time the counter of a series began again."""
     tidy = {part: _forwards(piece) for part, piece in pieces.items()}
+    if "per" in tidy and not len(restarts(tidy["per"])):
+        tidy = {part: _unstacked(piece) for part, piece in tidy.items()}
     starts = {part: restarts(piece) for part, piece in tidy.items()}
     n_runs = max((len(s) for s in starts.values()), default=0) + 1
     if n_runs == 1:
@@ -182,9 +182,11 @@ def restarts(piece: Piece) -> np.ndarray:
 def _forwards(piece: Piece) -> Piece:
     """A file that runs backwards throughout is turned round; one in no order at all is sorted."""
     rises = np.diff(piece.steps)
-    if len(rises) < 3:
+    if not len(rises):
         return piece
     falling = float((rises < 0).mean())
+    if 0 < falling < 1 and len(rises) < 3:
+        return piece
     if len(restarts(piece)) >= 0.8 * (rises < 0).sum() and falling < 0.9:
         return piece
     if falling >= 0.9:
@@ -195,15 +197,42 @@ def _forwards(piece: Piece) -> Piece:
     return piece
 
 
+def _unstacked(piece: Piece) -> Piece:
+    """Two quantities under one name, one block after the other, have the same steps twice: the first is kept."""
+    starts = restarts(piece)
+    blocks = np.split(piece.steps, starts)
+    if len(blocks) < 2 or not all(np.array_equal(blocks[0], block) for block in blocks[1:]):
+        return piece
+    return _cut(piece, np.arange(len(piece.rows)) < starts[0])
+
+
 def _cut(piece: Piece, chosen: np.ndarray) -> Piece:
     return Piece(piece.rows[chosen], piece.steps[chosen], piece.values[chosen], piece.unit)
 
 
 def _log(pieces: Mapping[str, Piece], name: str) -> Log:
-    log = Log(name=name, **{part: series(pieces[part]) for part in PARTS if part in pieces})
+    per, val_loss, train_loss, grad_norm, lr = (
+        series(pieces[part]) if part in pieces else Series() for part in PARTS
+    )
+    log = Log(name, per, val_loss, train_loss, grad_norm, lr)
     if "wer" in pieces:
         log = replace(log, per=series(pieces["wer"]), error_name="WER")
-    return replace(log, per=as_fraction(log.per))
+    return _one_unit(replace(log, per=as_fraction(log.per)))
+
+
+def _one_unit(log: Log) -> Log:
+    """Counters that may be the same are taken for the same: what the evaluations count, the others count."""
+    unit = log.judged.unit
+    if unit not in ("steps", "batches"):
+        return log
+    return replace(
+        log,
+        **{
+            part: replace(s, unit=unit)
+            for part in PARTS
+            if len(s := getattr(log, part)) and s.unit in ("steps", "batches")
+        },
+    )
 
 
 def series(piece: Piece) -> Series:

@@ -1,8 +1,10 @@
 """Rows of any format, gathered into one growing column per thing that was logged."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from arcuate.doctor.names import HELD_OUT, TRAIN, Name, read_name, words
 LONG, KEPT = 1 << 20, 1 << 18  # a column longer than the first is thinned to about the second
 MAX_COLUMNS = 400  # of interest; a file with more is no log of one training
 METRICS = ("per", "wer", "loss", "grad", "lr")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 MISSING = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
 
 
@@ -79,19 +82,25 @@ class Collector:
 
     def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Rows as dictionaries; those with the same keys are turned into columns together."""
-        alike: dict[tuple[str, ...], tuple[list[int], list[Iterable[Any]]]] = {}
-        for row in rows:
-            if any(type(v) is dict for v in row.values()):
-                row = flatten(row)
-            numbers, values = alike.setdefault(tuple(row), ([], []))
-            numbers.append(self.n_rows)
-            values.append(row.values())
-            self.n_rows += 1
-        for names, (numbers, values) in alike.items():
+        alike: dict[tuple[str, ...], tuple[list[range], list[Mapping[str, Any]]]] = {}
+        for names, run in groupby(rows, key=tuple):
+            numbers, kept = alike.setdefault(names, ([], []))
+            before = len(kept)
+            kept.extend(run)
+            numbers.append(range(self.n_rows, self.n_rows + len(kept) - before))
+            self.n_rows += len(kept) - before
+        for names, (numbers, kept) in alike.items():
             if names:
-                self.add_columns(
-                    dict(zip(names, zip(*values, strict=True), strict=True)), np.array(numbers, dtype=float)
-                )
+                self._add_alike(names, np.concatenate([np.array(n, dtype=float) for n in numbers]), kept)
+
+    def _add_alike(self, names: tuple[str, ...], numbers: np.ndarray, rows: list[Mapping[str, Any]]) -> None:
+        columns = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
+        if any(_nested(values) for values in columns.values()):
+            for number, row in zip(numbers, rows, strict=True):
+                flat = {name: (value,) for name, value in flatten(row).items()}
+                self.add_columns(flat, np.array([number]))
+        else:
+            self.add_columns(columns, numbers)
 
     def add_columns(self, columns: Mapping[str, Sequence[Any]], rows: np.ndarray) -> None:
         meanings = {name: read_name(name) for name in columns if isinstance(name, str)}
@@ -109,10 +118,10 @@ class Collector:
         epoch_name = _first(meanings, "epoch")
         epoch = numbers(columns[epoch_name])[0] if epoch_name else np.full(len(rows), np.nan)
         groups, splits = _labels(columns, meanings, "group"), _labels(columns, meanings, "split")
+        read = {name: numbers(columns[name]) for name in metrics}
         for (group, tag, split), chosen in _combinations(groups, tags, splits, len(rows)):
-            for name in metrics:
-                values, there = numbers(columns[name])
-                there = there & chosen
+            for name, (values, present) in read.items():
+                there = present & chosen
                 if there.any():
                     key = Key(group, tag, name, _split(split))
                     part = np.stack([rows[there], step[there], epoch[there], values[there]])
@@ -142,29 +151,53 @@ def _first(meanings: Mapping[str, Name], role: str) -> str | None:
     return min(found)[1] if found else None
 
 
+def _nested(values: Sequence[Any]) -> bool:
+    """Whether a column holds mappings; where its ends are empty, all of it is looked at."""
+    ends = {type(values[0]), type(values[-1])}
+    return dict in ends or (type(None) in ends and dict in set(map(type, values)))
+
+
 def _labels(
     columns: Mapping[str, Sequence[Any]], meanings: Mapping[str, Name], role: str
-) -> list[str] | None:
-    """The texts of the first column with that role; None where there is none, or it holds no plain labels."""
+) -> Sequence[Any] | None:
+    """The first column with that role; None where there is none, or it holds no plain labels."""
     name = next((name for name, meaning in meanings.items() if meaning.role == role), None)
     if name is None:
         return None
-    values = columns[name]
-    if role in ("tag", "split") and not any(isinstance(v, str) for v in values):
+    if role in ("tag", "split") and not any(isinstance(v, str) for v in columns[name]):
         return None
-    return ["" if v is None or isinstance(v, (dict, list)) else str(v)[:120] for v in values]
+    return columns[name]
 
 
 def _combinations(
-    groups: list[str] | None, tags: list[str] | None, splits: list[str] | None, n: int
+    groups: Sequence[Any] | None, tags: Sequence[Any] | None, splits: Sequence[Any] | None, n: int
 ) -> list[tuple[tuple[str, str, str], np.ndarray]]:
-    if groups is None and tags is None and splits is None:
-        return [(("", "", ""), np.ones(n, dtype=bool))]
-    blank = [""] * n
-    labels = list(zip(groups or blank, tags or blank, splits or blank, strict=True))
-    codes: dict[tuple[str, str, str], int] = {}
-    coded = np.array([codes.setdefault(label, len(codes)) for label in labels])
-    return [(label, coded == code) for label, code in list(codes.items())[:MAX_COLUMNS]]
+    """The labels that occur together, each with the rows it holds for."""
+    coded = [_codes(labels, n) for labels in (groups, tags, splits)]
+    whole = sum(codes * factor for (codes, _), factor in zip(coded, (1, 1 << 20, 1 << 40), strict=True))
+    found = []
+    for code in np.unique(whole)[:MAX_COLUMNS].tolist():
+        places = (code & 0xFFFFF, code >> 20 & 0xFFFFF, code >> 40)
+        group, tag, split = (names[place] for (_, names), place in zip(coded, places, strict=True))
+        found.append(((group, tag, split), whole == code))
+    return found
+
+
+def _codes(labels: Sequence[Any] | None, n: int) -> tuple[np.ndarray, list[str]]:
+    """A number for each label, and the labels by number."""
+    if labels is None:
+        return np.zeros(n, dtype=np.int64), [""]
+    try:
+        if labels.count(labels[0]) == n:
+            return np.zeros(n, dtype=np.int64), [_label(labels[0])]
+        known = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+        return np.array([known[label] for label in labels], dtype=np.int64), list(map(_label, known))
+    except TypeError:  # a label that cannot be compared, such as a list
+        return _codes([_label(label) for label in labels], n)
+
+
+def _label(value: Any) -> str:
+    return "" if value is None or isinstance(value, (dict, list)) else str(value)[:120]
 
 
 def _split(label: str) -> str:
@@ -179,6 +212,12 @@ def numbers(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
             plain = np.array(values, dtype=float)
             if plain.ndim == 1:
                 return plain, np.ones(len(plain), dtype=bool)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    try:
+        if "" in values and None not in values:  # empty cells of a table
+            plain = np.array([value or "nan" for value in values], dtype=float)
+            return plain, np.array([value != "" for value in values], dtype=bool)
     except (TypeError, ValueError, OverflowError):
         pass
     read = [number(v) for v in values]
@@ -197,6 +236,8 @@ def number(value: Any) -> float | None:
         if value.endswith("%"):
             inner = number(value[:-1])
             return None if inner is None else inner / 100
+        if _THOUSANDS.fullmatch(value):
+            value = value.replace(",", "")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

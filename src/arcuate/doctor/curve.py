@@ -1,6 +1,8 @@
 """A log as numbers over steps: the one thing every format is turned into, and every rule looks at."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,15 @@ class Series:
         """Steps at which a value was logged that is no finite number."""
         return self.steps[~np.isfinite(self.values)]
 
+    def stretches(self, most: int = 400) -> "Series":
+        """At most so many points: the middle value of each stretch, at its first step."""
+        size = -(-len(self) // most)
+        if size < 2:
+            return self
+        starts = np.arange(0, len(self), size)
+        middle = np.array([np.median(self.values[i : i + size]) for i in starts])
+        return Series(self.steps[starts], middle, self.unit)
+
     def between(self, start: float, stop: float) -> "Series":
         kept = (self.steps >= start) & (self.steps <= stop)
         return Series(self.steps[kept], self.values[kept], self.unit)
@@ -47,10 +58,17 @@ class Log:
     planned: int | None = None
     planned_because: str = ""
     said_finished: bool = False
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the recipe, where it is known: name to value
+    coupling: tuple[str, ...] = ()  # warnings about parts of a recipe that belong together
     own: bool = False  # written by arcuate: no published reference unless the data are the published ones
     notes: tuple[str, ...] = ()
     incidents: tuple[str, ...] = ()  # what a guard or scaler had to say, in sentences
-    broken_incidents: tuple[int, ...] = ()  # steps at which a guard gave up on a non-finite loss
+    broken_steps: tuple[
+        int, ...
+    ] = ()  # steps whose loss was no number, as null or by a guard that gave up on it
+    skipped_steps: tuple[int, ...] = ()  # steps that a guard left out for the same reason, and went on
     silent_since: int | None = None  # from here on the output held hardly a phoneme, by its own statistics
 
     @property

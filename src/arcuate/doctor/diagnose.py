@@ -21,10 +21,13 @@ def diagnose(
     path: Path, *, dataset: str | None = None, planned_steps: int | None = None, allow_pickle: bool = False
 ) -> Diagnosis:
     """What happened in the run or runs that a folder or a log file holds."""
+    check_dataset(dataset)
+    return judge_all(read(path, allow_pickle), dataset, planned_steps)
+
+
+def check_dataset(dataset: str | None) -> None:
     if dataset is not None and dataset not in DATASETS:
-        raise UserError(f"there is no data set {dataset!r}; choose one of {' and '.join(DATASETS)}")
-    reading = read(path, allow_pickle)
-    return judge_all(reading, dataset, planned_steps)
+        raise UserError(f"there is no data set {dataset!r}; choose {' or '.join(DATASETS)}")
 
 
 def judge_all(reading: Reading, dataset: str | None = None, planned_steps: int | None = None) -> Diagnosis:
@@ -43,7 +46,7 @@ def judge(log: Log, reading: Reading, dataset: str | None, planned_steps: int | 
     per = log.per.finite
     best = int(per.values.argmin()) if len(per) else None
     told = [*lead.evidence, *(e for f in rest for e in f.evidence), *compared, *log.incidents]
-    causes = causes_of(lead, facts, reading)
+    causes = causes_of(lead, facts)
     return Diagnosis(
         primary=lead.verdict,
         secondary=others,
@@ -54,7 +57,7 @@ def judge(log: Log, reading: Reading, dataset: str | None, planned_steps: int | 
         last_per=float(per.values[-1]) if len(per) else None,
         last_step=log.last_step,
         causes=causes,
-        suggestion=suggestion_of(lead, causes, facts),
+        suggestion=suggestion_of(lead, causes),
         name=log.name,
         source=reading.source,
         dataset=setting.dataset,
@@ -91,7 +94,6 @@ def restarted(runs: tuple[Diagnosis, ...], reading: Reading) -> Diagnosis:
         best_step=first.best_step,
         last_per=first.last_per,
         last_step=first.last_step,
-        causes=first.causes,
         suggestion="judge each run on its own, and give every run a folder of its own (--run)",
         runs=runs,
         name=reading.name,

@@ -8,6 +8,7 @@ import numpy as np
 from arcuate.doctor.curve import Log, Series, running_median
 
 SMOOTHED_FROM = 9  # with fewer evaluations every one of them counts as it is
+ALONE = 0.9  # of the lowest of three: an evaluation below it was real, for evaluations differ by 1 or 2 %
 WARMUP_BATCHES = 500  # evaluations before this batch lie in any recipe's warm-up
 
 
@@ -39,18 +40,33 @@ class Facts:
         return running_median(values) if self.n >= SMOOTHED_FROM else values
 
     @cached_property
+    def _best_place(self) -> int:
+        """The lowest evaluation beside its neighbours; one far below them counts alone, for it is no luck."""
+        values, smooth = self.evaluations.values, int(self.smooth.argmin())
+        raw, near = int(values.argmin()), max(0, smooth - 1)
+        alone = values[raw] < ALONE * self.smooth[smooth]
+        return raw if alone else near + int(values[near : smooth + 2].argmin())
+
+    @cached_property
     def best(self) -> float:
-        """The lowest value that was not one lucky evaluation."""
-        return float(self.smooth.min())
+        """What later evaluations are measured against."""
+        seen = self.best_seen
+        return seen if seen < ALONE * float(self.smooth.min()) else float(self.smooth.min())
+
+    @property
+    def best_seen(self) -> float:
+        """The evaluation itself, for words."""
+        return float(self.evaluations.values[self._best_place])
 
     @cached_property
     def best_step(self) -> int:
-        return int(self.evaluations.steps[int(self.smooth.argmin())])
+        return int(self.evaluations.steps[self._best_place])
 
     @cached_property
     def end(self) -> float:
-        """Where the run ended: the middle of its last three evaluations."""
-        return float(np.median(self.evaluations.values[-3:] if self.n >= SMOOTHED_FROM else self.smooth[-1:]))
+        """Where the run ended: its last evaluation, or the middle of the last three where that one stands out high."""
+        last = self.evaluations.values[-3:] if self.n >= SMOOTHED_FROM else self.evaluations.values[-1:]
+        return float(min(np.median(last), last[-1]))
 
     @property
     def first_step(self) -> float:
@@ -70,7 +86,13 @@ class Facts:
     def gain(self) -> float:
         """How much better the run became over its last third, as a share of the value before."""
         before = self.value_at(self.step_at(2 / 3))
-        return (before - min(self.end, float(self.smooth[-1]))) / before if before > 0 else 0.0
+        return (before - self.end) / before if before > 0 else 0.0
+
+    @cached_property
+    def late_gain(self) -> float:
+        """The same over the last fifth: whether it was still getting better when it stopped."""
+        before = self.value_at(self.step_at(4 / 5))
+        return (before - self.end) / before if before > 0 else 0.0
 
     @cached_property
     def progress_share(self) -> float:
@@ -82,6 +104,17 @@ class Facts:
     def fallen_back(self) -> float:
         """How far above its best the run ended, as a share."""
         return self.end / self.best - 1 if self.best > 0 else 0.0
+
+    @cached_property
+    def frozen_since(self) -> int | None:
+        """From where on evaluations were the same to the last digit, if that is a quarter of them and at least four."""
+        values = self.evaluations.values
+        if self.n < 5 or (np.ptp(values) == 0 and self.n < 8):
+            return None
+        changed = np.flatnonzero(values != values[-1])
+        start = int(changed[-1]) + 1 if len(changed) else 0
+        exact = abs(values[-1] * 1e4 - round(values[-1] * 1e4)) > 1e-6 or values[-1] == 1.0
+        return int(self.evaluations.steps[start]) if self.n - start >= max(4, self.n // 4) and exact else None
 
     @property
     def level(self) -> float | None:

@@ -8,7 +8,7 @@ from arcuate.doctor.curve import Log
 from arcuate.doctor.reference import OFFICIAL_STEPS, course, level
 
 BELOW_24 = 0.137  # no published single decoder of '24 has a lower error rate
-ABOVE_AT_START = 1.02  # untrained decoders of '25 insert too much, those of '24 do not
+ABOVE_AT_START, FAR_ABOVE = 1.02, 2.0  # untrained decoders of '25 insert too much, those of '24 hardly do
 SUMMED = 100.0  # a first loss this high is a sum over phonemes, as the '25 trainer logs it
 DECAYED = 0.05  # of its highest: a learning rate this low has come to the end of its schedule
 FINE = 0.025  # an evaluation interval below this share of the plan may be the last one of it
@@ -69,7 +69,8 @@ def infer_dataset(log: Log) -> tuple[str | None, str]:
     first = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]
     if per.values.min() < BELOW_24:
         return "b2t25", f"data set b2t25: an error rate of {per.values.min():.3f} is out of reach on '24"
-    if per.values[0] > ABOVE_AT_START:
+    summed = not first or max(first) > SUMMED
+    if per.values[0] > (ABOVE_AT_START if summed else FAR_ABOVE):
         return "b2t25", f"data set b2t25: the untrained error rate is {per.values[0]:.2f}, above 1"
     if first and max(first) > SUMMED:
         return (
@@ -90,6 +91,7 @@ def infer_plan(log: Log, dataset: str | None) -> tuple[int | None, str]:
     if last is None:
         return None, ""
     if log.said_finished:
+        last += (last + 1) % 1000 == 0
         return last, f"planned steps {last:,}: the log says that training was complete"
     rates = log.lr.finite.values
     if len(rates) >= 5 and rates[-1] <= DECAYED * rates.max():
@@ -99,9 +101,9 @@ def infer_plan(log: Log, dataset: str | None) -> tuple[int | None, str]:
     if last >= 1000 and (last + 1) % 1000 == 0:
         return last + 1, f"planned steps {last + 1:,}: the last batch is {last:,}, one before a round number"
     spacing = float(np.median(np.diff(log.judged.steps))) if len(log.judged) > 1 else 0.0
-    due = next((n for n in ROUND if last < n <= last + spacing and spacing <= FINE * n), None)
+    due = next((n for n in ROUND if last - 1 <= n <= last + spacing and spacing <= FINE * n), None)
     if due is not None:
-        return due, f"planned steps {due:,}: the next evaluation would have been there"
+        return due, f"planned steps {due:,}: the run stopped where a schedule of this length ends"
     if dataset is not None and last < OFFICIAL_STEPS[dataset]:
         return OFFICIAL_STEPS[
             dataset

@@ -30,9 +30,9 @@ def broken_losses(log: Log) -> Jump | None:
         if len(broken):
             told.append(f"{name} is not finite at {_times(series)} from step {int(broken[0]):,}")
             steps.append(int(broken[0]))
-    if log.broken_incidents:
-        told.append(f"the guard gave up on a loss that is not finite at step {log.broken_incidents[0]:,}")
-        steps.append(log.broken_incidents[0])
+    if log.broken_steps:
+        told.append(f"no step up to {log.broken_steps[0]:,} since the row before had a finite loss")
+        steps.append(log.broken_steps[0])
     return Jump(min(steps), tuple(told)) if steps else None
 
 
@@ -64,10 +64,10 @@ def first_jump(facts: Facts) -> Jump | None:
 
 
 def _loss_jump(name: str, series: Series, facts: Facts) -> Jump | None:
-    series = series.finite
+    series = series.finite.stretches()
     if len(series) < 5:
         return None
-    level = running_median(series.values, 3 if len(series) < 100 else 2 * (len(series) // 100) + 1)
+    level = running_median(series.values)
     lowest = np.minimum.accumulate(level)
     high = (level >= MAGNITUDE * lowest) & (level >= FLOOR * np.median(series.values[:3]))
     return _paid(name, series, level, lowest, high, facts)
@@ -75,19 +75,14 @@ def _loss_jump(name: str, series: Series, facts: Facts) -> Jump | None:
 
 def _gradient_jump(facts: Facts) -> Jump | None:
     """Gradients against their usual size so far; the first steps of a run are no measure."""
-    series = facts.log.grad_norm.finite
+    series = facts.log.grad_norm.finite.stretches()
     if len(series) < 20:
         return None
-    level = running_median(series.values, 3 if len(series) < 100 else 2 * (len(series) // 100) + 1)
+    level = running_median(series.values)
     start = max(3, len(level) // 20)
-    usual = np.array([np.median(level[start : i + 1]) for i in _thin(start, len(level))])
-    usual = np.interp(np.arange(len(level)), _thin(start, len(level)), usual)
+    usual = np.array([np.median(level[start : max(i, start) + 1]) for i in range(len(level))])
     high = (level >= MAGNITUDE * usual) & (np.arange(len(level)) >= start)
     return _paid("gradient norm", series, level, usual, high, facts)
-
-
-def _thin(start: int, stop: int, n: int = 200) -> np.ndarray:
-    return np.unique(np.linspace(start, stop - 1, min(n, stop - start)).astype(int))
 
 
 def _paid(

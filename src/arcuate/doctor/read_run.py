@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from arcuate.coupling import coupling_warnings
 from arcuate.doctor.assemble import assemble
-from arcuate.doctor.collect import Collector
+from arcuate.doctor.collect import Collector, flatten
 from arcuate.doctor.curve import Log
 from arcuate.doctor.lines import line_blocks
 from arcuate.doctor.read_jsonl import read_jsonl
 from arcuate.errors import UserError
-from arcuate.recipe import Recipe
+from arcuate.recipe import Recipe, load_recipe, recipe_names, to_tree
+from arcuate.recipe_diff import official_ancestor
 from arcuate.run import Run, read_json
 
 MUTE_BLANK, MUTE_CLASSES = 0.98, 3  # an output with nearly only blanks, or with so few phonemes, says nothing
@@ -30,24 +32,28 @@ def read_run(run: Run) -> list[Log]:
 
 
 class _Output:
-    """What the model's output looked like on the way, from the training rows that pass by."""
+    """What the training rows say beside their numbers, as they pass by: a mute output, a loss that is null."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, bool]] = []  # step, whether the output said nothing
+        self.broken: list[int] = []  # steps whose row has no finite loss: arcuate writes null for it
 
     def look(self, lines: list[str]) -> list[str]:
         for line in lines:
-            if '"blank_share"' in line:
+            if '"blank_share"' in line or '"loss": null' in line:
                 self._take(line)
         return lines
 
     def _take(self, line: str) -> None:
         try:
             row = json.loads(line)
+            step = int(row["step"])
+            if "loss" in row and row["loss"] is None:
+                self.broken.append(step)
             mute = row["blank_share"] >= MUTE_BLANK or row["n_distinct"] <= MUTE_CLASSES
-            self.seen.append((int(row["step"]), bool(mute)))
+            self.seen.append((step, bool(mute)))
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            return  # half a line, or a row that the doctor has no use for
+            return  # half a line, or a row that has no output to speak of
 
     def mute_since(self) -> int | None:
         """From where on every row was mute, if that is at least the last third."""
@@ -88,18 +94,36 @@ def _own(
     dataset, because = _dataset(run)
     told = tuple(_sentence(row) for row in incidents[:5])
     more = (f"and {len(incidents) - 5:,} more incidents",) if len(incidents) > 5 else ()
-    given_up = [r["step"] for r in incidents if r.get("kind") == "non_finite" and r.get("action") != "skip"]
+    broken = [r for r in incidents if r.get("kind") == "non_finite"]
+    given_up = [r["step"] for r in broken if r.get("action") != "skip"]
+    skipped = [r["step"] for r in broken if r.get("action") == "skip"]
     return replace(
         log,
         own=True,
+        settings=flatten_settings(recipe),
+        coupling=tuple(_coupling(recipe)) if recipe else (),
         planned=planned,
         planned_because="recipe.yaml" if planned else "",
         dataset=dataset,
         dataset_because=because,
         incidents=(*told, *more) if alone else (),
-        broken_incidents=tuple(given_up) if alone else (),
+        broken_steps=tuple(sorted({*given_up, *rows.broken})) if alone else (),
+        skipped_steps=tuple(skipped) if alone else (),
         silent_since=rows.mute_since() if alone else None,
     )
+
+
+def flatten_settings(recipe: Recipe | None) -> dict[str, Any]:
+    return (
+        {name.replace("/", "."): value for name, value in flatten(to_tree(recipe)).items()} if recipe else {}
+    )
+
+
+def _coupling(recipe: Recipe) -> list[str]:
+    """Where a recipe that descends from an official one changed a part of what belongs together."""
+    known = next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
+    official = official_ancestor(known) if known else None
+    return coupling_warnings(recipe, load_recipe(official)) if official else []
 
 
 def _sentence(row: dict[str, Any]) -> str:

@@ -83,6 +83,19 @@ def course(dataset: str, step: float) -> float | None:
     return max(there) if there else None
 
 
+def fitting(log: Log, dataset: str | None) -> Reference | None:
+    """The reference whose axis this log has: the official one for batches; none where steps cannot be compared."""
+    if dataset is None or log.error_name != "PER" or not len(log.per):
+        return None
+    if log.per.unit == "batches":
+        return official(dataset)
+    if log.per.unit != "epochs":
+        return None
+    last = float(log.per.steps[-1])
+    alike = [r for r in references().values() if r.dataset == dataset and r.unit == "epochs"]
+    return min(alike, key=lambda r: abs(float(r.grid[-1]) - last), default=None)
+
+
 def compare(log: Log, dataset: str | None) -> tuple[str, ...]:
     """One sentence beside the official model at the last batch both have; none where steps cannot be compared."""
     per = log.per.finite

@@ -9,14 +9,16 @@ from arcuate.doctor.jumps import Jump, broken_gradients, broken_losses, first_ju
 
 FEW, FEW_IN_WARMUP = 5, 6  # evaluations: fewer than the first, or at most the second within the warm-up
 SILENT = 0.8  # an error rate that a constant output reaches
+FROZEN_HIGH = 0.5  # an output that never changes, at this error rate or above, is a constant one
 WORSE, WORSE_BY = 0.15, 0.03  # degraded: relative and absolute
 LOSS_ROSE = 0.15  # validation loss above its lowest
 RATE_ROSE = 0.03  # error rate above its best, or gained since: more than the noise between evaluations
-FLAT, FALLING = 0.03, 0.06  # better over the last third
+FLAT, FALLING, FALLING_LATE = 0.03, 0.06, 0.03  # better over the last third, twice, and over the last fifth
 HIGH_FLAT, HIGH_DONE, HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference
 ON_COURSE = 1.15  # multiples of the official curve at the same batch
 HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
 LOSS_FLAT = 0.1  # share of all progress made in the last third, where only a loss was logged
+TREND = 0.05  # of the training loss: less is standing still
 RECOVERED = 0.05  # within this share of its best a run has come back
 
 
@@ -33,15 +35,22 @@ class Finding:
 def findings(facts: Facts) -> list[Finding]:
     """All verdicts that hold, the leading one first."""
     held = [f for rule in RULES if (f := rule(facts)) is not None]
+    if {f.verdict for f in held} & {"collapsed", "degraded"}:
+        held = [f for f in held if f.verdict != "plateaued"]  # flat at a level it fell to is no plateau
     leading = [f for f in held if not f.mild]
     mild = [f for f in held if f.mild]
-    return [*leading, *mild] if leading else [healthy(facts), *mild]
+    return [*leading, *mild] if leading else [fallback(facts), *mild]
 
 
 def exploded(facts: Facts) -> Finding | None:
     """A loss that is no number ends the learning; a jump counts only where the error rate pays for it."""
     if losses := broken_losses(facts.log):
         return Finding("exploded", losses.evidence, losses.step)
+    if (skipped := facts.log.skipped_steps) and not facts.log.grad_norm.broken_steps.size:
+        told = (
+            f"the guard skipped {len(skipped):,} steps that were not finite, the first at step {skipped[0]:,}"
+        )
+        return Finding("exploded", (told,), skipped[0], mild=True)
     came_back = facts.n > 0 and facts.fallen_back <= RECOVERED and not _silent(facts)
     if gradients := broken_gradients(facts.log):
         return Finding("exploded", gradients.evidence, gradients.step, mild=came_back)
@@ -61,19 +70,17 @@ def too_short(facts: Facts) -> Finding | None:
 
 def collapsed(facts: Facts) -> Finding | None:
     """A model that says nothing, or always the same, scores 0.8 to 1; what counts is where it stays."""
-    if facts.by_loss or facts.n == 0 or not _silent(facts):
+    if facts.by_loss or facts.n < FEW or not _silent(facts):
         return None
     name, since = facts.log.error_name, _silent_since(facts)
     learnt = facts.best < SILENT
     if learnt:
-        told = f"{name} had reached {facts.best:.3f} at step {facts.best_step:,} and went back to {facts.end:.3f}"
+        told = f"{name} had reached {facts.best_seen:.3f} at step {facts.best_step:,} and went back to {facts.end:.3f}"
     else:
-        told = (
-            f"{name} never left the level of a constant output: best {facts.best:.3f}, last {facts.end:.3f}"
-        )
+        told = f"{name} never left the level of a constant output: best {facts.best_seen:.3f}, last {facts.end:.3f}"
     falling = not learnt and facts.gain >= FALLING and facts.fallen_back <= RECOVERED
     slow = (f"it is still falling, {_percent(facts.gain)} over the last third",) if falling else ()
-    return Finding("collapsed", (told, *slow), since, mild=falling)
+    return Finding("collapsed", (told, *slow, *_frozen(facts)), since, mild=falling)
 
 
 def degraded(facts: Facts) -> Finding | None:
@@ -83,7 +90,7 @@ def degraded(facts: Facts) -> Finding | None:
     if facts.fallen_back < WORSE or facts.end - facts.best < WORSE_BY:
         return None
     told = (
-        f"best {facts.log.error_name} {facts.best:.3f} at step {facts.best_step:,}, "
+        f"best {facts.log.error_name} {facts.best_seen:.3f} at step {facts.best_step:,}, "
         f"then {facts.end:.3f} at the end (+{_percent(facts.fallen_back)})"
     )
     return Finding("degraded", (told, *_trend(facts)), facts.best_step)
@@ -94,8 +101,8 @@ def overfit(facts: Facts) -> Finding | None:
     if facts.n < FEW or facts.loss_rise is None:
         return None
     rise, step = facts.loss_rise
-    falling_train = facts.train_trend is None or facts.train_trend < 0
-    if rise < LOSS_ROSE or (facts.by_loss and not falling_train):
+    rising_train = facts.train_trend is not None and facts.train_trend > TREND
+    if rise < LOSS_ROSE or rising_train:
         return None
     told = f"validation loss ended {_percent(rise)} above its lowest at step {step:,}"
     if facts.by_loss:
@@ -118,33 +125,30 @@ def plateaued(facts: Facts) -> Finding | None:
         return None
     if facts.by_loss:
         return _flat_loss(facts)
-    flat, slow = facts.gain < FLAT, facts.gain < FALLING
+    flat = facts.gain < FLAT or facts.frozen_since is not None
     if facts.level is None:
         high, done = facts.best >= HIGH_ANYWHERE, False
     else:
         high = facts.level >= HIGH_FLAT
-        done = facts.level >= HIGH_DONE and slow and not _on_course(facts)
+        done = facts.level >= HIGH_DONE and not _falling(facts) and not _on_course(facts)
     if not (flat and high) and not done:
         return None
-    gain = (
-        f"{_percent(facts.gain)} better over the last third"
-        if facts.gain > 0
-        else "no better over the last third"
-    )
-    told = f"{gain}, at {facts.log.error_name} {facts.best:.3f}{_against(facts)}"
-    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
+    since = facts.frozen_since if facts.frozen_since is not None else int(facts.step_at(2 / 3))
+    return Finding("plateaued", (told, *_frozen(facts), *_trend(facts)), since)
 
 
 def unfinished(facts: Facts) -> Finding | None:
     """Still clearly falling with its best at the end: more training is worth more than any change."""
     if facts.n < FEW:
         return None
-    falling = facts.gain >= FALLING if not facts.by_loss else facts.progress_share >= LOSS_FLAT
+    falling = facts.progress_share >= LOSS_FLAT if facts.by_loss else facts.gain >= FALLING
     at_best = facts.fallen_back <= (RECOVERED if not facts.by_loss else 0.01)
     cut = facts.finished is False
     if not at_best or not (falling or (cut and facts.gain >= FLAT)):
         return None
-    high = facts.level is not None and facts.level >= HIGH_FALLING
+    limit = HIGH_DONE if facts.finished else HIGH_FALLING
+    high = facts.level is not None and facts.level >= limit and _falling(facts)
     unknown = facts.level is None and (facts.by_loss or facts.best >= HIGH_ANYWHERE)
     leads = falling and (cut or high or unknown)
     name = "validation loss" if facts.by_loss else facts.log.error_name
@@ -153,6 +157,33 @@ def unfinished(facts: Facts) -> Finding | None:
         f"the log stops at step {facts.log.last_step:,} of {facts.planned:,}" if cut and facts.planned else ""
     )
     return Finding("unfinished", tuple(t for t in (told + _against(facts), stop) if t), None, mild=not leads)
+
+
+def fallback(facts: Facts) -> Finding:
+    """Where no rule speaks: healthy, unless the run lost more than evaluations differ by, or its level is no end."""
+    if facts.by_loss:
+        return healthy(facts)
+    high = facts.best >= HIGH_ANYWHERE if facts.level is None else facts.level >= HIGH_DONE
+    if facts.fallen_back > RECOVERED and not high:
+        return _slipped(facts)
+    if not high:
+        return healthy(facts)
+    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
+    if facts.gain >= FLAT and facts.finished is not True and facts.fallen_back <= RECOVERED:
+        return Finding("unfinished", (told,))
+    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+
+
+def _slipped(facts: Facts) -> Finding:
+    """A little worse than its best at the end: over-fitting where training went on to improve, else lost ground."""
+    told = (
+        f"{facts.log.error_name} ended at {facts.end:.3f}, {_percent(facts.fallen_back)} above its best of step "
+        f"{facts.best_step:,}"
+    )
+    rose = facts.loss_rise is None or facts.loss_rise[0] > RECOVERED
+    rising_train = facts.train_trend is not None and facts.train_trend > TREND
+    verdict = "overfit" if rose and not rising_train else "degraded"
+    return Finding(verdict, (told, *_trend(facts)), facts.best_step)
 
 
 def healthy(facts: Facts) -> Finding:
@@ -176,6 +207,8 @@ def _silent(facts: Facts) -> bool:
     """Whether the last third lies where a constant output lies."""
     if facts.log.silent_since is not None:
         return True
+    if facts.frozen_since is not None and facts.end >= FROZEN_HIGH:
+        return True
     late = facts.evaluations.between(facts.step_at(2 / 3), facts.last_step).values
     return not facts.by_loss and facts.end >= SILENT and float(np.median(late)) >= SILENT
 
@@ -184,7 +217,9 @@ def _silent_since(facts: Facts) -> int:
     """The first evaluation from which on the error rate never came below the level again."""
     if facts.log.silent_since is not None:
         return facts.log.silent_since
-    below = np.flatnonzero(facts.smooth < SILENT)
+    if facts.frozen_since is not None and facts.end < SILENT:
+        return facts.frozen_since
+    below = np.flatnonzero(facts.evaluations.values < SILENT)
     return int(
         facts.evaluations.steps[min(int(below[-1]) + 1, facts.n - 1)] if len(below) else facts.first_step
     )
@@ -198,6 +233,27 @@ def _flat_loss(facts: Facts) -> Finding | None:
         f"{_percent(max(facts.progress_share, 0))} of all its progress"
     )
     return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+
+
+def _falling(facts: Facts) -> bool:
+    """Still clearly getting better when it stopped; a schedule that ends is slower in its last fifth."""
+    return facts.gain >= FALLING and (facts.finished is False or facts.late_gain >= FALLING_LATE)
+
+
+def _frozen(facts: Facts) -> tuple[str, ...]:
+    if facts.frozen_since is None:
+        return ()
+    return (
+        f"every evaluation since step {facts.frozen_since:,} is the same to the last digit: nothing is learnt",
+    )
+
+
+def _gain(facts: Facts) -> str:
+    return (
+        f"{_percent(facts.gain)} better over the last third"
+        if facts.gain > 0
+        else "no better over the last third"
+    )
 
 
 def _on_course(facts: Facts) -> bool:
@@ -214,11 +270,11 @@ def _trend(facts: Facts) -> tuple[str, ...]:
     """What the training loss says about the reason."""
     if facts.train_trend is None:
         return ()
-    if facts.train_trend > 0.05:
+    if facts.train_trend > TREND:
         return (
             f"training loss rose with it ({_percent(facts.train_trend)}): the rate, not the regularisation",
         )
-    if facts.train_trend < -0.05:
+    if facts.train_trend < -TREND:
         return (
             f"training loss kept falling ({_percent(-facts.train_trend)}): the regularisation, not the rate",
         )

@@ -1,0 +1,109 @@
+"""Ten million lines: how long the doctor takes over them, and how much memory.
+
+    python benchmarks/doctor_long_log.py [--lines 10000000] [--kinds jsonl csv text wandb]
+
+Writes a made-up log of each kind into a temporary folder, runs `arcuate doctor` on it in a fresh process, and prints
+seconds and the peak resident memory of that process.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+EVERY = 1000  # training rows between two evaluations
+
+
+def numbers(n_lines: int) -> Iterator[tuple[int, float, float | None]]:
+    """Step, training loss, and now and then an error rate, falling as a healthy run's do."""
+    for step in range(n_lines):
+        share = step / n_lines
+        loss = 7.0 / (1 + 20 * share) * (1 + 0.1 * ((step * 7919) % 101 - 50) / 50)
+        yield step, loss, 0.2 + 0.75 / (1 + 30 * share) if step % EVERY == 0 else None
+
+
+def jsonl(step: int, loss: float, per: float | None) -> str:
+    if per is not None:
+        return f'{{"step": {step}, "split": "val", "loss": {loss * 1.1:.5f}, "per": {per:.5f}}}\n'
+    return (
+        f'{{"step": {step}, "split": "train", "loss": {loss:.5f}, "grad_norm": {loss / 3:.4f}, "lr": 0.02}}\n'
+    )
+
+
+def wandb(step: int, loss: float, per: float | None) -> str:
+    found = f', "val/per": {per:.5f}' if per is not None else ""
+    return f'{{"_step": {step}, "_runtime": {step / 10:.1f}, "train/loss": {loss:.5f}{found}}}\n'
+
+
+def csv(step: int, loss: float, per: float | None) -> str:
+    return f"{step},{loss:.5f},{'' if per is None else f'{per:.5f}'}\n"
+
+
+def text(step: int, loss: float, per: float | None) -> str:
+    when = f"2025-12-08 06:{step // 60 % 60:02d}:{step % 60:02d},349"
+    if per is not None:
+        return f"{when}: Val batch {step}: PER (avg): {per:.4f} CTC Loss (avg): {loss * 1.1:.4f} time: 4.1\n"
+    return f"{when}: Train batch {step}: loss: {loss:.2f} grad norm: {loss / 3:.2f} time: 0.081\n"
+
+
+KINDS: dict[str, Callable[[int, float, float | None], str]] = {
+    "jsonl": jsonl,
+    "wandb": wandb,
+    "csv": csv,
+    "text": text,
+}
+
+
+def measure(path: Path) -> dict[str, object]:
+    start = time.perf_counter()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "arcuate", "doctor", str(path), "--json"], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    told = json.loads(child.stdout.read())
+    _, status, used = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - start
+    used_s = used.ru_utime + used.ru_stime
+    peak = used.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+    return {
+        "seconds": seconds,
+        "cpu_s": used_s,
+        "peak_mb": peak,
+        "status": status,
+        "verdict": told["primary"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lines", type=int, default=10_000_000)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    asked = parser.parse_args()
+    print(
+        "| format | lines | size | seconds | of them CPU | peak memory | verdict |\n|---|---|---|---|---|---|---|"
+    )
+    for kind in asked.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "log"
+            with path.open("w", encoding="utf-8") as file:
+                if kind == "csv":
+                    file.write("step,train_loss,val_per\n")
+                file.writelines(KINDS[kind](*row) for row in numbers(asked.lines))
+            size = path.stat().st_size / 1024**2
+            m = measure(path)
+        print(
+            f"| {kind} | {asked.lines:,} | {size:.0f} MB | {m['seconds']:.0f} | {m['cpu_s']:.0f} "
+            f"| {m['peak_mb']:.0f} MB | {m['verdict']} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    main()
