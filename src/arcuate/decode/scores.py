@@ -23,7 +23,9 @@ def check_frames(log_probs: np.ndarray, classes: Sequence[str], where: str = "")
     highest = frames.max(axis=1)
     if not np.isfinite(highest).all():
         bad = int(np.flatnonzero(~np.isfinite(highest))[0])
-        raise UserError(f"{trial}frame {bad} contains NaN, +inf or nothing but -inf; check the model's output")
+        raise UserError(
+            f"{trial}frame {bad} contains NaN, +inf or nothing but -inf; check the model's output"
+        )
     sums = highest + np.log(np.exp(frames - highest[:, None]).sum(axis=1))  # (F,)
     worst = int(np.abs(sums).argmax())
     if abs(float(sums[worst])) > TOLERANCE:
