@@ -32,15 +32,19 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
         vocabulary: Vocabulary | None = None
         for order, section_line in _sections(text, len(announced)):
             if order == 1:
-                vocabulary, table = _read_unigrams(text)
+                vocabulary, table, n_lines = _read_unigrams(text)
             else:
                 assert vocabulary is not None
                 table = _read_section(text, order, vocabulary)
+                n_lines = len(table)
             n, count_line = announced[order - 1]
-            if len(table) != n and not recount:
+            if not text.fill():
+                raise text.problem(f"the {order}-grams lead to {_shown(None)}")
+            if n not in (n_lines, len(table)) and not recount:
                 raise text.problem(
-                    f"line {section_line} starts {len(table):,} {order}-grams, line {count_line} says {n:,};"
-                    " if the file is whole, import it with --recount"
+                    f"{n:,} {order}-grams are announced, but the section of line {section_line} has {n_lines:,};"
+                    " if the file is whole, import it with --recount",
+                    count_line,
                 )
             tables.append(table)
     assert vocabulary is not None
@@ -125,7 +129,8 @@ def _check_numbers(text: Text, numbers: np.ndarray, lines: np.ndarray) -> None:
     np.minimum(numbers[:, 0], 0.0, out=numbers[:, 0])
 
 
-def _read_unigrams(text: Text) -> tuple[Vocabulary, Table]:
+def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
+    """Words, their table, and the number of lines that gave them."""
     numbers, lines, blobs, lengths = [], [], [], []
     for values, spans, at in _blocks(text, 1):
         blob, n_bytes = gather(text.buffer, spans[:, 0])
@@ -141,7 +146,7 @@ def _read_unigrams(text: Text) -> tuple[Vocabulary, Table]:
     ids = np.arange(len(vocabulary), dtype=np.int32)[:, None]
     table = _table([ids], numbers, lines, 1)
     _check_encoding(text, vocabulary, table)
-    return _without_repeats(text, vocabulary, table)
+    return *_without_repeats(text, vocabulary, table), len(table)
 
 
 def _table(ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int) -> Table:
