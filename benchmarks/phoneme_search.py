@@ -103,8 +103,12 @@ def main() -> None:
     if asked.json:
         print(json.dumps(result))
         return
-    print(f"beam {asked.beam}, {asked.frames} frames of {N_CLASSES} classes, median of {asked.trials} sentences:")
-    print(f"compiled {result['compiled_ms']:.2f} ms, plain Python {result['plain_ms']:.0f} ms: {result['ratio']:.0f}x")
+    print(
+        f"beam {asked.beam}, {asked.frames} frames of {N_CLASSES} classes, median of {asked.trials} sentences:"
+    )
+    print(
+        f"compiled {result['compiled_ms']:.2f} ms, plain Python {result['plain_ms']:.0f} ms: {result['ratio']:.0f}x"
+    )
     print(f"greedy {result['greedy_ms']:.2f} ms; compiled and plain agree on {result['same_text']} sentences")
 
 

@@ -1,7 +1,7 @@
 """Arrays without owners, for compiled inner loops.
 
-Compiled code counts references to every array it touches, one locked instruction up and one down; in a loop of many small
-functions over many arrays that takes more time than the search. A borrowed view has no count. It must not
+Compiled code counts references to every array it touches, one locked instruction up and one down; in a loop of many
+small functions over many arrays that took half of the time of the search. A borrowed view has no count. It must not
 outlive the array it looks at: borrow inside a compiled function whose arguments own the memory, and return nothing
 borrowed.
 """

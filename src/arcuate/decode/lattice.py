@@ -9,7 +9,8 @@ import heapq
 import numpy as np
 from numba import njit
 
-from arcuate.decode.logs import mix
+from arcuate.decode.logs import NEVER, log_add, mix, power_of_two
+from arcuate.lm.query import NGramArrays, advance
 
 
 @njit(cache=True)
@@ -34,7 +35,7 @@ def best_paths(
             ways, (-totals[i], np.int64(histories[i]), np.int64(-1), lms[i], bonuses[i], np.uint64(0))
         )
     links = [(np.int64(-1), np.int64(-1))]  # row, next link
-    seen = {np.uint64(0): False}
+    seen = np.zeros(power_of_two(2 * n_best + 2), np.uint64)
     scores = np.empty((n_best, 3))
     ends = np.zeros(n_best + 1, np.int64)
     rows = [np.int64(0)]
@@ -66,9 +67,8 @@ def best_paths(
                     ),
                 )
             at = np.int64(row.before)
-        if identity in seen and seen[identity]:
+        if not remember(seen, identity):
             continue
-        seen[identity] = True
         scores[n, 0], scores[n, 1], scores[n, 2] = -minus, lm, bonus
         while link >= 0:
             rows.append(links[link][0])
@@ -76,6 +76,55 @@ def best_paths(
         n += 1
         ends[n] = len(rows)
     return scores[:n], ends[: n + 1], np.array(rows, np.int64)
+
+
+@njit(cache=True)
+def remember(seen: np.ndarray, identity: np.uint64) -> bool:
+    """Whether an identity is new to the table; it is in it from then on."""
+    identity = max(identity, np.uint64(1))  # nought marks an empty place
+    at = np.int64(identity & np.uint64(seen.shape[0] - 1))
+    while seen[at]:
+        if seen[at] == identity:
+            return False
+        at = (at + 1) & (seen.shape[0] - 1)
+    seen[at] = identity
+    return True
+
+
+@njit(cache=True)
+def endings(
+    beam: np.ndarray, arrays: NGramArrays, eos: int, lm_weight: float, summing: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Complete readings, each sequence of words once: last rows, totals, n-gram scores with the end, bonuses.
+
+    Words cut off by the end do not count; where no reading is complete, what was complete before them does.
+    """
+    complete = np.flatnonzero(beam["node"] == 0)
+    if not complete.shape[0]:
+        complete = np.arange(beam.shape[0])
+    complete = complete[np.argsort(beam["identity"][complete])]
+    histories = np.empty(complete.shape[0], np.int64)
+    totals, lms, bonuses = (
+        np.empty(complete.shape[0]),
+        np.empty(complete.shape[0]),
+        np.empty(complete.shape[0]),
+    )
+    n, loudest = 0, NEVER
+    for k in range(complete.shape[0]):
+        token = beam[complete[k]]
+        sound = (
+            log_add(token.log_blank, token.log_token) if summing else max(token.log_blank, token.log_token)
+        )
+        if k == 0 or token.identity != beam[complete[k - 1]].identity:
+            lms[n] = token.lm + advance(arrays, token.lm_state, eos)[0]
+            bonuses[n], totals[n], loudest = token.bonus, NEVER, NEVER
+            n += 1
+        if sound > loudest:
+            histories[n - 1], loudest = token.history, sound
+        totals[n - 1] = log_add(totals[n - 1], sound) if summing else max(totals[n - 1], sound)
+    for k in range(n):
+        totals[k] += lm_weight * lms[k] + bonuses[k]
+    return histories[:n], totals[:n], lms[:n], bonuses[:n]
 
 
 @njit(cache=True)

@@ -21,6 +21,12 @@ class Decoding(Settings):
     )
     blank_penalty: float = Field(0.0, ge=-100.0, le=100.0, description="taken off every blank")
     alignments: Literal["sum", "best"] = Field("sum", description="of the ways to say the same words")
+    boundary: str | None = Field(
+        None,
+        max_length=40,
+        description="class between words; null = SIL, |, > or <space>, whichever is there",
+    )
+    fold: tuple[str, ...] = Field((), max_length=100, description="further classes that mean the boundary")
     merge_histories: bool = Field(
         True, description="readings the n-gram cannot tell apart become one; n-best lists still hold both"
     )

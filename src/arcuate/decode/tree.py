@@ -4,8 +4,6 @@ Nodes are numbered breadth first, so the children of a node stand side by side: 
 `firsts[i]` to `firsts[i + 1]`. Node 0 is the root, where words begin and end.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,40 +23,28 @@ class Tree(NamedTuple):
     weights: np.ndarray  # (w,) float32, what a word is worth beyond the n-gram (hot words)
 
 
-@dataclass(frozen=True, eq=False)
-class Entries:
-    """Pronunciations as flat arrays: entry i is word `words[i]`, said `tokens[offsets[i] : offsets[i + 1]]`."""
-
-    words: np.ndarray  # (m,) int32
-    tokens: np.ndarray  # (sum of lengths,) int16
-    offsets: np.ndarray  # (m + 1,) int64
-
-
-def flatten(pronunciations: Sequence[tuple[int, Sequence[int]]]) -> Entries:
-    """(word, tokens) pairs as arrays."""
-    lengths = [len(tokens) for _, tokens in pronunciations]
-    offsets = np.zeros(len(pronunciations) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    flat = np.fromiter((t for _, tokens in pronunciations for t in tokens), np.int16, int(offsets[-1]))
-    return Entries(np.array([word for word, _ in pronunciations], np.int32), flat, offsets)
-
-
-def grow_tree(entries: Entries, lm_words: np.ndarray, weights: np.ndarray) -> Tree:
+def grow_tree(
+    words: np.ndarray,  # (m,) word of each entry
+    tokens: np.ndarray,  # all pronunciations one after another
+    offsets: np.ndarray,  # (m + 1,)
+    lm_words: np.ndarray,
+    weights: np.ndarray,
+) -> Tree:
     """The prefix tree of all entries; pronunciations must not be empty."""
-    lengths = np.diff(entries.offsets)
-    longest = int(lengths.max()) if len(lengths) else 0
+    lengths = np.diff(offsets)
+    longest = int(lengths.max())
     grid = np.full((len(lengths), longest), -1, np.int16)  # (m, longest), padded with -1, which sorts first
-    grid[np.arange(longest) < lengths[:, None]] = entries.tokens
-    order = np.lexsort((entries.words, *grid.T[::-1])).astype(np.int64)
-    firsts, parents, tokens, ends = grow(grid[order])
+    grid[np.arange(longest) < lengths[:, None]] = tokens
+    order = np.lexsort((words, *grid.T[::-1]))
+    firsts, parents, node_tokens, ends = grow(grid[order])
     by_node = np.argsort(ends, kind="stable")
     entry_nodes = ends[by_node].astype(np.int32)
     return Tree(
         firsts=firsts,
         parents=parents,
-        tokens=tokens,
-        entry_firsts=np.searchsorted(entry_nodes, np.arange(len(tokens) + 1)).astype(np.int32),
-        entry_words=entries.words[order][by_node],
+        tokens=node_tokens,
+        entry_firsts=np.searchsorted(entry_nodes, np.arange(len(node_tokens) + 1)).astype(np.int32),
+        entry_words=np.asarray(words, np.int32)[order][by_node],
         entry_nodes=entry_nodes,
         lm_words=np.ascontiguousarray(lm_words, np.int32),
         weights=np.ascontiguousarray(weights, np.float32),

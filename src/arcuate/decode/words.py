@@ -1,8 +1,8 @@
 """The word search: frames, lexicon and n-gram to the best word sequences, whole or frame by frame.
 
-Tokens pass through the lexicon tree; a token is a place in the tree, the state of the n-gram after the words before, and
-two scores of the sound (ending in blank or not). The n-gram is asked the moment a pronunciation is complete, and looked
-ahead to before that. `WordSearch` holds nothing of a trial: `start`, `step` and `finish` take and return the state.
+Tokens pass through the lexicon tree; a token is a place in the tree, the state of the n-gram after the words before,
+and two scores of the sound (ending in blank or not). The n-gram is asked the moment a pronunciation is complete, and
+looked ahead to before that. `WordSearch` holds nothing of a trial: `start`, `step` and `finish` take and return it.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import numpy as np
 
 from arcuate.decode.history import Log, empty_log
 from arcuate.decode.hypothesis import Hypothesis, WordTime
-from arcuate.decode.lattice import best_paths, forget, read_words
+from arcuate.decode.lattice import best_paths, endings, forget, read_words
 from arcuate.decode.lookahead import look_ahead, with_room
 from arcuate.decode.scores import check_frames
 from arcuate.decode.settings import Decoding
 from arcuate.decode.tree import Tree
 from arcuate.decode.word_beam import RECORD, TOKEN, Memo, Models, Pool, Weights
-from arcuate.decode.word_select import DONE, LOG_FULL, POOL_FULL, SPROUTS_FULL, relocate, run_frames
+from arcuate.decode.word_select import LOG_FULL, POOL_FULL, SPROUTS_FULL, relocate, run_frames
 from arcuate.lm.model import LanguageModel
 
 MEMO = 1 << 15
@@ -53,9 +53,9 @@ class WordSearch:
     words: Sequence[str]  # of the lexicon
     model: LanguageModel
     classes: tuple[str, ...]
-    blank: int
-    boundary: int  # class of the silence between words, -1 where there is none
-    settings: Decoding = Decoding()
+    boundary: int  # class of the silence between words, -1 where there is none; blank is 0
+    settings: Decoding = field(default_factory=Decoding)
+    outside: tuple[str, ...] = ()  # words of the lexicon that the n-gram does not know
     memory: Memory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class WordSearch:
             join=float(s.join_bonus),
             threshold=float(s.threshold),
             width=int(s.beam),
-            blank=self.blank,
+            blank=0,
             boundary=self.boundary,
             summing=s.alignments == "sum",
             merging=s.merge_histories,
@@ -97,7 +97,7 @@ class WordSearch:
     def weigh(self, frames: np.ndarray) -> np.ndarray:
         """The sound as it counts: scaled, blank made dearer."""
         scaled = frames * np.float32(self.settings.acoustic_scale)
-        scaled[:, self.blank] -= self.settings.blank_penalty
+        scaled[:, 0] -= self.settings.blank_penalty
         return scaled
 
     def _run(self, state: WordState, frames: np.ndarray) -> WordState:
@@ -148,31 +148,14 @@ class WordSearch:
 
     def finish(self, state: WordState, n_best: int = 1) -> list[Hypothesis]:
         """The best readings of all that was heard, best first, the end of the sentence included."""
-        ends = self.endings(state)
-        scores, bounds, rows = best_paths(
-            state.log.rows, ends.histories, ends.totals, ends.lms, ends.bonuses, n_best, 20 * n_best
+        settings = self.settings
+        ends = endings(
+            state.beam, self.model.arrays, self.model.eos, settings.lm_weight, settings.alignments == "sum"
         )
+        scores, bounds, rows = best_paths(state.log.rows, *ends, n_best, 20 * n_best)
         return [
             self._hypothesis(state, scores[i], rows[bounds[i] : bounds[i + 1]]) for i in range(len(scores))
         ]
-
-    def endings(self, state: WordState) -> "Endings":
-        """Complete readings with the end of the sentence scored; words cut off by the end do not count."""
-        beam = state.beam
-        complete = beam[beam["node"] == 0] if (beam["node"] == 0).any() else beam
-        join = np.logaddexp if self.settings.alignments == "sum" else np.maximum
-        sound = join(complete["log_blank"], complete["log_token"])
-        _, firsts, groups = np.unique(complete["identity"], return_index=True, return_inverse=True)
-        sounds = np.full(len(firsts), -np.inf)
-        join.at(sounds, groups, sound)
-        order = np.argsort(-sound, kind="stable")
-        leaders = np.empty(len(firsts), np.int64)
-        leaders[groups[order[::-1]]] = order[::-1]  # of equal words, the best-sounding reading
-        led = complete[leaders]
-        ends = np.array([self.model.advance(int(s), self.model.eos)[0] for s in led["lm_state"]])
-        lms = led["lm"] + ends
-        totals = sounds + self.settings.lm_weight * lms + led["bonus"]
-        return Endings(led["history"].astype(np.int64), totals, lms, led["bonus"].copy())
 
     def _hypothesis(self, state: WordState, scores: np.ndarray, rows: np.ndarray) -> Hypothesis:
         total, lm, bonus = (float(x) for x in scores)
@@ -192,14 +175,6 @@ class WordSearch:
     def weighed(self, settings: Decoding) -> "WordSearch":
         """The same lexicon and n-gram under other weights."""
         return replace(self, settings=settings)
-
-
-@dataclass(frozen=True, eq=False)
-class Endings:
-    histories: np.ndarray  # (m,) int64
-    totals: np.ndarray  # (m,) float64
-    lms: np.ndarray
-    bonuses: np.ndarray
 
 
 def make_pool(room: int) -> Pool:
