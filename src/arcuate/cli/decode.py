@@ -27,7 +27,6 @@ from arcuate.transcribe import (
     transcribe,
     transcript_row,
 )
-from arcuate.tune import fold_of_sessions, tune
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> No
 
 
 def tune_command(source: Source, weights: Path, budget: float, folds: int, as_json: bool) -> None:
+    from arcuate.tune import tune
+
     task = open_task(source)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs the true words: give them with --references REFS.jsonl")
@@ -111,6 +112,8 @@ def tune_command(source: Source, weights: Path, budget: float, folds: int, as_js
 
 def cross_fit(task: Task, n_folds: int, budget: float) -> dict[str, Any]:
     """WER of every fold under weights tuned on the others."""
+    from arcuate.tune import fold_of_sessions, tune
+
     folds = fold_of_sessions(task.references, n_folds)
     transcripts: list[Transcript] = []
     for k in range(n_folds):
