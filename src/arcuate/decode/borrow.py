@@ -26,4 +26,4 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 @njit(cache=True, inline="always")
 def borrow(array):  # type: ignore[no-untyped-def]
     """The same memory as an array that is not counted."""
-    return carray(_pointer(array.ctypes.data), array.shape, array.dtype)
+    return carray(_pointer(array.ctypes.data), array.shape, array.dtype)  # type: ignore[call-arg]

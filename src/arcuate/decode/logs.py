@@ -1,11 +1,13 @@
 """Arithmetic shared by the compiled searches: natural-log scores and identities of sequences."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 NEVER = -math.inf  # the score of what cannot happen
+Row = Any  # a row of a structured array: its fields are attributes in compiled code
 
 
 @njit(cache=True)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from arcuate.decode.logs import NEVER, log_add, mix, power_of_two
+from arcuate.decode.logs import NEVER, Row, log_add, mix, power_of_two
 from arcuate.lm.query import NGramArrays, advance
 
 PREFIX = np.dtype(
@@ -148,7 +148,7 @@ def rebuild(
 
 
 @njit(cache=True)
-def lengthen(prefix: np.void, token: int, log_token: float, entry: int, prior: Prior) -> None:
+def lengthen(prefix: Row, token: int, log_token: float, entry: int, prior: Prior) -> None:
     prefix.log_blank, prefix.log_token = NEVER, log_token
     prefix.parent = prefix.identity
     prefix.identity = mix(prefix.identity, np.uint64(token + 1))

@@ -111,8 +111,8 @@ def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = (
     ids = tuple(str(i) for i in parts["trials"].tolist()) if "trials" in parts else None
     if ids is not None and len(ids) != len(lengths):
         raise UserError(f"{path}: {len(ids)} names in `trials` for {len(lengths)} trials")
-    ends = np.cumsum(lengths, dtype=np.int64)[:-1] if len(lengths) else []
-    trials = tuple(np.split(arranged, ends)) if len(lengths) else ()
+    ends = np.cumsum(lengths, dtype=np.int64)
+    trials = tuple(np.split(arranged, ends[:-1])) if len(lengths) else ()
     return FrameScores(names, trials, ids, path.name)
 
 

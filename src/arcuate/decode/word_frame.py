@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from arcuate.decode.logs import NEVER, log_add, mix
+from arcuate.decode.logs import NEVER, Row, log_add, mix
 from arcuate.decode.lookahead import context_of
 from arcuate.decode.word_beam import Memo, Models, Pool, Weights
 from arcuate.lm.query import NGramArrays, advance
@@ -53,7 +53,7 @@ def stay(beam: np.ndarray, logp: np.ndarray, weights: Weights, pool: Pool) -> fl
 
 
 @njit(cache=True, inline="always")
-def pause(here: np.void, whole: float, logp: np.ndarray, weights: Weights, pool: Pool, best: float) -> float:
+def pause(here: Row, whole: float, logp: np.ndarray, weights: Weights, pool: Pool, best: float) -> float:
     """A silence between words; a second one only after a blank."""
     before = here.log_blank if here.last == weights.boundary else whole
     sound = before + logp[weights.boundary] + weights.silence
@@ -75,7 +75,7 @@ def pause(here: np.void, whole: float, logp: np.ndarray, weights: Weights, pool:
 
 @njit(cache=True, inline="always")
 def descend(
-    here: np.void,
+    here: Row,
     whole: float,
     logp: np.ndarray,
     t: int,
@@ -118,7 +118,7 @@ def descend(
 
 @njit(cache=True, inline="always")
 def enter(
-    here: np.void,
+    here: Row,
     node: int,
     token: int,
     sound: float,
@@ -150,7 +150,7 @@ def enter(
 
 @njit(cache=True, inline="always")
 def leave(
-    here: np.void,
+    here: Row,
     word: int,
     token: int,
     score: float,
@@ -188,7 +188,7 @@ def leave(
 
 
 @njit(cache=True, inline="always")
-def arrive(new: np.void, sound: float, history: int, word: int, first: int, weights: Weights) -> None:
+def arrive(new: Row, sound: float, history: int, word: int, first: int, weights: Weights) -> None:
     """One more way to a candidate that is there already; the better way tells the times of its words."""
     if sound > max(new.log_blank, new.log_token):
         new.history, new.word, new.first = history, word, first

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from arcuate.decode.borrow import borrow
-from arcuate.decode.logs import NEVER, mix
+from arcuate.decode.logs import NEVER, Row, mix
 from arcuate.decode.lookahead import UNBUILT, context_of, row_of, sprout
 from arcuate.decode.word_beam import Models, Pool, Weights, borrow_models, borrow_pool
 from arcuate.decode.word_frame import either, spread
@@ -95,14 +95,14 @@ def merge(pool: Pool, kept: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def future_of(token: np.void) -> np.uint64:
+def future_of(token: Row) -> np.uint64:
     return mix(
         np.uint64(token.lm_state), (np.uint64(token.node) << np.uint64(16)) | np.uint64(token.last + 1)
     )
 
 
 @njit(cache=True)
-def same_future(a: np.void, b: np.void) -> bool:
+def same_future(a: Row, b: Row) -> bool:
     return a.node == b.node and a.lm_state == b.lm_state and a.last == b.last
 
 
@@ -179,7 +179,7 @@ def rebuild(
 
 
 @njit(cache=True)
-def write_word(token: np.void, t: int, log: np.ndarray, n_log: int) -> int:
+def write_word(token: Row, t: int, log: np.ndarray, n_log: int) -> int:
     if token.word < 0:
         return n_log
     row = log[n_log]
