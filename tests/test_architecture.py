@@ -7,6 +7,7 @@ SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
     {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments"},
     {"pronounce", "lm"},
+    {"g2p"},
     {"lexicon"},
     {"readers", "simulate"},
     {"quality", "splits"},

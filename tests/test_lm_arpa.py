@@ -1,6 +1,7 @@
 """ARPA files as tools really write them: read rightly, or refused with file and line."""
 
 import gzip
+import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from arcuate.errors import UserError
 from arcuate.lm.arpa import read_arpa
 from arcuate.lm.arpa_lines import parse_number
 from arcuate.lm.model import LanguageModel
+from arcuate.lm.perplexity import summary
 from arcuate.lm.unfold import write_arpa
 from arcuate.lm.write import to_model
 from backoff import SMALL, Backoff, ask, model_of, walk, write_arpa_text
@@ -73,6 +75,11 @@ HARMLESS = {
         )
     ),
 }
+
+
+def test_repeated_ngrams_are_counted(tmp_path: Path) -> None:
+    assert read(HARMLESS["same line twice"](tmp_path)).about["n_repeated"] == 1
+    assert read(HARMLESS["same word twice"](tmp_path)).about["n_repeated"] == 1
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -151,7 +158,7 @@ def test_contexts_left_out_by_pruning_are_implied(tmp_path: Path) -> None:
     model = read(write_arpa_text(tmp_path / "m.arpa", ngrams))
     expected = [ask(ngrams, TEXT[max(0, i - 2) : i], word) for i, word in enumerate(TEXT)]
     assert walk(model, TEXT)[0] == pytest.approx(expected, abs=1e-5)
-    assert model.counts == (6, 3, 2)
+    assert model.counts == (6, 3, 2) and model.about["n_implied"] == 2
 
 
 def test_minus_infinity_and_99_are_probability_nought(tmp_path: Path) -> None:
@@ -199,3 +206,12 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     path.write_bytes(whole[:cut] + noise + whole[cut + len(noise) :])
     with suppress(UserError):  # anything else fails
         read(path)
+
+
+@pytest.mark.shared
+def test_the_real_4_gram(shared: Path) -> None:
+    lines = (shared / "real" / "words" / "t15" / "dev.jsonl").read_text().splitlines()
+    model = read(shared / "real" / "words" / "t15" / "lm4.arpa.gz")
+    assert model.counts == (60_402, 770_376, 359_644, 287_758)
+    found = summary(model, [json.loads(line)["text"] for line in lines])
+    assert found["perplexity"] == pytest.approx(118.8, abs=0.05)

@@ -105,6 +105,7 @@ def _with_header(path: Path, edit: dict[str, object]) -> None:
         {"words": {"dtype": "I32", "shape": [10**18], "data_offsets": [0, 4 * 10**18]}},
         {"words": {"dtype": "F32", "shape": [12], "data_offsets": [0, 48]}},
         {"words": {"dtype": "I32", "shape": [-12], "data_offsets": [0, 48]}},
+        {"__metadata__": {"format": "arcuate-lm", "version": "1", "about": '{"order": 1000000000000}'}},
         {"words": [1, 2]},
         {"further": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}},
     ],

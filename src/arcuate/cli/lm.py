@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.console import Report, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.lm.build import build_model, read_sentences
 from arcuate.lm.check import check_file
@@ -33,6 +34,10 @@ def import_command(source: str, target: Path, recount: bool, force: bool, as_jso
         write_model(model, target, force=force, report=tell)
     for word in model.about["added"]:
         say(f"note: {path.name} has no {word}; added with probability nought")
+    if n := model.about["n_repeated"]:
+        say(f"note: {n:,} n-grams come again with the same values; each counts once")
+    if n := model.about["n_implied"]:
+        say(f"note: {n:,} contexts of longer n-grams are missing; they follow from backing off")
     show({"source": str(source), **describe(model, target)}, as_json)
 
 
@@ -83,10 +88,11 @@ def build_command(asked: Asked, as_json: bool) -> None:
 
 def score_command(name: str, text: str, normalise: bool, against: Path | None, as_json: bool) -> None:
     model = opened(name)
-    sentences = read_input(text)
-    if normalise:
-        sentences = [normalise_text(sentence) for sentence in sentences]
-    result: dict[str, Any] = {"model": name, **summary(model, sentences)}
+    with progress("reading") as tell:
+        sentences = read_input(text, tell)
+        if normalise:
+            sentences = [normalise_text(sentence) for sentence in sentences]
+        result: dict[str, Any] = {"model": name, **summary(model, sentences, tell)}
     if against is not None:
         result["leakage"] = tell_leakage(model, read_sentences(against))
     if as_json:
@@ -119,7 +125,8 @@ def mix_command(
     refuse_existing(target, force)
     models = [opened(name) for name in names]
     held_out = read_sentences(tune) if tune else None
-    found = tune_weights(models, held_out) if held_out else None
+    with progress("finding weights") as tell:
+        found = tune_weights(models, held_out, report=tell) if held_out else None
     share = normalised(found.weights if found else weights, len(models))
     with progress("mixing") as tell:
         tables = mix(models, share, tell)
@@ -163,14 +170,22 @@ def export_command(name: str, target: Path, force: bool, as_json: bool) -> None:
 
 
 def opened(name: str) -> LanguageModel:
-    with progress("opening") as tell:
+    """A model by name or path; a bar appears only where it has to be converted first."""
+    with ExitStack() as stack:
+        bars: list[Report] = []
+
+        def tell(done: int, total: int, what: str) -> None:
+            if not bars:
+                bars.append(stack.enter_context(progress("opening")))
+            bars[0](done, total, what)
+
         return open_model(name, tell)
 
 
-def read_input(text: str) -> list[str]:
+def read_input(text: str, report: Report) -> list[str]:
     """Sentences of a file, or of standard input for `-`."""
     if text != "-":
-        return read_sentences(Path(text))
+        return read_sentences(Path(text), report)
     sentences = [line.strip() for line in sys.stdin if line.strip()]
     if not sentences:
         raise UserError("standard input has no sentences; pipe in a text with one per line")

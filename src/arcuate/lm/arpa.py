@@ -9,10 +9,10 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.lm.arpa_lines import BAD_NUMBER, OK, TOO_FEW, TOO_MANY, gather, look_up, parse_lines
 from arcuate.lm.arpa_text import Report, Text, open_raw, unpacked
+from arcuate.lm.model import MAX_ORDER
 from arcuate.lm.tables import LN10, Table, Tables, with_specials
 from arcuate.lm.vocabulary import Vocabulary, index_words, vocabulary_of
 
-_MAX_ORDER = 100
 _COUNT = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION = re.compile(rb"\\(\d{1,3})-grams:$")
 _PROBLEMS = {
@@ -29,10 +29,12 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
         text = Text(path, raw, stream, report)
         announced = _read_head(text)
         tables: list[Table] = []
+        n_repeated = 0
         vocabulary: Vocabulary | None = None
         for order, section_line in _sections(text, len(announced)):
             if order == 1:
                 vocabulary, table, n_lines = _read_unigrams(text)
+                n_repeated = n_lines - len(table)
             else:
                 assert vocabulary is not None
                 table = _read_section(text, order, vocabulary)
@@ -50,7 +52,7 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
     assert vocabulary is not None
     while len(tables) > 1 and not len(tables[-1]):
         tables.pop()
-    return with_specials(Tables(vocabulary, tuple(tables), source=path.name))
+    return with_specials(Tables(vocabulary, tuple(tables), source=str(path), n_repeated=n_repeated))
 
 
 def _read_head(text: Text) -> list[tuple[int, int]]:
@@ -68,7 +70,7 @@ def _read_head(text: Text) -> list[tuple[int, int]]:
         found = _COUNT.match(line)
         if not found:
             raise text.problem("expected a count such as 'ngram 1=5000' or a section", at)
-        if int(found[1]) != len(announced) + 1 or len(announced) == _MAX_ORDER:
+        if int(found[1]) != len(announced) + 1 or len(announced) == MAX_ORDER:
             raise text.problem(f"expected the count of {len(announced) + 1}-grams", at)
         announced.append((int(found[2]), at))
     if not announced:
@@ -104,8 +106,8 @@ def _shown(line: bytes | None) -> str:
 
 
 def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(numbers (n, 2), spans (n, order, 2), lines (n,)) of a section, piece by piece."""
-    room = max(1, 2**21 // order)
+    """(values (n, 2) in nat, spans (n, order, 2), lines (n,)) of a section, piece by piece."""
+    room = max(1, 2**20 // order)
     while text.fill():
         numbers = np.empty((room, 2), np.float64)
         spans = np.empty((room, order, 2), np.int32)
@@ -114,19 +116,20 @@ def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np
             text.buffer, text.at, text.line, order, numbers, spans, lines
         )
         if n:
-            _check_numbers(text, numbers[:n], lines[:n])
-            yield numbers[:n], spans[:n], lines[:n]
+            yield _natural(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
         if problem != OK:
             raise text.problem(f"{_PROBLEMS[problem]} (an n-gram of {order} words)")
         if text.at < len(text.buffer) and n < room:
             return
 
 
-def _check_numbers(text: Text, numbers: np.ndarray, lines: np.ndarray) -> None:
+def _natural(text: Text, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Natural logarithms (n, 2); nothing is less likely than 1e-99, and nothing more than certain."""
     wrong = numbers[:, 0] > _POSITIVE
     if wrong.any():
         raise text.problem("a log-probability is above nought", int(lines[wrong.argmax()]))
-    np.minimum(numbers[:, 0], 0.0, out=numbers[:, 0])
+    numbers[:, 0] = np.minimum(numbers[:, 0], 0.0)
+    return (np.maximum(numbers, -99) * LN10).astype(np.float32)
 
 
 def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
@@ -150,11 +153,10 @@ def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
 
 
 def _table(ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int) -> Table:
-    """One table from its pieces, in natural logarithms; nothing is less likely than 1e-99."""
     if not ids:
         return Table(np.zeros((0, order), np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
-    values = np.maximum(np.concatenate(numbers), -99) * LN10
-    log_probs, backoffs = values.T.astype(np.float32)
+    log_probs = np.concatenate([values[:, 0] for values in numbers])
+    backoffs = np.concatenate([values[:, 1] for values in numbers])
     return Table(np.concatenate(ids), log_probs, backoffs, np.concatenate(lines))
 
 

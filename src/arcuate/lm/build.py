@@ -1,5 +1,6 @@
 """Text to a language model file's content: reading, leaving out, estimating, remembering the sentences."""
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,17 +103,19 @@ def text_lines(path: Path, report: Report | None = None) -> Iterator[bytes]:
             if line is None:
                 return
             number += 1
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if report and number % _EVERY == 0:
                 report(raw.tell(), size, f"reading {path.name}")
             yield line
 
 
-def read_sentences(path: Path) -> list[str]:
+def read_sentences(path: Path, report: Report | None = None) -> list[str]:
     """A text file as sentences, a line each; empty lines are left out."""
     sentences = []
-    for number, line in enumerate(text_lines(path), start=1):
+    for number, line in enumerate(text_lines(path, report), start=1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            text = line.decode("utf-8").strip()
         except UnicodeDecodeError:
             raise UserError(
                 f"{path}, line {number}: not UTF-8 text; convert it, for example with iconv"

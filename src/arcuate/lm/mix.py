@@ -29,7 +29,12 @@ class Weights:
 
 
 def tune_weights(
-    models: Sequence[LanguageModel], sentences: Sequence[str], n_rounds: int = 500, tolerance: float = 1e-7
+    models: Sequence[LanguageModel],
+    sentences: Sequence[str],
+    *,
+    n_rounds: int = 500,
+    tolerance: float = 1e-7,
+    report: Report | None = None,
 ) -> Weights:
     """Weights under which the mixture gives held-out text the highest probability."""
     scores = [score_text(model, sentences) for model in models]
@@ -38,14 +43,16 @@ def tune_weights(
     if not probs.size:
         raise UserError("no word of the held-out text is in any of the models; weights cannot be tuned on it")
     weights = np.full(len(models), 1 / len(models))
-    for _ in range(n_rounds):
+    for round_ in range(n_rounds):
+        if report:
+            report(round_, n_rounds, "finding weights")
         shares = weights[:, None] * probs
         updated = (shares / shares.sum(0)).mean(1)
         change, weights = np.abs(updated - weights).max(), updated
         if change < tolerance:
             break
     perplexity = float(np.exp(-np.log(weights @ probs).mean()))
-    singles = tuple(s.perplexity() for s in scores)
+    singles = tuple(s.perplexity for s in scores)
     return Weights(tuple(map(float, weights)), perplexity, singles, probs.shape[1])
 
 
@@ -153,7 +160,7 @@ def _with_backoffs(
 ) -> Table:
     """The longest order so far with the back-offs that make each context's probabilities sum to one."""
     table = orders[-1]
-    trie = build_trie(Tables(vocabulary, tuple(orders)))
+    trie, _ = build_trie(Tables(vocabulary, tuple(orders)))
     shorter = np.empty(len(ids))
     conditional(trie, np.ascontiguousarray(ids[:, 1:]), shorter)
     n = len(table)

@@ -26,6 +26,7 @@ LAYOUT = {
     "slots": "I32",
     "sentences": "U64",
 }
+MAX_ORDER = 100
 _OPTIONAL = frozenset({"sentences"})
 _SMALL = ("vocabulary", "offsets", "slots")
 
@@ -125,7 +126,8 @@ def _check_shapes(path: Path, arrays: NGramArrays, words: Vocabulary, about: dic
     slots = len(words.slots)
     fits = (
         type(order) is int
-        and order >= 1
+        and 1 <= order <= MAX_ORDER
+        and isinstance(about.get("added", []), list)
         and n_words > 0
         and n_nodes > n_words
         and len(arrays.log_probs) == n_nodes

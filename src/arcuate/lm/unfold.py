@@ -31,7 +31,7 @@ def to_tables(model: LanguageModel) -> Tables:
         backoffs = arrays.backoffs[start:end] if inner else np.zeros(n, np.float32)
         tables.append(Table(ids, np.asarray(arrays.log_probs[start:end]), np.asarray(backoffs)))
         begin, start = start, end
-    return Tables(model.words, tuple(tables), tuple(model.about.get("added", ())), model.name)
+    return Tables(model.words, tuple(tables), source=model.name)
 
 
 def write_arpa(
