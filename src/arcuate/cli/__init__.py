@@ -21,8 +21,8 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
 """
 ORDER = (
-    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "report"),
-    *("doctor", "runs", "compare", "ledger", "lm", "import"),
+    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "decode", "tune"),
+    *("report", "doctor", "runs", "compare", "ledger", "lm", "import"),
 )
 SPLITS = ("val", "test", "dev", "train")
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base of its parsing errors
@@ -322,12 +322,74 @@ def evaluate(
     ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
+    search: Annotated[str | None, typer.Option(help="greedy or beam; left out: as the recipe says.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
     as_json: Json = False,
 ) -> None:
     """Score a run on a split: PER with its interval, by session and block, one line per trial."""
     from arcuate.cli.evaluate import evaluate_command
 
-    evaluate_command(run, split, data, checkpoint, label, scores, as_json)
+    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam)
+
+
+ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
+LexiconName = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+LmOption = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, a trial each.")]
+ConfigPath = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
+Threshold = Annotated[float | None, typer.Option("--threshold", help="Worst reading kept, in nat.")]
+SplitName = Annotated[str, typer.Option("--split", help="Of a run folder: val, test, dev or train.")]
+DataPath = Annotated[Path | None, typer.Option("--data", help="Of a run folder: the store, if it moved.")]
+Words = Annotated[
+    list[str] | None, typer.Option("--word", help="Add a word: word, word=weight or word=weight=PHONEMES.")
+]
+
+
+@app.command()
+def decode(
+    scores: ScoresPath,
+    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, a trial each.")] = ...,  # type: ignore[assignment]
+    lexicon: LexiconName = "default",
+    lm: LmOption = "default",
+    beam: Beam = None,
+    threshold: Threshold = None,
+    config: ConfigPath = None,
+    references: RefsPath = None,
+    nbest: Annotated[int, typer.Option(min=1, max=10_000, help="Readings to write per trial.")] = 10,
+    word: Words = None,
+    split: SplitName = "val",
+    data: DataPath = None,
+    as_json: Json = False,
+) -> None:
+    """Frame scores to words, with a pronunciation lexicon and a language model."""
+    from arcuate.cli.decode import Source, decode_command
+
+    source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ()))
+    decode_command(source, out, nbest, as_json)
+
+
+@app.command()
+def tune(
+    scores: ScoresPath,
+    out: Annotated[Path, typer.Option("--out", help="YAML file of weights to write.")] = ...,  # type: ignore[assignment]
+    lexicon: LexiconName = "default",
+    lm: LmOption = "default",
+    references: RefsPath = None,
+    config: ConfigPath = None,
+    beam: Beam = None,
+    threshold: Threshold = None,
+    budget: Annotated[float, typer.Option(min=1.0, help="Seconds to spend.")] = 300.0,
+    folds: Annotated[int, typer.Option(min=0, max=100, help="Cross-fit by session; 0 = do not.")] = 0,
+    split: SplitName = "val",
+    data: DataPath = None,
+    as_json: Json = False,
+) -> None:
+    """Find the weights of `decode` on trials with references."""
+    from arcuate.cli.decode import Source, tune_command
+
+    source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data)
+    tune_command(source, out, budget, folds, as_json)
 
 
 @app.command()

@@ -3,14 +3,21 @@
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from rich.table import Table
 
 from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
-from arcuate.evaluate import decode_trials, summarise, write_results, write_scores
+from arcuate.evaluate import (
+    TrialResult,
+    decode_trials,
+    phoneme_search,
+    summarise,
+    write_results,
+    write_scores,
+)
 from arcuate.models.files import load_card, load_model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe
@@ -18,6 +25,7 @@ from arcuate.run import Run, open_run, read_json
 from arcuate.runtime import set_up
 from arcuate.store import Store, TrialInfo
 from arcuate.training.checkpoint import find_checkpoint
+from arcuate.training.settings import Validate
 from arcuate.trial import SPLITS
 
 
@@ -37,6 +45,17 @@ class Subject:
         return "dev" if self.recipe.data.dev_fraction > 0 else "val"
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A split as one checkpoint of a run hears it."""
+
+    subject: Subject
+    store: Store
+    card: ModelCard
+    validate: Validate
+    results: list[TrialResult]
+
+
 def evaluate_command(
     path: Path,
     split: str,
@@ -45,9 +64,11 @@ def evaluate_command(
     label: str | None,
     scores: Path | None,
     as_json: bool,
+    search: str | None = None,
+    beam: int | None = None,
 ) -> None:
     run = open_run(path)
-    summary = evaluate_run(run, split, data, checkpoint, label, scores)
+    summary = evaluate_run(run, split, data, checkpoint, label, scores, search=search, beam=beam)
     if as_json:
         emit_json(summary)
     else:
@@ -62,11 +83,36 @@ def evaluate_run(
     label: str | None,
     scores: Path | None,
     quiet: bool = False,
+    search: str | None = None,
+    beam: int | None = None,
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate` does; returns the summary it writes to results/<split>.json."""
     check_places(label, scores)
+    scored = score_run(run, split, data, checkpoint, search, beam, quiet)
+    summary = {
+        **summarise(scored.results),
+        **provenance(scored, split, label),
+        "left_out": left_out(scored.store, split, scored.card),
+    }
+    write_results(run, split, label, scored.results, summary, scored.store)
+    if scores is not None:
+        write_scores(scores, scored.results)
+    return summary
+
+
+def score_run(
+    run: Run,
+    split: str,
+    data: Path | None,
+    checkpoint: str,
+    search: str | None = None,
+    beam: int | None = None,
+    quiet: bool = False,
+) -> Scored:
+    """Every trial of a split with its frame scores, and read by the search asked for."""
     subject = find_subject(run, checkpoint)
     recipe = subject.recipe
+    validate = searched(recipe.validate_, search, beam)
     store = Store.open(data or remembered_store(subject))
     model = load_model(subject.folder)
     trials = choose_trials(subject, store, split, model.card)
@@ -82,17 +128,24 @@ def evaluate_run(
             batch_size=recipe.validate_.batch_size,
             loss=recipe.loss,
             keep_scores=True,
+            search=phoneme_search(validate),
             progress=report,
         )
-    summary = {
-        **summarise(results),
-        **provenance(subject, store, split, label),
-        "left_out": left_out(store, split, model.card),
-    }
-    write_results(run, split, label, results, summary, store)
-    if scores is not None:
-        write_scores(scores, results)
-    return summary
+    return Scored(subject, store, model.card, validate, results)
+
+
+def searched(settings: Validate, search: str | None, beam: int | None) -> Validate:
+    """The recipe's search, or the one asked for; a width alone asks for the beam search."""
+    kind = search or ("beam" if beam is not None else settings.search)
+    if kind not in ("greedy", "beam"):
+        raise UserError(f"--search {kind!r} is unknown; choose greedy or beam")
+    if kind == "greedy" and beam is not None:
+        raise UserError("--beam belongs to --search beam; the greedy search has no width")
+    return Validate(
+        batch_size=settings.batch_size,
+        search=cast(Literal["greedy", "beam"], kind),
+        beam=beam or settings.beam,
+    )
 
 
 def check_places(label: str | None, scores: Path | None) -> None:
@@ -156,8 +209,10 @@ def changed_splits(subject: Subject, store: Store) -> list[str] | None:
     return [split for split in SPLITS if before.get(split) != now.get(split)]
 
 
-def provenance(subject: Subject, store: Store, split: str, label: str | None) -> dict[str, Any]:
+def provenance(scored: Scored, split: str, label: str | None) -> dict[str, Any]:
     """Which weights were scored on which trials, and what they had been selected on."""
+    subject, store = scored.subject, scored.store
+    beam = {"beam": scored.validate.beam} if scored.validate.search == "beam" else {}
     state_file = subject.folder / "state.json"
     state = read_json(state_file) if state_file.exists() else {}
     return {
@@ -168,7 +223,8 @@ def provenance(subject: Subject, store: Store, split: str, label: str | None) ->
         "selected_on": subject.selected_on,
         "checkpoint": subject.folder.name,
         "step": state.get("step"),
-        "search": "greedy",
+        "search": scored.validate.search,
+        **beam,
         "data_hash": store.manifest.get("hashes", {}).get(split),
         "data_differ_in": changed_splits(subject, store),
     }
@@ -204,11 +260,12 @@ def headline(summary: dict[str, Any]) -> str:
         return f"{decoded} decoded without labels, so there is no PER"
     same = " (the split it was selected on)" if summary["selected_on"] == summary["split"] else ""
     same = " (which it was trained on)" if summary["split"] == "train" else same
+    greedy = f" (greedy {percent(summary['per_greedy'])})" if "per_greedy" in summary else ""
     interval = f"95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])}"
     if summary["per_low"] is None:
         interval = "no interval from a single trial"
     return (
-        f"PER {percent(summary['per'])}, {interval},"
+        f"PER {percent(summary['per'])}{greedy}, {interval},"
         f" on {counted(summary['n_scored'], summary['split'] + ' trial')}{same}:"
         f" {summary['substitutions']} substitutions, {summary['insertions']} insertions,"
         f" {summary['deletions']} deletions in {summary['n_tokens']} phonemes"
