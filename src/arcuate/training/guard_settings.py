@@ -27,6 +27,12 @@ class Stuck(Settings):
 
     action: Literal["rewind", "warn", "stop", "ignore"] = "rewind"
     patience: int = Field(2000, ge=50, le=10_000_000, description="steps without a fall before it counts")
+    cool: float = Field(
+        0.15,
+        gt=0.0,
+        lt=1.0,
+        description="factor on all rates: one that taught nothing is further off than one that exploded late",
+    )
     fall: float = Field(
         0.1, gt=0.0, lt=1.0, description="how far the median loss has to fall to count as one"
     )

@@ -245,7 +245,7 @@ def rewind(training: Training, world: World, to_start: bool = False) -> dict[str
         point(training.run, "last", target.folder)
         forget_newer(training.run, target)
     training.rewound_to = target.step
-    training.rate_scale *= training.recipe.guard.cool
+    training.rate_scale *= training.recipe.guard.stuck.cool if to_start else training.recipe.guard.cool
     training.guard.rewound(to_start)
     training.tally = Tally()
     rows = training.take_back_rows() if world.writes else []
