@@ -228,7 +228,7 @@ def test_a_word_cut_off_by_the_end_is_not_read(lexicon: Lexicon, model: Language
 
 
 def test_words_added_at_run_time_are_read(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(lm_weight=0.5))
+    search = word_search(lexicon, model, Decoding(lm_weight=0.5, word_bonus=0.0))
     sure = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
     assert "ba" not in search.search(sure)[0].words
     named, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})
