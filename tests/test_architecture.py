@@ -18,6 +18,7 @@ LAYERS = [
     {"models"},
     {"losses", "decode", "unpickle"},
     {"foreign", "metrics"},
+    {"word_scores"},
     {"tracking.settings", "training.settings", "training.guard_settings"},
     {"recipe"},
     {"recipe_diff", "run"},
