@@ -1,0 +1,143 @@
+"""Log-probabilities of whole sentences under a causal language model, through `transformers` (extra: llm).
+
+Nothing is fetched and nothing foreign is executed: models are local folders with safetensors weights or GGUF files.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arcuate.errors import UserError
+
+Progress = Callable[[int, int, str], None]
+Style = Literal["sentence", "plain"]
+NEEDED = ("transformers", "gguf", "accelerate")
+_LONE_I = re.compile(r"\bi\b")
+
+
+@dataclass(frozen=True, eq=False)
+class CausalModel:
+    """A causal language model with its tokenizer."""
+
+    model: Any  # transformers.PreTrainedModel
+    tokenizer: Any
+    name: str
+    first: int  # the token that stands before a sentence
+
+
+def missing_parts() -> list[str]:
+    """What the extra `llm` would install and is not there."""
+    return [name for name in NEEDED if find_spec(name) is None]
+
+
+def load_causal(path: Path, device: str = "cpu") -> CausalModel:
+    """A model folder as `save_pretrained` writes it, or a .gguf file."""
+    if lacking := missing_parts():
+        raise UserError(f"rescoring needs {', '.join(lacking)}; install it with: pip install 'arcuate[llm]'")
+    if not path.exists():
+        raise UserError(f"there is no language model at {path}; give a model folder or a .gguf file")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        raise UserError(f"{path} holds no .safetensors weights; pickled weights are not read, convert them")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=torch.float32, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} cannot be loaded as a causal language model: {reason:.200}") from error
+    return CausalModel(model.eval().to(torch.device(device)), tokenizer, path.stem, _first_token(tokenizer, path))
+
+
+def _first_token(tokenizer: Any, path: Path) -> int:
+    """What the model saw between documents in its training: the token that gives the first word a context."""
+    between = tokenizer.get_vocab().get("<|endoftext|>")
+    for token in (between, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise UserError(f"{path}: its tokenizer names no token that begins a text; it cannot score sentences")
+
+
+def as_sentence(text: str) -> str:
+    """A normalised text as print has it, since that is what such models were trained on."""
+    spelled = _LONE_I.sub("I", text)
+    return f"{spelled[:1].upper()}{spelled[1:]}." if spelled else "."
+
+
+def score_sentences(
+    lm: CausalModel,
+    texts: Sequence[str],
+    *,
+    style: Style = "sentence",
+    max_tokens: int = 4096,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """Summed natural-log probability of each text's tokens: (n,).
+
+    `max_tokens` bounds a batch with its padding, and so the memory; it changes nothing in the scores beyond rounding.
+    Equal texts are computed once.
+    """
+    shown = [as_sentence(text) if style == "sentence" else text for text in texts]
+    distinct = sorted(set(shown))
+    tokens = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in distinct]
+    _check_lengths(lm, tokens, distinct)
+    scores = np.zeros(len(distinct))
+    done = 0
+    for chosen in batches([1 + len(ids) for ids in tokens], max_tokens):
+        scores[chosen] = score_tokens(lm, [tokens[i] for i in chosen])
+        done += len(chosen)
+        if progress:
+            progress(done, len(distinct), "scoring sentences")
+    found = dict(zip(distinct, scores.tolist(), strict=True))
+    return np.array([found[text] for text in shown])
+
+
+def _check_lengths(lm: CausalModel, tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
+    longest = getattr(lm.model.config, "max_position_embeddings", None)
+    for ids, text in zip(tokens, texts, strict=True):
+        if longest is not None and len(ids) + 1 > longest:
+            raise UserError(
+                f"{text[:40]!r}… has {len(ids)} tokens; {lm.name} reads at most {longest}; leave it out of the list"
+            )
+
+
+def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of neighbours in length, so that little is padding."""
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * lengths[i] > max_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def score_tokens(lm: CausalModel, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+    """Summed log-probabilities of one batch; padding stands behind the text, where no token can see it. (n,)"""
+    device = next(lm.model.parameters()).device
+    rows = [torch.tensor([lm.first, *ids]) for ids in tokens]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=lm.first).to(device)  # (B, L)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    real = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]  # (B, L)
+    logits = lm.model(input_ids=ids, attention_mask=real.long(), use_cache=False).logits[:, :-1]  # (B, L-1, V)
+    log_probs: Tensor = logits.gather(2, ids[:, 1:, None])[..., 0] - logits.logsumexp(dim=-1)
+    summed = log_probs.double().masked_fill(~real[:, 1:], 0).sum(dim=1)
+    return summed.cpu().numpy()
