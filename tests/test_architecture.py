@@ -22,6 +22,8 @@ LAYERS = [
     {"tracking.settings", "training.settings", "training.guard_settings"},
     {"recipe"},
     {"recipe_diff", "run"},
+    {"combine"},
+    {"rescore", "submit"},
     {"coupling", "runtime", "environment", "search_space"},
     {"training", "evaluate"},
     {"tracking"},

@@ -82,9 +82,7 @@ def scored_trials(lists: Sequence[CandidateList], texts: Sequence[str]) -> list[
     ]
 
 
-def summarise_choice(
-    lists: Sequence[CandidateList], texts: Sequence[str], lm: str | None
-) -> dict[str, Any]:
+def summarise_choice(lists: Sequence[CandidateList], texts: Sequence[str], lm: str | None) -> dict[str, Any]:
     """Word error rates of the chosen texts, beside those of the single voters and of the best candidates."""
     trials = scored_trials(lists, texts)
     summary = summarise_words(trials, lm=lm, n_trials=len(lists))
@@ -100,7 +98,9 @@ def summarise_choice(
     gap = paired_difference([t.score.words for t in trials], single[best])
     return summary | {
         "single_wer": rates,
-        "single_wer_mean": float(np.mean([r for r in rates if r is not None])) if rates[0] is not None else None,
+        "single_wer_mean": float(np.mean([r for r in rates if r is not None]))
+        if rates[0] is not None
+        else None,
         "best_single": best + 1,
         "best_single_wer": rates[best],
         "against_best_single": vars(gap) if gap else None,

@@ -57,7 +57,9 @@ def fit_weights(choices: Sequence[Choice], prior: Sequence[float]) -> np.ndarray
     direction = np.where(np.isfinite(spread), start * np.where(np.isfinite(spread), spread, 0), 0)
     length = float(np.linalg.norm(direction)) or 1.0
     runs = [
-        minimize(_expected, scale * direction / length * np.sqrt(k), args=(stack,), jac=True, method="L-BFGS-B")
+        minimize(
+            _expected, scale * direction / length * np.sqrt(k), args=(stack,), jac=True, method="L-BFGS-B"
+        )
         for scale in STARTS
     ]
     best = min(runs, key=lambda run: float(run.fun))

@@ -1,12 +1,13 @@
 """Lists of candidate texts, one per trial, as files hold them. Foreign until every line has been looked at."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError
+from arcuate.lm.model import LanguageModel
 from arcuate.run import read_jsonl
 from arcuate.text import normalise_text
 
@@ -70,6 +71,45 @@ def parse_list(row: Mapping[str, Any], where: str, fallback_id: str) -> Candidat
         _text_or_none(row.get("corpus"), "corpus", where),
         _flag(row.get("in_lm_text"), where),
     )
+
+
+def attach_references(lists: Sequence[CandidateList], path: Path) -> list[CandidateList]:
+    """The lists with what was to be said, from lines with `id` and `text`; a trial not in the file keeps its own."""
+    known: dict[str, Mapping[str, Any]] = {}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        identity = row.get("id", row.get("trial"))
+        if identity is None or not isinstance(row.get("text"), str):
+            raise UserError(f"{path} line {number} needs an id and a text")
+        if str(identity) in known:
+            raise UserError(f"{path} line {number}: trial {identity!r} is there twice; keep one of the two")
+        known[str(identity)] = row
+    if not any(found.id in known for found in lists):
+        raise UserError(
+            f"{path} has none of the trials; its first is {next(iter(known), None)!r}, not {lists[0].id!r}"
+        )
+    return [_with_reference(found, known[found.id], path) if found.id in known else found for found in lists]
+
+
+def _with_reference(found: CandidateList, row: Mapping[str, Any], path: Path) -> CandidateList:
+    where = f"{path}: trial {found.id}"
+    return replace(
+        found,
+        reference=row["text"],
+        session=found.session or _text_or_none(row.get("session"), "session", where),
+        corpus=found.corpus or _text_or_none(row.get("corpus"), "corpus", where),
+        in_lm_text=_flag(row.get("in_lm_text"), where) if found.in_lm_text is None else found.in_lm_text,
+    )
+
+
+def mark_leakage(lists: Sequence[CandidateList], lm: LanguageModel) -> list[CandidateList]:
+    """Lists flagged where their reference stands in the language model's training text, as far as it knows."""
+    marked = []
+    for found in lists:
+        inside = lm.contains(found.reference) if found.reference is not None else None
+        marked.append(
+            found if inside is None else replace(found, in_lm_text=inside or bool(found.in_lm_text))
+        )
+    return marked
 
 
 def _plain(row: Mapping[str, Any], where: str) -> tuple[list[str], tuple[float, ...] | None]:

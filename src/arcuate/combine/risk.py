@@ -49,7 +49,9 @@ def expected_errors(
 
 
 def minimum_risk(
-    texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = None, letter_share: float = LETTER_SHARE
+    texts: Sequence[str],
+    weights: Sequence[float] | np.ndarray | None = None,
+    letter_share: float = LETTER_SHARE,
 ) -> str:
     """The text with the fewest expected word errors; nothing where there are no texts."""
     if not texts:
@@ -62,7 +64,8 @@ def as_characters(texts: Sequence[str]) -> list[str]:
     """Each text with one character per word, so that edit distances of words are those of strings."""
     ids: dict[str, str] = {}
     return [
-        "".join(ids.setdefault(word, chr(_FIRST_PRIVATE + len(ids))) for word in text.split()) for text in texts
+        "".join(ids.setdefault(word, chr(_FIRST_PRIVATE + len(ids))) for word in text.split())
+        for text in texts
     ]
 
 

@@ -34,7 +34,9 @@ def agreement(lists: Sequence[CandidateList]) -> np.ndarray:
     return np.log((1 - p) / p)
 
 
-def vote_weights(lists: Sequence[CandidateList], voters: Voters = "equal", scale: float = 1.0) -> list[np.ndarray]:
+def vote_weights(
+    lists: Sequence[CandidateList], voters: Voters = "equal", scale: float = 1.0
+) -> list[np.ndarray]:
     """Weights of every trial's candidates: by score where there are scores, else by seat."""
     seats = agreement(lists) if voters == "agreement" and n_seats(lists) else None
     weights = []

@@ -61,7 +61,9 @@ def load_causal(path: Path, device: str = "cpu") -> CausalModel:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} cannot be loaded as a causal language model: {reason:.200}") from error
-    return CausalModel(model.eval().to(torch.device(device)), tokenizer, path.stem, _first_token(tokenizer, path))
+    return CausalModel(
+        model.eval().to(torch.device(device)), tokenizer, path.stem, _first_token(tokenizer, path)
+    )
 
 
 def _first_token(tokenizer: Any, path: Path) -> int:
@@ -137,7 +139,9 @@ def score_tokens(lm: CausalModel, tokens: Sequence[Sequence[int]]) -> np.ndarray
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=lm.first).to(device)  # (B, L)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     real = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]  # (B, L)
-    logits = lm.model(input_ids=ids, attention_mask=real.long(), use_cache=False).logits[:, :-1]  # (B, L-1, V)
+    logits = lm.model(input_ids=ids, attention_mask=real.long(), use_cache=False).logits[
+        :, :-1
+    ]  # (B, L-1, V)
     log_probs: Tensor = logits.gather(2, ids[:, 1:, None])[..., 0] - logits.logsumexp(dim=-1)
     summed = log_probs.double().masked_fill(~real[:, 1:], 0).sum(dim=1)
     return summed.cpu().numpy()
