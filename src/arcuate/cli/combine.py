@@ -9,7 +9,15 @@ from rich.table import Table
 
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.combine.choose import choose_by_features, choose_by_risk, choose_by_vote, summarise_choice
-from arcuate.combine.features import CAUSAL_WEIGHT, Feature, known_feature, ngram_feature, prior_of
+from arcuate.combine.features import (
+    CAUSAL_WEIGHT,
+    NGRAM_BESIDE_CAUSAL,
+    NGRAM_WEIGHT,
+    Feature,
+    known_feature,
+    ngram_feature,
+    prior_of,
+)
 from arcuate.combine.frames import FrameScores, average, read_frames, write_frames
 from arcuate.combine.lists import CandidateList, attach_references, mark_leakage, read_lists
 from arcuate.combine.merge import merge_lists
@@ -112,7 +120,7 @@ def choose_linear(
     asked: Asked, lists: list[CandidateList], votes: list[np.ndarray], lm: LanguageModel | None
 ) -> tuple[list[str], dict[str, Any]]:
     """Texts by weighted criteria, and where the weights come from."""
-    extra = [ngram_feature(lm)] if lm else []
+    extra = [ngram_feature(lm, NGRAM_BESIDE_CAUSAL if asked.llm else NGRAM_WEIGHT)] if lm else []
     if asked.llm:
         extra.append(causal_feature(asked.llm, lists))
     criteria, prior = prior_of(extra)

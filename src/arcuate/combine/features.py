@@ -18,7 +18,8 @@ OWN: tuple[tuple[str, float], ...] = (
     ("share", 2.45),
     ("length", 0.81),
 )
-NGRAM_WEIGHT, CAUSAL_WEIGHT = 0.22, 0.15  # per nat
+NGRAM_WEIGHT, CAUSAL_WEIGHT = 0.22, 0.25  # per nat, each alone
+NGRAM_BESIDE_CAUSAL = 0.04
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,9 @@ def features_of(found: CandidateList, votes: np.ndarray, extra: Sequence[Feature
     return Table(by_word.texts, np.stack(columns, axis=1))
 
 
-def ngram_feature(lm: LanguageModel) -> Feature:
+def ngram_feature(lm: LanguageModel, weight: float = NGRAM_WEIGHT) -> Feature:
     """Log-probability under an n-gram model."""
-    return Feature(
-        "ngram", NGRAM_WEIGHT, lambda texts: np.array([sentence_log_prob(lm, text) for text in texts])
-    )
+    return Feature("ngram", weight, lambda texts: np.array([sentence_log_prob(lm, text) for text in texts]))
 
 
 def known_feature(name: str, weight: float, scores: Mapping[str, float]) -> Feature:

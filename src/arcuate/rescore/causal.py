@@ -3,6 +3,7 @@
 Nothing is fetched and nothing foreign is executed: models are local folders with safetensors weights or GGUF files.
 """
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,17 +21,26 @@ from arcuate.errors import UserError
 Progress = Callable[[int, int, str], None]
 Style = Literal["sentence", "plain"]
 NEEDED = ("transformers", "gguf", "accelerate")
+# Own sentences in the manner of a conversation: they tell the model what kind of text follows.
+CONVERSATION = """Yeah, we were thinking about that too.
+Well, my brother fixes old radios on weekends.
+So how did you end up living out there?
+It's kind of hard to say what they really wanted.
+But she didn't want to drive all the way back.
+I guess we could try it again tomorrow.
+"""
 _LONE_I = re.compile(r"\bi\b")
 
 
 @dataclass(frozen=True, eq=False)
 class CausalModel:
-    """A causal language model with its tokenizer."""
+    """A causal language model with its tokenizer and what it has read before every sentence."""
 
     model: Any  # transformers.PreTrainedModel
     tokenizer: Any
     name: str
-    first: int  # the token that stands before a sentence
+    first: int  # the token that begins a text
+    context: tuple[int, ...] = ()  # tokens after it, before the sentence
 
 
 def missing_parts() -> list[str]:
@@ -38,8 +48,8 @@ def missing_parts() -> list[str]:
     return [name for name in NEEDED if find_spec(name) is None]
 
 
-def load_causal(path: Path, device: str = "cpu") -> CausalModel:
-    """A model folder as `save_pretrained` writes it, or a .gguf file."""
+def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSATION) -> CausalModel:
+    """A model folder as `save_pretrained` writes it, or a .gguf file; `context` is read before every sentence."""
     if lacking := missing_parts():
         raise UserError(f"rescoring needs {', '.join(lacking)}; install it with: pip install 'arcuate[llm]'")
     if not path.exists():
@@ -61,9 +71,9 @@ def load_causal(path: Path, device: str = "cpu") -> CausalModel:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} cannot be loaded as a causal language model: {reason:.200}") from error
-    return CausalModel(
-        model.eval().to(torch.device(device)), tokenizer, path.stem, _first_token(tokenizer, path)
-    )
+    before = tuple(tokenizer(context, add_special_tokens=False)["input_ids"]) if context else ()
+    first = _first_token(tokenizer, path)
+    return CausalModel(model.eval().to(torch.device(device)), tokenizer, path.stem, first, before)
 
 
 def _first_token(tokenizer: Any, path: Path) -> int:
@@ -86,7 +96,7 @@ def score_sentences(
     texts: Sequence[str],
     *,
     style: Style = "sentence",
-    max_tokens: int = 4096,
+    max_tokens: int = 1024,
     progress: Progress | None = None,
 ) -> np.ndarray:
     """Summed natural-log probability of each text's tokens: (n,).
@@ -99,9 +109,10 @@ def score_sentences(
     tokens = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in distinct]
     _check_lengths(lm, tokens, distinct)
     scores = np.zeros(len(distinct))
+    opening = read_context(lm)
     done = 0
-    for chosen in batches([1 + len(ids) for ids in tokens], max_tokens):
-        scores[chosen] = score_tokens(lm, [tokens[i] for i in chosen])
+    for chosen in batches([max(len(ids), 1) for ids in tokens], max_tokens):
+        scores[chosen] = score_tokens(lm, opening, [tokens[i] for i in chosen])
         done += len(chosen)
         if progress:
             progress(done, len(distinct), "scoring sentences")
@@ -112,7 +123,7 @@ def score_sentences(
 def _check_lengths(lm: CausalModel, tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
     longest = getattr(lm.model.config, "max_position_embeddings", None)
     for ids, text in zip(tokens, texts, strict=True):
-        if longest is not None and len(ids) + 1 > longest:
+        if longest is not None and len(lm.context) + len(ids) + 1 > longest:
             raise UserError(
                 f"{text[:40]!r}… has {len(ids)} tokens; {lm.name} reads at most {longest}; leave it out of the list"
             )
@@ -131,17 +142,40 @@ def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """The model's state after the context, computed once for all sentences."""
+
+    cache: Any  # keys and values of the context, one row
+    log_probs: Tensor  # (V,) of the token that follows
+    n_tokens: int
+
+
 @torch.inference_mode()
-def score_tokens(lm: CausalModel, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+def read_context(lm: CausalModel) -> Opening:
+    ids = torch.tensor([[lm.first, *lm.context]], device=next(lm.model.parameters()).device)
+    outputs = lm.model(input_ids=ids, use_cache=True)
+    return Opening(outputs.past_key_values, outputs.logits[0, -1].log_softmax(-1), ids.shape[1])
+
+
+@torch.inference_mode()
+def score_tokens(lm: CausalModel, opening: Opening, tokens: Sequence[Sequence[int]]) -> np.ndarray:
     """Summed log-probabilities of one batch; padding stands behind the text, where no token can see it. (n,)"""
-    device = next(lm.model.parameters()).device
-    rows = [torch.tensor([lm.first, *ids]) for ids in tokens]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=lm.first).to(device)  # (B, L)
+    device = opening.log_probs.device
+    rows = [torch.tensor(list(ids), dtype=torch.int64) for ids in tokens]
     lengths = torch.tensor([len(row) for row in rows], device=device)
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=lm.first).to(device)  # (B, L)
     real = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]  # (B, L)
-    logits = lm.model(input_ids=ids, attention_mask=real.long(), use_cache=False).logits[
-        :, :-1
-    ]  # (B, L-1, V)
-    log_probs: Tensor = logits.gather(2, ids[:, 1:, None])[..., 0] - logits.logsumexp(dim=-1)
-    summed = log_probs.double().masked_fill(~real[:, 1:], 0).sum(dim=1)
+    if not bool(real.any()):
+        return np.zeros(len(rows))
+    summed = torch.where(lengths > 0, opening.log_probs[ids[:, 0]], 0.0).double()  # (B,)
+    if ids.shape[1] > 1:
+        cache = copy.deepcopy(opening.cache)
+        cache.batch_repeat_interleave(len(rows))
+        seen = torch.ones(len(rows), opening.n_tokens, dtype=torch.int64, device=device)
+        mask = torch.cat([seen, real[:, :-1].long()], dim=1)
+        outputs = lm.model(input_ids=ids[:, :-1], attention_mask=mask, past_key_values=cache, use_cache=True)
+        logits = outputs.logits  # (B, L-1, V)
+        log_probs = logits.gather(2, ids[:, 1:, None])[..., 0] - logits.logsumexp(dim=-1)
+        summed += log_probs.double().masked_fill(~real[:, 1:], 0).sum(dim=1)
     return summed.cpu().numpy()
