@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from arcuate.cli.console import emit_json, out, progress, say
+from arcuate.cli.submit import find_decodings
 from arcuate.combine.choose import choose_by_features, choose_by_risk, choose_by_vote, summarise_choice
 from arcuate.combine.features import (
     CAUSAL_WEIGHT,
@@ -185,12 +186,7 @@ def read_sources(asked: Asked) -> list[CandidateList]:
 
 
 def decodings_file(path: Path, asked: Asked) -> Path:
-    file = open_run(path).results_file(asked.split, asked.label)
-    if not file.is_file():
-        raise UserError(
-            f"{file} is not there; decode to words first: arcuate decode {path} --split {asked.split}"
-        )
-    return file
+    return find_decodings(open_run(path), asked.split, asked.label)
 
 
 def combine_frames(asked: Asked) -> dict[str, Any]:
