@@ -1,7 +1,7 @@
 """Word and letter errors: one normalisation, sums divided once, the language model named."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.metrics import Score, paired_difference
@@ -61,6 +61,7 @@ def test_a_clear_difference_is_significant_and_none_is_not() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
+@settings(deadline=None)
 def test_the_difference_has_the_opposite_sign_seen_from_the_other_side(errors: list[tuple[int, int]]) -> None:
     first = [Score(substitutions=a, length=4) for a, _ in errors]
     second = [Score(substitutions=b, length=4) for _, b in errors]

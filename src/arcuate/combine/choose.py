@@ -56,7 +56,7 @@ def choose_by_features(
         for found, table in zip(lists, tables, strict=True)
     ]
     folds = fold_of([found.session for found in lists], n_folds)
-    apart, whole = cross_fit(choices, folds, prior)
+    apart, whole = cross_fit(choices, folds, prior, free=[names.index("length")])
     texts = [table.choose(w) for table, w in zip(tables, apart, strict=True)]
     return Fitted(texts, names, whole, True, [table.choose(whole) for table in tables])
 

@@ -18,7 +18,7 @@ OWN: tuple[tuple[str, float], ...] = (
     ("share", 2.45),
     ("length", 0.81),
 )
-NGRAM_WEIGHT, CAUSAL_WEIGHT = 0.22, 0.25  # per nat, each alone
+NGRAM_WEIGHT, CAUSAL_WEIGHT = 0.22, 0.2  # per nat, each alone
 NGRAM_BESIDE_CAUSAL = 0.04
 
 

@@ -35,8 +35,11 @@ class _Stack:
     n_words: int
 
 
-def fit_weights(choices: Sequence[Choice], prior: Sequence[float]) -> np.ndarray:
-    """Weights (k,) of least expected error rate; the search starts from the prior's direction."""
+def fit_weights(choices: Sequence[Choice], prior: Sequence[float], free: Sequence[int] = ()) -> np.ndarray:
+    """Weights (k,) of least expected error rate; the search starts from the prior's direction.
+
+    Only the `free` ones may become negative: a source that speaks for errors is noise, not advice.
+    """
     k = len(prior)
     useful = [c for c in choices if len(c.errors) > 1 and np.ptp(c.errors) > 0]
     n_words = sum(c.n_words for c in choices)
@@ -56,12 +59,9 @@ def fit_weights(choices: Sequence[Choice], prior: Sequence[float]) -> np.ndarray
     )
     direction = np.where(np.isfinite(spread), start * np.where(np.isfinite(spread), spread, 0), 0)
     length = float(np.linalg.norm(direction)) or 1.0
-    runs = [
-        minimize(
-            _expected, scale * direction / length * np.sqrt(k), args=(stack,), jac=True, method="L-BFGS-B"
-        )
-        for scale in STARTS
-    ]
+    bounds = [(None if i in free else 0.0, None) for i in range(k)]
+    starts = [scale * direction / length * np.sqrt(k) for scale in STARTS]
+    runs = [minimize(_expected, x, args=(stack,), jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     best = min(runs, key=lambda run: float(run.fun))
     return best.x / spread
 
@@ -90,12 +90,13 @@ def fold_of(groups: Sequence[str | None], n_folds: int) -> np.ndarray:
 
 
 def cross_fit(
-    choices: Sequence[Choice | None], folds: np.ndarray, prior: Sequence[float]
+    choices: Sequence[Choice | None], folds: np.ndarray, prior: Sequence[float], free: Sequence[int] = ()
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """For each trial weights fitted on the other folds, and the weights fitted on all. None: no reference."""
     known = [(fold, c) for fold, c in zip(folds, choices, strict=True) if c is not None]
-    whole = fit_weights([c for _, c in known], prior)
+    whole = fit_weights([c for _, c in known], prior, free)
     apart = {
-        int(fold): fit_weights([c for other, c in known if other != fold], prior) for fold in np.unique(folds)
+        int(fold): fit_weights([c for other, c in known if other != fold], prior, free)
+        for fold in np.unique(folds)
     }
     return [apart[int(fold)] for fold in folds], whole

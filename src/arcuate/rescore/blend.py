@@ -48,7 +48,7 @@ def fit_blends(
     choices = [_choice(nbest, scores) for nbest, scores in zip(lists, causal, strict=True)]
     folds = fold_of([nbest.found.session for nbest in lists], n_folds)
     prior = (start.acoustic, 1 - start.alpha, start.alpha, start.length)
-    apart, whole = cross_fit(choices, folds, prior)
+    apart, whole = cross_fit(choices, folds, prior, free=[3])
     return [as_blend(weights) for weights in apart], as_blend(whole)
 
 

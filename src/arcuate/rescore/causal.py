@@ -6,6 +6,7 @@ Nothing is fetched and nothing foreign is executed: models are local folders wit
 import copy
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,12 +15,25 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from arcuate.errors import UserError
 
 Progress = Callable[[int, int, str], None]
 Style = Literal["sentence", "plain"]
+# What transformers, gguf and safetensors raise on files that are not what they claim to be.
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    ImportError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    SafetensorError,
+)
 NEEDED = ("transformers", "gguf", "accelerate")
 # Own sentences in the manner of a conversation: they tell the model what kind of text follows.
 CONVERSATION = """Yeah, we were thinking about that too.
@@ -68,7 +82,7 @@ def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSAT
         model = AutoModelForCausalLM.from_pretrained(
             str(folder), local_files_only=True, dtype=torch.float32, **options
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
+    except LOAD_ERRORS as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} cannot be loaded as a causal language model: {reason:.200}") from error
     before = tuple(tokenizer(context, add_special_tokens=False)["input_ids"]) if context else ()
@@ -125,7 +139,8 @@ def _check_lengths(lm: CausalModel, tokens: Sequence[Sequence[int]], texts: Sequ
     for ids, text in zip(tokens, texts, strict=True):
         if longest is not None and len(lm.context) + len(ids) + 1 > longest:
             raise UserError(
-                f"{text[:40]!r}… has {len(ids)} tokens; {lm.name} reads at most {longest}; leave it out of the list"
+                f"{text[:40]!r}… has {len(ids)} tokens and its context {len(lm.context)}; {lm.name} reads at most"
+                f" {longest}; leave it out, or give a shorter --context"
             )
 
 
