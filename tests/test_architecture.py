@@ -7,6 +7,7 @@ SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
     {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments"},
     {"pronounce", "lm"},
+    {"g2p"},
     {"lexicon"},
     {"readers", "simulate"},
     {"quality", "splits"},
@@ -25,7 +26,8 @@ LAYERS = [
     {"combine"},
     {"rescore", "submit"},
     {"coupling", "runtime", "environment", "search_space"},
-    {"training", "evaluate"},
+    {"training", "evaluate", "transcribe"},
+    {"tune"},
     {"tracking"},
     {"api", "report", "sweep"},
     {"cli"},

@@ -62,6 +62,52 @@ def test_a_run_folder_is_never_written_into(run: Path, cohort_store: Path) -> No
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+def test_evaluate_with_the_beam_search_prints_both_rates(run: Path) -> None:
+    told = one_object(
+        arcuate("evaluate", run, "--search", "beam", "--beam", "20", "--label", "b", "--json").stdout
+    )
+    greedy = one_object(arcuate("evaluate", run, "--label", "g", "--json").stdout)
+    assert (told["search"], told["beam"]) == ("beam", 20)
+    assert told["per_greedy"] == greedy["per"] and "per_greedy" not in greedy
+    assert "(greedy " in arcuate("evaluate", run, "--search", "beam", "--label", "b").stdout
+    assert_refused(arcuate("evaluate", run, "--search", "beams"), "greedy or beam")
+
+
+def test_validation_may_use_the_beam_search(cohort_store: Path, tmp_path: Path) -> None:
+    overrides = [*FEW, "train.steps=10", "validate.search=beam", "validate.beam=4"]
+    done = arcuate(
+        "train", "tiny", "--data", cohort_store, "--run", tmp_path / "beamed", "--json", *overrides
+    )
+    assert done.returncode == 0, done.stderr
+    told = one_object(arcuate("evaluate", tmp_path / "beamed", "--checkpoint", "last", "--json").stdout)
+    rows = [json.loads(line) for line in (tmp_path / "beamed/metrics.jsonl").read_text().splitlines()]
+    assert told["per"] == pytest.approx([r["per"] for r in rows if r["split"] == "val"][-1])
+
+
+def test_a_run_is_decoded_to_words(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "lexicon.txt").write_text("the\tDH AH\ndog\tD AO G\n")
+    (tmp_path / "lm.arpa").write_text(
+        "\\data\\\nngram 1=5\n\n\\1-grams:\n-2\t<unk>\n-99\t<s>\n-1\t</s>\n-0.5\tthe\n-0.6\tdog\n\n\\end\\\n"
+    )
+    done = arcuate(
+        *(
+            "decode",
+            run,
+            "--split",
+            "val",
+            "--lexicon",
+            tmp_path / "lexicon.txt",
+            "--lm",
+            tmp_path / "lm.arpa",
+        ),
+        *("--out", tmp_path / "hyps.jsonl", "--json"),
+    )
+    told = one_object(done.stdout)
+    rows = [json.loads(line) for line in (tmp_path / "hyps.jsonl").read_text().splitlines()]
+    assert len(rows) == told["n_trials"] and told["n_words"] > 0 and told["lm_order"] == 1
+    assert told["wer"] == pytest.approx(sum(r["errors"] for r in rows) / told["n_words"])
+
+
 def test_evaluate_prints_what_scripts_rely_on(run: Path, tmp_path: Path) -> None:
     done = arcuate("evaluate", run, "--split", "val", "--json", "--scores", tmp_path / "scores.npz")
     told = one_object(done.stdout)

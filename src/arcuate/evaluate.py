@@ -12,6 +12,7 @@ import torch
 from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
+from arcuate.decode.prefix_beam import PhonemeSearch
 from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
@@ -19,8 +20,10 @@ from arcuate.models.model import Model
 from arcuate.run import Run, save_npz, write_json, write_lines
 from arcuate.store import Store, TrialInfo
 from arcuate.tokens import CLASSES, names
+from arcuate.training.settings import Validate
 
 Progress = Callable[[int, int, str], None]
+Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class TrialResult:
     score: Score | None  # None where the trial has no label
     loss: float | None
     log_probs: np.ndarray | None  # (F, V), kept only where asked for
+    greedy_score: Score | None = None  # beside `score`, where another search than the greedy one made that
+
+
+def phoneme_search(settings: Validate) -> Search:
+    """The search that the settings ask for."""
+    return greedy if settings.search == "greedy" else PhonemeSearch(settings.beam).tokens
 
 
 def decode_trials(
@@ -42,9 +51,10 @@ def decode_trials(
     batch_size: int = 32,
     loss: Loss | None = None,
     keep_scores: bool = False,
+    search: Search = greedy,
     progress: Progress | None = None,
 ) -> list[TrialResult]:
-    """Greedy decodings in the order of the trials given, whatever batches they were computed in."""
+    """Decodings in the order of the trials given, whatever batches they were computed in."""
     device = next(model.parameters()).device
     front_end = model.card.settings.front_end
     results: dict[int, TrialResult] = {}
@@ -65,13 +75,16 @@ def decode_trials(
             n_frames = outputs.n_frames.tolist()
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], frames[row, : n_frames[row]]
-                tokens = tuple(greedy(logp))
+                tokens = tuple(search(logp))
                 results[index] = TrialResult(
                     trial,
                     tokens,
                     score(trial.tokens, tokens) if trial.tokens is not None else None,
                     losses[row] if losses is not None and trial.tokens is not None else None,
                     logp.copy() if keep_scores else None,
+                    score(trial.tokens, greedy(logp))
+                    if search is not greedy and trial.tokens is not None
+                    else None,
                 )
             if progress:
                 progress(len(results), len(trials), "scoring trials")
@@ -85,8 +98,10 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[s
     whole = total(r.score for r in scored if r.score)
     low, high = bootstrap_interval([r.score for r in scored if r.score], n_resamples=n_resamples)
     losses = [r.loss for r in scored if r.loss is not None]
+    plain = [r.greedy_score for r in scored if r.greedy_score is not None]
     return {
         "per": whole.rate,
+        **({"per_greedy": total(plain).rate} if plain else {}),
         "per_low": low,
         "per_high": high,
         "n_trials": len(results),

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.pronounce import by_rule, dictionary
+from arcuate.g2p import guess
+from arcuate.pronounce import dictionary
 from arcuate.tokens import CLASSES
 
 _VARIANT = re.compile(r"\(\d+\)$")
@@ -27,7 +28,7 @@ class Lexicon:
     offsets: np.ndarray  # (n_entries + 1,) int64
     classes: tuple[str, ...] = CLASSES
     name: str = ""
-    by_rule: tuple[str, ...] = ()  # words whose pronunciation no dictionary had
+    guessed: tuple[str, ...] = ()  # words whose pronunciation no dictionary had
     _ids: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -52,23 +53,21 @@ class Lexicon:
     def with_entries(self, entries: Iterable[tuple[str, Sequence[str]]]) -> "Lexicon":
         """A lexicon with further pronunciations, such as names; an entry that is there already changes nothing."""
         old = [(self.words[w], self.entry(i)) for i, w in enumerate(self.word_of.tolist())]
-        return _lexicon([*old, *((word, tuple(names)) for word, names in entries)], self.classes, self.name)
+        new = [(word, tuple(names)) for word, names in entries]
+        for word, names in new:
+            if not names or not frozenset(self.classes[1:]).issuperset(names):
+                raise UserError(
+                    f"the pronunciation '{' '.join(names)}' of '{word}' has unknown or no phonemes"
+                )
+        return replace(_lexicon([*old, *new], self.classes, self.name), guessed=self.guessed)
 
     def with_words(self, words: Iterable[str]) -> "Lexicon":
-        """A lexicon with further words, pronounced as the dictionary has them or by rule."""
+        """A lexicon with further words, pronounced as the dictionary has them, or as they are likely said."""
         new = [word for word in dict.fromkeys(words) if word not in self]
-        entries = [(word, phones) for word in new for phones in pronunciations_of(word)]
-        ruled = tuple(word for word in new if word not in dictionary())
-        added = self.with_entries(entries)
-        return Lexicon(
-            added.words,
-            added.word_of,
-            added.tokens,
-            added.offsets,
-            self.classes,
-            self.name,
-            self.by_rule + ruled,
-        )
+        known = [(word, phones) for word in new for phones in dictionary().get(word, ())]
+        unknown = [word for word in new if word not in dictionary()]
+        added = self.with_entries([*known, *((word, guess(word).phones) for word in unknown)])
+        return replace(added, guessed=self.guessed + tuple(unknown))
 
 
 def open_lexicon(name: str | Path, classes: Sequence[str] = CLASSES) -> Lexicon:
@@ -150,17 +149,6 @@ def spelled_lexicon(
     if not entries:
         raise UserError(f"no word of {name} can be spelt with the classes {' '.join(classes)}")
     return _lexicon(entries, tuple(classes), name), unspelt
-
-
-def pronunciations_of(word: str) -> tuple[tuple[str, ...], ...]:
-    """All dictionary pronunciations of a word; one by rule where the dictionary has none."""
-    if found := dictionary().get(word):
-        return found
-    if not word or not re.fullmatch(r"[a-z'\-]*[a-z][a-z'\-]*", word):
-        raise UserError(
-            f"cannot pronounce {word!r}: only words of the letters a to z, ' and -; give its phonemes"
-        )
-    return (by_rule(word),)
 
 
 def _lexicon(entries: list[tuple[str, tuple[str, ...]]], classes: tuple[str, ...], name: str) -> Lexicon:

@@ -139,7 +139,7 @@ def by_rule(word: str) -> Phones:
     """Phonemes of a word outside the dictionary: by its parts, else a known stem, else its letters."""
     if "-" in word:
         return tuple(p for part in word.split("-") if part for p in _known(part) or by_rule(part))
-    return _inflected(word) or _compound(word) or _letters(word)
+    return inflected(word) or _compound(word) or _letters(word)
 
 
 def _known(word: str) -> Phones | None:
@@ -154,7 +154,7 @@ def _letters(word: str) -> Phones:
     return spell_out(plain)
 
 
-def _inflected(word: str) -> Phones | None:
+def inflected(word: str) -> Phones | None:
     """A known stem with a regular ending, pronounced as English pronounces that ending after that stem."""
     if word.endswith("'s") or word.endswith("s'"):
         stem = _known(word[:-2] if word.endswith("'s") else word[:-1])

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -26,8 +27,13 @@ ORDER = (
     "train",
     "sweep",
     "evaluate",
+    "decode",
+    "tune",
+    "rescore",
     "combine",
+    "submit",
     "report",
+    "lm",
     "import",
 )
 
@@ -40,6 +46,21 @@ class InOrder(typer.core.TyperGroup):
         return sorted(known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
+class SeveralNumbers(typer.core.TyperCommand):
+    """Lets one option take several numbers, as in --prune 0 0 1."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        option = None
+        for word in args:
+            if option and re.fullmatch(r"\d+(\.\d*)?|\.\d+", word):
+                spread += [option, word]
+                continue
+            option = word if word in ("--prune", "--weight") else None
+            spread += [] if option else [word]
+        return super().parse_args(ctx, spread)
+
+
 app = typer.Typer(
     cls=InOrder,
     help=HELP,
@@ -49,6 +70,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 recipes_app = typer.Typer(help="List the recipes, show one whole, or compare two.", no_args_is_help=True)
+
+lm_app = typer.Typer(help="Language models: import, build, score, mix, look at.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -219,12 +242,74 @@ def evaluate(
     checkpoint: Annotated[str, typer.Option(help="best, last or step-NNNNNNNN.")] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
+    search: Annotated[str | None, typer.Option(help="greedy or beam; left out: as the recipe says.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
     as_json: Json = False,
 ) -> None:
     """Score a run on a split: PER with its interval, by session and block, one line per trial."""
     from arcuate.cli.evaluate import evaluate_command
 
-    evaluate_command(run, split, data, checkpoint, label, scores, as_json)
+    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam)
+
+
+ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
+LexiconName = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+LmOption = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, a trial each.")]
+ConfigPath = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
+Threshold = Annotated[float | None, typer.Option("--threshold", help="Worst reading kept, in nat.")]
+SplitName = Annotated[str, typer.Option("--split", help="Of a run folder: val, test, dev or train.")]
+DataPath = Annotated[Path | None, typer.Option("--data", help="Of a run folder: the store, if it moved.")]
+Words = Annotated[
+    list[str] | None, typer.Option("--word", help="Add a word: word, word=weight or word=weight=PHONEMES.")
+]
+
+
+@app.command()
+def decode(
+    scores: ScoresPath,
+    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, a trial each.")] = ...,  # type: ignore[assignment]
+    lexicon: LexiconName = "default",
+    lm: LmOption = "default",
+    beam: Beam = None,
+    threshold: Threshold = None,
+    config: ConfigPath = None,
+    references: RefsPath = None,
+    nbest: Annotated[int, typer.Option(min=1, max=10_000, help="Readings to write per trial.")] = 10,
+    word: Words = None,
+    split: SplitName = "val",
+    data: DataPath = None,
+    as_json: Json = False,
+) -> None:
+    """Frame scores to words, with a pronunciation lexicon and a language model."""
+    from arcuate.cli.decode import Source, decode_command
+
+    source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ()))
+    decode_command(source, out, nbest, as_json)
+
+
+@app.command()
+def tune(
+    scores: ScoresPath,
+    out: Annotated[Path, typer.Option("--out", help="YAML file of weights to write.")] = ...,  # type: ignore[assignment]
+    lexicon: LexiconName = "default",
+    lm: LmOption = "default",
+    references: RefsPath = None,
+    config: ConfigPath = None,
+    beam: Beam = None,
+    threshold: Threshold = None,
+    budget: Annotated[float, typer.Option(min=1.0, help="Seconds to spend.")] = 300.0,
+    folds: Annotated[int, typer.Option(min=0, max=100, help="Cross-fit by session; 0 = do not.")] = 0,
+    split: SplitName = "val",
+    data: DataPath = None,
+    as_json: Json = False,
+) -> None:
+    """Find the weights of `decode` on trials with references."""
+    from arcuate.cli.decode import Source, tune_command
+
+    source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data)
+    tune_command(source, out, budget, folds, as_json)
 
 
 @app.command()
@@ -332,6 +417,123 @@ def report(
     from arcuate.cli.report import report_command
 
     report_command(run, split, as_json)
+
+
+app.add_typer(lm_app, name="lm")
+LmName = Annotated[str, typer.Argument(help="A model file, an ARPA file, or `default` (English, embedded).")]
+LmOut = Annotated[Path, typer.Argument(help="Model file to write.")]
+
+
+@lm_app.command("import")
+def lm_import(
+    source: Annotated[str, typer.Argument(help="An ARPA file, plain or gzipped, or `default`.")],
+    out: LmOut,
+    recount: Annotated[
+        bool, typer.Option("--recount", help="Accept a file whose head states wrong counts.")
+    ] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Turn an ARPA file of any order and any tool into a model file that is mapped, not loaded."""
+    from arcuate.cli.lm import import_command
+
+    import_command(source, out, recount, force, as_json)
+
+
+@lm_app.command("build", cls=SeveralNumbers)
+def lm_build(
+    corpus: Annotated[Path, typer.Argument(help="Text with a sentence per line, plain or gzipped.")],
+    out: LmOut,
+    order: Annotated[int, typer.Option(help="Longest n-grams.")] = 4,
+    prune: Annotated[
+        list[int] | None,
+        typer.Option(help="Per order, leave out n-grams seen no more often, as in --prune 0 0 1."),
+    ] = None,
+    more: Annotated[
+        list[Path] | None, typer.Option("--more", help="Further text, any number of times.")
+    ] = None,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Normalise sentences as for scoring: lower case, no marks.")
+    ] = False,
+    leave_out: Annotated[
+        Path | None, typer.Option(help="Do not train on the sentences of this text (evaluation data).")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Count how many sentences of this text were trained on.")
+    ] = None,
+    no_hashes: Annotated[
+        bool,
+        typer.Option("--no-hashes", help="Keep no hashes of the sentences; leakage cannot be told later."),
+    ] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Estimate a model from text: modified Kneser–Ney with interpolation."""
+    from arcuate.cli.lm import Asked, build_command
+
+    asked = Asked(
+        [corpus, *(more or ())], out, order, prune or (), normalise, leave_out, against, not no_hashes, force
+    )
+    build_command(asked, as_json)
+
+
+@lm_app.command("score")
+def lm_score(
+    model: LmName,
+    text: Annotated[str, typer.Argument(help="Text with a sentence per line; - for standard input.")] = "-",
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Normalise sentences first: lower case, no marks.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Count how many sentences of this text were trained on.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Perplexity of a text, unknown words, and sentences the model was trained on."""
+    from arcuate.cli.lm import score_command
+
+    score_command(model, text, normalise, against, as_json)
+
+
+@lm_app.command("mix", cls=SeveralNumbers)
+def lm_mix(
+    models: Annotated[list[str], typer.Argument(help="Two or more models, then the file to write.")],
+    tune: Annotated[Path | None, typer.Option(help="Held-out text; finds the weights.")] = None,
+    weight: Annotated[list[float] | None, typer.Option(help="One per model, if they are known.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Interpolate several models into one."""
+    from arcuate.cli.lm import mix_command
+
+    if len(models) < 3:
+        raise UserError("name at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
+    mix_command(models[:-1], Path(models[-1]), tune, weight or (), force, as_json)
+
+
+@lm_app.command("info")
+def lm_info(
+    model: LmName,
+    check: Annotated[bool, typer.Option("--check", help="Read the whole file and check all of it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Order, sizes and origin of a model."""
+    from arcuate.cli.lm import info_command
+
+    info_command(model, check, as_json)
+
+
+@lm_app.command("export")
+def lm_export(
+    model: LmName,
+    out: Annotated[Path, typer.Argument(help="ARPA file to write, .arpa or .arpa.gz.")],
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model as an ARPA file for other tools."""
+    from arcuate.cli.lm import export_command
+
+    export_command(model, out, force, as_json)
 
 
 @app.command("import")

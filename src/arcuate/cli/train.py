@@ -17,7 +17,7 @@ from arcuate.cli.console import emit_json, percent, say
 from arcuate.cli.watch import TerminalWatcher
 from arcuate.coupling import coupling_warnings
 from arcuate.environment import describe
-from arcuate.evaluate import decode_trials, session_sums, summarise_sums
+from arcuate.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
@@ -207,10 +207,13 @@ def validator(
 ) -> Callable[[Model], dict[str, Any]]:
     """Scores this process's share of the validation trials; sums are added over all processes."""
     mine = selection.validation[world.rank :: world.size]
+    settings, search = recipe.validate_, phoneme_search(recipe.validate_)
 
     def validate(model: Model) -> dict[str, Any]:
         started = time.perf_counter()
-        results = decode_trials(model, store, mine, batch_size=recipe.validate_.batch_size, loss=recipe.loss)
+        results = decode_trials(
+            model, store, mine, batch_size=settings.batch_size, loss=recipe.loss, search=search
+        )
         if results and results[0].trial.tokens is not None:
             show(names(results[0].trial.tokens), names(results[0].tokens))
         sums = world.sum(session_sums(results, selection.sessions))

@@ -9,10 +9,10 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.lm.arpa_lines import BAD_NUMBER, OK, TOO_FEW, TOO_MANY, gather, look_up, parse_lines
 from arcuate.lm.arpa_text import Report, Text, open_raw, unpacked
+from arcuate.lm.model import MAX_ORDER
 from arcuate.lm.tables import LN10, Table, Tables, with_specials
 from arcuate.lm.vocabulary import Vocabulary, index_words, vocabulary_of
 
-_MAX_ORDER = 100
 _COUNT = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION = re.compile(rb"\\(\d{1,3})-grams:$")
 _PROBLEMS = {
@@ -29,24 +29,30 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
         text = Text(path, raw, stream, report)
         announced = _read_head(text)
         tables: list[Table] = []
+        n_repeated = 0
         vocabulary: Vocabulary | None = None
         for order, section_line in _sections(text, len(announced)):
             if order == 1:
-                vocabulary, table = _read_unigrams(text)
+                vocabulary, table, n_lines = _read_unigrams(text)
+                n_repeated = n_lines - len(table)
             else:
                 assert vocabulary is not None
                 table = _read_section(text, order, vocabulary)
+                n_lines = len(table)
             n, count_line = announced[order - 1]
-            if len(table) != n and not recount:
+            if not text.fill():
+                raise text.problem(f"the {order}-grams lead to {_shown(None)}")
+            if n not in (n_lines, len(table)) and not recount:
                 raise text.problem(
-                    f"line {section_line} starts {len(table):,} {order}-grams, line {count_line} says {n:,};"
-                    " if the file is whole, import it with --recount"
+                    f"{n:,} {order}-grams are announced, but the section of line {section_line} has {n_lines:,};"
+                    " if the file is whole, import it with --recount",
+                    count_line,
                 )
             tables.append(table)
     assert vocabulary is not None
     while len(tables) > 1 and not len(tables[-1]):
         tables.pop()
-    return with_specials(Tables(vocabulary, tuple(tables), source=path.name))
+    return with_specials(Tables(vocabulary, tuple(tables), source=str(path), n_repeated=n_repeated))
 
 
 def _read_head(text: Text) -> list[tuple[int, int]]:
@@ -64,7 +70,7 @@ def _read_head(text: Text) -> list[tuple[int, int]]:
         found = _COUNT.match(line)
         if not found:
             raise text.problem("expected a count such as 'ngram 1=5000' or a section", at)
-        if int(found[1]) != len(announced) + 1 or len(announced) == _MAX_ORDER:
+        if int(found[1]) != len(announced) + 1 or len(announced) == MAX_ORDER:
             raise text.problem(f"expected the count of {len(announced) + 1}-grams", at)
         announced.append((int(found[2]), at))
     if not announced:
@@ -100,8 +106,8 @@ def _shown(line: bytes | None) -> str:
 
 
 def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(numbers (n, 2), spans (n, order, 2), lines (n,)) of a section, piece by piece."""
-    room = max(1, 2**21 // order)
+    """(values (n, 2) in nat, spans (n, order, 2), lines (n,)) of a section, piece by piece."""
+    room = max(1, 2**20 // order)
     while text.fill():
         numbers = np.empty((room, 2), np.float64)
         spans = np.empty((room, order, 2), np.int32)
@@ -110,22 +116,24 @@ def _blocks(text: Text, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np
             text.buffer, text.at, text.line, order, numbers, spans, lines
         )
         if n:
-            _check_numbers(text, numbers[:n], lines[:n])
-            yield numbers[:n], spans[:n], lines[:n]
+            yield _natural(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
         if problem != OK:
             raise text.problem(f"{_PROBLEMS[problem]} (an n-gram of {order} words)")
         if text.at < len(text.buffer) and n < room:
             return
 
 
-def _check_numbers(text: Text, numbers: np.ndarray, lines: np.ndarray) -> None:
+def _natural(text: Text, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Natural logarithms (n, 2); nothing is less likely than 1e-99, and nothing more than certain."""
     wrong = numbers[:, 0] > _POSITIVE
     if wrong.any():
         raise text.problem("a log-probability is above nought", int(lines[wrong.argmax()]))
-    np.minimum(numbers[:, 0], 0.0, out=numbers[:, 0])
+    numbers[:, 0] = np.minimum(numbers[:, 0], 0.0)
+    return (np.maximum(numbers, -99) * LN10).astype(np.float32)
 
 
-def _read_unigrams(text: Text) -> tuple[Vocabulary, Table]:
+def _read_unigrams(text: Text) -> tuple[Vocabulary, Table, int]:
+    """Words, their table, and the number of lines that gave them."""
     numbers, lines, blobs, lengths = [], [], [], []
     for values, spans, at in _blocks(text, 1):
         blob, n_bytes = gather(text.buffer, spans[:, 0])
@@ -141,15 +149,14 @@ def _read_unigrams(text: Text) -> tuple[Vocabulary, Table]:
     ids = np.arange(len(vocabulary), dtype=np.int32)[:, None]
     table = _table([ids], numbers, lines, 1)
     _check_encoding(text, vocabulary, table)
-    return _without_repeats(text, vocabulary, table)
+    return *_without_repeats(text, vocabulary, table), len(table)
 
 
 def _table(ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int) -> Table:
-    """One table from its pieces, in natural logarithms; nothing is less likely than 1e-99."""
     if not ids:
         return Table(np.zeros((0, order), np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
-    values = np.maximum(np.concatenate(numbers), -99) * LN10
-    log_probs, backoffs = values.T.astype(np.float32)
+    log_probs = np.concatenate([values[:, 0] for values in numbers])
+    backoffs = np.concatenate([values[:, 1] for values in numbers])
     return Table(np.concatenate(ids), log_probs, backoffs, np.concatenate(lines))
 
 

@@ -34,7 +34,7 @@ class Text:
     def __init__(self, path: Path, raw: BinaryIO, stream: BinaryIO, report: Report | None) -> None:
         self.path, self._raw, self._stream, self._report = path, raw, stream, report
         self._size = path.stat().st_size
-        self.buffer = np.zeros(0, np.uint8)
+        self._bytes, self.buffer = b"", np.zeros(0, np.uint8)
         self.at, self.line = 0, 1
         self._rest, self._ended = b"", False
 
@@ -48,7 +48,8 @@ class Text:
             self._ended = not block
             cut = block.rfind(b"\n") + 1
             if cut or self._ended:
-                self.buffer = np.frombuffer(rest + block[:cut] if cut else rest, np.uint8)
+                self._bytes = rest + block[:cut] if cut else rest
+                self.buffer = np.frombuffer(self._bytes, np.uint8)
                 self._rest, self.at = block[cut:], 0
                 return len(self.buffer) > 0
             rest += block
@@ -69,9 +70,9 @@ class Text:
         """The next line without surrounding space; None at the end."""
         if not self.fill():
             return None
-        ends = np.flatnonzero(self.buffer[self.at : self.at + _LONGEST_LINE] == 10)
-        end = self.at + int(ends[0]) if len(ends) else len(self.buffer)
-        line = self.buffer[self.at : end].tobytes().strip()
+        found = self._bytes.find(b"\n", self.at)
+        end = found if found >= 0 else len(self._bytes)
+        line = self._bytes[self.at : end].strip()
         self.at, self.line = end + 1, self.line + 1
         return line
 

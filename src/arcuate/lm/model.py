@@ -26,6 +26,7 @@ LAYOUT = {
     "slots": "I32",
     "sentences": "U64",
 }
+MAX_ORDER = 100
 _OPTIONAL = frozenset({"sentences"})
 _SMALL = ("vocabulary", "offsets", "slots")
 
@@ -39,7 +40,9 @@ class LanguageModel:
     order: int
     name: str = ""
     about: dict[str, Any] = field(default_factory=dict)
-    sentences: np.ndarray | None = None  # (n,) uint64, sorted hashes of the training text's sentences
+    sentences: np.ndarray | None = (
+        None  # (n,) uint64, sorted hashes of the training text's sentences, if known
+    )
     unk: int = field(init=False)
     bos: int = field(init=False)
     eos: int = field(init=False)
@@ -80,8 +83,12 @@ class LanguageModel:
         """Number of n-grams of each order."""
         firsts, bounds = self.arrays.firsts, [1]
         for _ in range(self.order):
-            bounds.append(int(firsts[bounds[-1]]) if bounds[-1] < len(firsts) else len(self.arrays.words))
-        return tuple(int(b - a) for a, b in pairwise(bounds))
+            last = bounds[-1]
+            bounds.append(int(firsts[last]) if 0 <= last < len(firsts) else len(self.arrays.words))
+        counts = tuple(b - a for a, b in pairwise(bounds))
+        if min(counts) < 0 or bounds[-1] != len(self.arrays.words):
+            raise damaged(Path(self.name), "its orders do not fit its n-grams")
+        return counts
 
     def find(self, word: str) -> int:
         """The id of a word; the unknown word's id where the model does not have it."""
@@ -106,9 +113,11 @@ class LanguageModel:
         """Whether a sentence stands in the training text; None where the model does not know."""
         if self.sentences is None:
             return None
-        value = hash_sentence(sentence)
+        value = np.uint64(hash_sentence(sentence))
         at = int(np.searchsorted(self.sentences, value))
-        return at < len(self.sentences) and bool(self.sentences[at] == value)
+        if at < len(self.sentences) and self.sentences[at] == value:
+            return True
+        return None if self.about.get("sentences_in_part") else False
 
 
 def _check_shapes(path: Path, arrays: NGramArrays, words: Vocabulary, about: dict[str, Any]) -> None:
@@ -117,7 +126,8 @@ def _check_shapes(path: Path, arrays: NGramArrays, words: Vocabulary, about: dic
     slots = len(words.slots)
     fits = (
         type(order) is int
-        and order >= 1
+        and 1 <= order <= MAX_ORDER
+        and isinstance(about.get("added", []), list)
         and n_words > 0
         and n_nodes > n_words
         and len(arrays.log_probs) == n_nodes

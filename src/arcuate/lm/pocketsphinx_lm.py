@@ -64,7 +64,7 @@ def read_sphinx(path: Path) -> Tables:
         weights = np.zeros(len(words), np.float32) if longest else levels[2 * (k - 2) + 1][backoffs]
         tables.append(Table(np.ascontiguousarray(paths[:, ::-1]), _natural(log_probs), _natural(weights)))
         firsts = children
-    return with_specials(Tables(_words(parts, counts[0]), tuple(tables), source=path.name))
+    return with_specials(Tables(_words(parts, counts[0]), tuple(tables), source=str(path)))
 
 
 def _natural(values: np.ndarray) -> np.ndarray:

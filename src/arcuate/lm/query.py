@@ -85,3 +85,23 @@ def score_words(arrays: NGramArrays, state: int, words: np.ndarray, out: np.ndar
     for i in range(words.shape[0]):
         out[i], state = advance(arrays, state, words[i])
     return state
+
+
+@njit(cache=True)
+def score_sentences(arrays: NGramArrays, start: int, eos: int, words: np.ndarray, out: np.ndarray) -> None:
+    """Log-probability of each word of sentences that follow one another, each ended by `eos`."""
+    state = start
+    for i in range(words.shape[0]):
+        out[i], state = advance(arrays, state, words[i])
+        if words[i] == eos:
+            state = start
+
+
+@njit(cache=True)
+def conditional(arrays: NGramArrays, ngrams: np.ndarray, out: np.ndarray) -> None:
+    """Log-probability of the last word of each n-gram (n, k) after the words before it."""
+    for i in range(ngrams.shape[0]):
+        state, log_prob = 0, 0.0
+        for j in range(ngrams.shape[1]):
+            log_prob, state = advance(arrays, state, ngrams[i, j])
+        out[i] = log_prob

@@ -32,6 +32,7 @@ class Tables:
     orders: tuple[Table, ...]
     added: tuple[str, ...] = ()  # of <unk>, <s>, </s>, those the source did not have
     source: str = ""  # how messages name where it came from
+    n_repeated: int = 0  # words that the source gave again with the same values
 
     @property
     def order(self) -> int:

@@ -1,6 +1,7 @@
 """Tables of n-grams to the trie that is asked during a search."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -14,13 +15,21 @@ _LIMIT = 2**31 - 2
 _SAME = 1e-5  # n-grams given twice with values this close are one n-gram
 
 
-def build_trie(tables: Tables, report: Report | None = None) -> NGramArrays:
+@dataclass(frozen=True)
+class Remarks:
+    """What became of n-grams that were not simply taken over."""
+
+    n_repeated: int  # given again with the same values, and counted once
+    n_implied: int  # contexts that only longer n-grams mention
+
+
+def build_trie(tables: Tables, report: Report | None = None) -> tuple[NGramArrays, Remarks]:
     """Sort, link and complete the n-grams.
 
     Contexts that a longer n-gram needs and the source left out get the probability that backing off gives them, so
     that nothing but the layout changes.
     """
-    orders = list(tables.orders)
+    orders, n_implied = list(tables.orders), 0
     while True:
         built = _Levels(orders, tables, report)
         lacking = built.lacking
@@ -28,10 +37,11 @@ def build_trie(tables: Tables, report: Report | None = None) -> NGramArrays:
             break
         k, rows = lacking
         orders[k - 1] = _with_implied(orders[k - 1], rows)
+        n_implied += len(rows)
     arrays = built.arrays()
     link(arrays)
     drop_useless(arrays)
-    return frozen(arrays)
+    return frozen(arrays), Remarks(tables.n_repeated + built.n_repeated, n_implied)
 
 
 def frozen(arrays: NGramArrays) -> NGramArrays:
@@ -55,6 +65,7 @@ class _Levels:
         self.backoffs = np.zeros(n_inner, np.float32)
         self.firsts = np.full(n_inner + 1, 1, np.int32)
         self.n_words, self.end, self.begin = n_words, 1, 0
+        self.n_repeated = 0
         self.lacking: tuple[int, np.ndarray] | None = None
         for k, table in enumerate(orders, start=1):
             if report:
@@ -102,20 +113,17 @@ class _Levels:
             differ = ~(np.abs(table.log_probs[a] - table.log_probs[b]) <= _SAME)
             differ |= ~(np.abs(table.backoffs[a] - table.backoffs[b]) <= _SAME)
         if differ.any():
-            self._refuse(table, a[differ][0], b[differ][0])
+            raise self._twice(table, a[differ][0], b[differ][0])
+        self.n_repeated += len(again)
         return np.delete(np.arange(len(keys)), again + 1)
 
-    def _refuse(self, table: Table, first: int, second: int) -> None:
-        text = " ".join(self.tables.vocabulary[w] for w in table.ids[first])
-        where = ""
-        if table.lines is not None:
-            where = f", line {table.lines[second]}"
-            text += f"' (as in line {table.lines[first]}"
-            raise UserError(
-                f"{self.tables.source}{where}: the n-gram '{text}) comes again with other values; remove one of them"
-            )
-        raise UserError(
-            f"{self.tables.source}: the n-gram '{text}' comes twice with different values; remove one"
+    def _twice(self, table: Table, first: int, second: int) -> UserError:
+        text, source = " ".join(self.tables.vocabulary[int(w)] for w in table.ids[first]), self.tables.source
+        if table.lines is None:
+            return UserError(f"{source}: the n-gram '{text}' comes twice with different values; remove one")
+        return UserError(
+            f"{source}, line {table.lines[second]}: the n-gram '{text}' (as in line {table.lines[first]}) comes again"
+            " with other values; remove one of them"
         )
 
     def arrays(self) -> NGramArrays:

@@ -20,11 +20,17 @@ def to_model(
     report: Report | None = None,
 ) -> LanguageModel:
     """A model in memory."""
-    arrays = build_trie(tables, report)
-    about = (about or {}) | {"order": tables.order, "added": list(tables.added), "source": tables.source}
+    arrays, remarks = build_trie(tables, report)
+    about = (about or {}) | {
+        "order": tables.order,
+        "source": Path(tables.source).name,
+        "added": list(tables.added),
+        "n_repeated": remarks.n_repeated,
+        "n_implied": remarks.n_implied,
+    }
     vocabulary = tables.vocabulary
     words = Vocabulary(*(_read_only(a) for a in (vocabulary.blob, vocabulary.offsets, vocabulary.slots)))
-    return LanguageModel(arrays, words, tables.order, tables.source, about, sentences)
+    return LanguageModel(arrays, words, tables.order, Path(tables.source).name, about, sentences)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

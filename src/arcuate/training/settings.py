@@ -192,6 +192,10 @@ class Train(Settings):
 
 class Validate(Settings):
     batch_size: int = Field(32, ge=1, le=4096)
+    search: Literal["greedy", "beam"] = Field(
+        "greedy", description="how phonemes are read; beam sums over alignments"
+    )
+    beam: int = Field(20, ge=1, le=100_000, description="prefixes kept per frame, for beam")
 
 
 class Runtime(Settings):

@@ -1,0 +1,86 @@
+"""The same word search over characters: real CTC posteriors of a handwriting decoder, a spelled lexicon, an n-gram.
+
+python benchmarks/handwriting_search.py --words ../shared/real/words --lm lm4.alm
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+from arcuate.decode.greedy import greedy
+from arcuate.decode.open import word_search
+from arcuate.decode.scores import BOUNDARIES, read_scores
+from arcuate.decode.settings import Decoding
+from arcuate.lexicon import spelled_lexicon
+from arcuate.lm.model import LanguageModel
+from arcuate.metrics import score, total
+from arcuate.transcribe import peak_rss_mb, read_references
+
+FOLD = (",", ".", "?")
+POINTS = ((50, 12.0), (200, 15.0), (500, 18.0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--words", type=Path, required=True, help="folder of the real material")
+    parser.add_argument("--lm", type=Path, required=True)
+    parser.add_argument("--lm-weight", type=float, default=1.6)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    folder = asked.words / "handwriting"
+    scores, speed = (read_scores(folder / f"{name}.npz", ">", FOLD) for name in ("dev", "speed"))
+    texts = [r.text or "" for r in read_references(folder / "dev.jsonl", len(scores.trials), scores.ids)]
+    model = LanguageModel.open(asked.lm)
+    special = ("<s>", "</s>", "<unk>")
+    lexicon, unspelt = spelled_lexicon((w for w in model.words if w not in special), scores.classes[:-1])
+    lexicon = type(lexicon)(
+        lexicon.words, lexicon.word_of, lexicon.tokens, lexicon.offsets, scores.classes, lexicon.name
+    )
+    rows = []
+    read = [
+        "".join(" " if scores.classes[t] in BOUNDARIES else scores.classes[t] for t in greedy(frames)).split()
+        for frames in scores.trials
+    ]
+    rows.append({"search": "greedy", **rates(texts, [" ".join(words) for words in read])})
+    base = word_search(lexicon, model, Decoding(lm_weight=asked.lm_weight), boundary=scores.boundary)
+    for beam, threshold in POINTS:
+        search = base.weighed(base.settings.model_copy(update={"beam": beam, "threshold": threshold}))
+        search.search(scores.trials[0])
+        found = [search.search(frames)[0].text or "" for frames in scores.trials]
+        seconds = []
+        for frames in speed.trials:
+            start = time.process_time()
+            search.search(frames)
+            seconds.append(time.process_time() - start)
+        row = {"search": f"beam {beam}, threshold {threshold:g}", **rates(texts, found)}
+        rows.append(row | {"seconds_per_sentence": statistics.mean(seconds)})
+    result = {
+        "rows": rows,
+        "words": len(lexicon.words),
+        "unspelt": len(unspelt),
+        "peak_rss_mb": peak_rss_mb(),
+    }
+    if asked.json:
+        print(json.dumps(result))
+        return
+    for row in rows:
+        print(f"{row['search']:26} WER {100 * row['wer']:.2f} %  CER {100 * row['cer']:.2f} %", end="")
+        print(f"  {1000 * row['seconds_per_sentence']:.1f} ms" if "seconds_per_sentence" in row else "")
+    print(f"{result['words']} words ({result['unspelt']} cannot be spelt); {result['peak_rss_mb']:.0f} MB")
+
+
+def rates(texts: list[str], found: list[str]) -> dict[str, float | None]:
+    pairs = list(zip(texts, found, strict=True))
+    words, letters = (
+        total(score(a.split(), b.split()) for a, b in pairs),
+        total(score(a, b) for a, b in pairs),
+    )
+    return {"wer": words.rate, "cer": letters.rate}
+
+
+if __name__ == "__main__":
+    main()

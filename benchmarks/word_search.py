@@ -1,0 +1,218 @@
+"""The word search beside flashlight-text on the same frames, lexicon and n-gram: errors, and CPU time of one thread.
+
+python benchmarks/word_search.py --words ../shared/real/words --lm lm4.alm --arpa lm4.arpa
+
+`--lm` is the n-gram as `arcuate lm import` writes it; `--arpa` the same, unpacked, for flashlight-text (left out: only
+our side runs). Weights of both are those tuned on these trials: ours from `--config` (the defaults if left out),
+flashlight's as its table in the material says.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcuate.decode.open import word_search
+from arcuate.decode.scores import FrameScores, read_scores
+from arcuate.decode.settings import Decoding
+from arcuate.lexicon import Lexicon, read_lexicon
+from arcuate.lm.model import LanguageModel
+from arcuate.metrics import score, total
+from arcuate.transcribe import peak_rss_mb, read_references, read_weights
+
+OURS = ((30, 7.0), (50, 8.0), (80, 9.0), (150, 10.0), (200, 12.0), (500, 13.0))
+THEIRS = ((1000, 8.0), (50, 15.0), (200, 12.0), (200, 15.0), (1000, 12.0), (1000, 15.0))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of one decoder on all trials."""
+
+    name: str
+    texts: tuple[tuple[str, ...], ...]
+    seconds: tuple[float, ...]
+    oracle: float | None
+    errors: tuple[int, ...]
+    n_words: int
+
+    @property
+    def wer(self) -> float:
+        return sum(self.errors) / self.n_words
+
+    @property
+    def seconds_per_sentence(self) -> float:
+        return statistics.mean(self.seconds)
+
+
+def measure(
+    name: str,
+    decode: Callable[[np.ndarray], Sequence[Sequence[str]]],
+    trials: Sequence[np.ndarray],
+    texts: Sequence[str],
+    n_oracle: int = 0,
+) -> Point:
+    """Decode every trial once, the longest one before that to warm up."""
+    decode(max(trials, key=len))
+    gc.collect()
+    seconds, lists = [], []
+    for frames in trials:
+        start = time.process_time()
+        found = decode(frames)
+        seconds.append(time.process_time() - start)
+        lists.append([tuple(words) for words in found])
+    scores = [score(text.split(), listed[0]) for text, listed in zip(texts, lists, strict=True)]
+    oracle = [
+        min(score(text.split(), words).errors for words in listed[:n_oracle] or listed)
+        for text, listed in zip(texts, lists, strict=True)
+    ]
+    return Point(
+        name,
+        tuple(listed[0] for listed in lists),
+        tuple(seconds),
+        sum(oracle) / total(scores).length if n_oracle else None,
+        tuple(s.errors for s in scores),
+        total(scores).length,
+    )
+
+
+def ours(
+    scores: FrameScores,
+    texts: Sequence[str],
+    lexicon: Lexicon,
+    model: LanguageModel,
+    settings: Decoding,
+    n_best: int,
+) -> Iterator[Point]:
+    search = word_search(lexicon, model, settings, boundary=scores.boundary)
+    for beam, threshold in OURS:
+        tried = search.weighed(settings.model_copy(update={"beam": beam, "threshold": threshold}))
+        yield measure(
+            f"arcuate {beam}/{threshold:g}",
+            lambda frames, tried=tried: [h.words for h in tried.search(frames, n_best)],
+            scores.trials,
+            texts,
+            n_best,
+        )
+
+
+def theirs(
+    scores: FrameScores, texts: Sequence[str], lexicon: Lexicon, arpa: Path, n_best: int
+) -> Iterator[Point]:
+    from flashlight.lib.text import decoder
+    from flashlight.lib.text.dictionary import Dictionary
+
+    words = Dictionary([*lexicon.words, "<unk>"])
+    words.set_default_index(words.get_index("<unk>"))
+    model = decoder.KenLM(str(arpa), words)
+    silence = scores.boundary
+    trie, start = decoder.Trie(len(scores.classes), silence), model.start(False)
+    for entry, word in enumerate(lexicon.word_of):
+        index = words.get_index(lexicon.words[word])
+        tokens = lexicon.tokens[lexicon.offsets[entry] : lexicon.offsets[entry + 1]].tolist()
+        trie.insert([*tokens, silence], index, model.score(start, index)[1])
+    trie.smear(decoder.SmearingMode.MAX)
+    for beam, threshold in THEIRS:
+        options = decoder.LexiconDecoderOptions(
+            beam, len(scores.classes), threshold, 1.75, 0.0, -np.inf, -2.0, False, decoder.CriterionType.CTC
+        )
+        search = decoder.LexiconDecoder(options, trie, model, silence, 0, -1, [], False)
+
+        def decode(frames: np.ndarray, search: Any = search) -> list[list[str]]:
+            frames = np.ascontiguousarray(frames, np.float32)
+            found = search.decode(frames.ctypes.data, *frames.shape)
+            best = [[words.get_entry(w) for w in reading.words if w >= 0] for reading in found[:n_best]]
+            return best or [[]]
+
+        yield measure(f"flashlight {beam}/{threshold:g}", decode, scores.trials, texts, n_best)
+
+
+def p_value(a: Point, b: Point, n_draws: int = 10_000, seed: int = 0) -> float:
+    """Paired sign-flip test over trials: how often chance alone makes the difference this large."""
+    difference = np.array(a.errors, np.float64) - np.array(b.errors, np.float64)
+    difference = difference[difference != 0]
+    rng = np.random.default_rng(seed)
+    signs = rng.choice([-1.0, 1.0], size=(n_draws, len(difference)))
+    return float((np.abs(signs @ difference) >= abs(difference.sum())).mean()) if len(difference) else 1.0
+
+
+def nearest(point: Point, others: Sequence[Point]) -> Point:
+    """The fastest of the other side that is no worse, else the best of it."""
+    good = [o for o in others if o.wer <= point.wer + 1e-9]
+    return min(good, key=lambda o: o.seconds_per_sentence) if good else min(others, key=lambda o: o.wer)
+
+
+def table(mine: Sequence[Point], peers: Sequence[Point]) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "decoder": p.name,
+            "wer": p.wer,
+            "oracle": p.oracle,
+            "ms": 1000 * p.seconds_per_sentence,
+            "ms_p95": 1000 * float(np.quantile(p.seconds, 0.95)),
+        }
+        for p in (*mine, *peers)
+    ]
+    for row, peer in zip(rows[len(mine) :], peers, strict=True):
+        match = nearest(peer, mine)
+        row |= {
+            "matched_by": match.name,
+            "time_ratio": match.seconds_per_sentence / peer.seconds_per_sentence,
+            "wer_difference": match.wer - peer.wer,
+            "p": p_value(match, peer),
+        }
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--words", type=Path, required=True, help="folder of the real material")
+    parser.add_argument("--set", default="dev", help="dev or dev_nbest")
+    parser.add_argument("--lm", type=Path, required=True)
+    parser.add_argument("--arpa", type=Path)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--n-best", type=int, default=100, help="readings per trial, for the oracle")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    folder = asked.words / "t15"
+    scores = read_scores(folder / f"{asked.set}.npz")
+    texts = [
+        r.text or "" for r in read_references(folder / f"{asked.set}.jsonl", len(scores.trials), scores.ids)
+    ]
+    start = time.process_time()
+    lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(asked.lm)
+    settings = read_weights(asked.config)[0] if asked.config else Decoding()
+    word_search(lexicon, model, settings, boundary=scores.boundary).search(scores.trials[0])
+    loaded = time.process_time() - start
+    mine = list(ours(scores, texts, lexicon, model, settings, asked.n_best))
+    memory, peers = peak_rss_mb(), []
+    if asked.arpa:
+        peers = list(theirs(scores, texts, lexicon, asked.arpa, asked.n_best))
+    rows = table(mine, peers)
+    if asked.json:
+        print(json.dumps({"rows": rows, "load_s": loaded, "peak_rss_mb_arcuate": memory}))
+        return
+    print(
+        f"{len(scores.trials)} trials; lexicon and n-gram loaded in {loaded:.1f} s; {memory:.0f} MB at most (ours)"
+    )
+    for row in rows:
+        line = (
+            f"{row['decoder']:22} WER {100 * row['wer']:6.2f} %  oracle {100 * (row['oracle'] or 0):6.2f} %"
+        )
+        line += f"  {row['ms']:7.2f} ms (p95 {row['ms_p95']:.1f})"
+        if "p" in row:
+            line += f"  {row['matched_by']}: {row['time_ratio']:.2f}x the time,"
+            line += f" {100 * row['wer_difference']:+.2f} points, p = {row['p']:.2f}"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""`arcuate decode` and `arcuate tune`: frame scores, a lexicon and a language model to words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.decode.open import word_search
+from arcuate.decode.scores import arrange, read_scores
+from arcuate.decode.settings import Decoding
+from arcuate.decode.words import WordSearch
+from arcuate.errors import UserError
+from arcuate.lexicon import Lexicon, open_lexicon
+from arcuate.lm.names import open_model
+from arcuate.run import write_aside, write_lines
+from arcuate.transcribe import (
+    Reference,
+    Transcript,
+    digest_references,
+    read_references,
+    read_weights,
+    summarise,
+    transcribe,
+    transcript_row,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to decode, and with what."""
+
+    scores: Path  # an .npz file, or a run folder
+    lexicon: str
+    model: str
+    config: Path | None = None
+    references: Path | None = None
+    beam: int | None = None
+    threshold: float | None = None
+    split: str = "val"
+    data: Path | None = None
+    words: tuple[str, ...] = ()  # added at run time, as word or word=weight
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A source, opened: everything that is loaded once."""
+
+    search: WordSearch
+    trials: tuple[np.ndarray, ...]
+    references: list[Reference]
+    facts: dict[str, Any]
+    tuned: dict[str, Any]
+
+
+def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> None:
+    task = open_task(source)
+    with progress("searching words") as report:
+        transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
+    write_lines(hyps, (transcript_row(t) for t in transcripts))
+    summary = {
+        **summarise(transcripts),
+        **task.facts,
+        "tuned_on_these": tuned_on_these(task),
+        "out": str(hyps),
+    }
+    if as_json:
+        emit_json(summary)
+    else:
+        show(summary, transcripts)
+
+
+def tune_command(source: Source, weights: Path, budget: float, folds: int, as_json: bool) -> None:
+    from arcuate.tune import tune
+
+    task = open_task(source)
+    if not any(r.text for r in task.references):
+        raise UserError("tuning needs the true words: give them with --references REFS.jsonl")
+    share = budget / (folds + 1) if folds else budget
+    crossed = cross_fit(task, folds, share) if folds else {}
+    settings, how = tune(task.search, task.trials, task.references, share, say)
+    transcripts = transcribe(task.search.weighed(settings), task.trials, task.references, 1)
+    tuned = {
+        "on": task.facts["scores"],
+        "digest": digest_references(task.references),
+        "n_trials": len(task.trials),
+        "lm": task.facts["lm"],
+        "lexicon": task.facts["lexicon"],
+        **how,
+        **crossed,
+    }
+    result = summarise(transcripts)
+    tree = settings.model_dump(mode="json") | {"tuned": tuned | {"wer_on_tuned_trials": result["wer"]}}
+    write_aside(weights, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    summary = {**settings.model_dump(mode="json"), **tuned, "wer": result["wer"], "cer": result["cer"]}
+    summary |= {
+        "tuned_on_these": True,
+        "seconds_per_sentence": result["seconds_per_sentence"],
+        "out": str(weights),
+    }
+    if as_json:
+        emit_json(summary)
+        return
+    out.print(f"WER {percent(result['wer'])} on the very trials the weights were tuned on", soft_wrap=True)
+    if crossed:
+        out.print(f"WER {percent(crossed['wer_cross_fitted'])} cross-fitted over {folds} folds of sessions")
+    say(f"weights in {weights}; use them with: arcuate decode … --config {weights}")
+
+
+def cross_fit(task: Task, n_folds: int, budget: float) -> dict[str, Any]:
+    """WER of every fold under weights tuned on the others."""
+    from arcuate.tune import fold_of_sessions, tune
+
+    folds = fold_of_sessions(task.references, n_folds)
+    transcripts: list[Transcript] = []
+    for k in range(n_folds):
+        say(f"fold {k + 1} of {n_folds}")
+        inside, outside = np.flatnonzero(folds != k), np.flatnonzero(folds == k)
+        settings, _ = tune(
+            task.search, [task.trials[i] for i in inside], [task.references[i] for i in inside], budget, say
+        )
+        transcripts += transcribe(
+            task.search.weighed(settings),
+            [task.trials[i] for i in outside],
+            [task.references[i] for i in outside],
+            1,
+        )
+    crossed = summarise(transcripts)
+    return {"folds": n_folds, "wer_cross_fitted": crossed["wer"], "cer_cross_fitted": crossed["cer"]}
+
+
+def open_task(source: Source) -> Task:
+    settings, tuned = read_weights(source.config) if source.config else (Decoding(), {})
+    asked = {"beam": source.beam, "threshold": source.threshold}
+    settings = Decoding.model_validate(
+        settings.model_dump() | {k: v for k, v in asked.items() if v is not None}
+    )
+    trials, classes, boundary, references = read_trials(source, settings)
+    with progress("reading the lexicon and the language model") as report:
+        lexicon = open_lexicon(source.lexicon, classes)
+        model = open_model(source.model, report)
+    if tuple(lexicon.classes) != classes:
+        raise UserError(
+            f"the lexicon {source.lexicon} is over other classes than the scores; give one that fits"
+        )
+    lexicon, weights = add_words(lexicon, source.words)
+    search = word_search(lexicon, model, settings, boundary=boundary, weights=weights)
+    if search.outside:
+        say(
+            f"{len(search.outside):,} of {len(lexicon.words):,} lexicon words are unknown to the language model and"
+            f" count as its unknown word, such as {', '.join(search.outside[:3])}"
+        )
+    facts = {
+        "scores": source.scores.name,
+        "lm": model.name or source.model,
+        "lm_order": model.order,
+        "lexicon": lexicon.name or source.lexicon,
+        "n_lexicon_words": len(lexicon.words),
+        "n_pronunciations": len(lexicon),
+        "beam": settings.beam,
+        "threshold": settings.threshold,
+    }
+    return Task(search, trials, references, facts, tuned)
+
+
+def read_trials(
+    source: Source, settings: Decoding
+) -> tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference]]:
+    """Frames, classes, boundary and references, from a score file or from a run folder."""
+    if source.scores.is_dir():
+        return run_trials(source, settings)
+    scores = read_scores(source.scores, settings.boundary, settings.fold)
+    names = scores.ids or tuple(str(i) for i in range(len(scores.trials)))
+    references = (
+        read_references(source.references, len(scores.trials), scores.ids)
+        if source.references
+        else [Reference(name) for name in names]
+    )
+    return scores.trials, scores.classes, scores.boundary, references
+
+
+def run_trials(
+    source: Source, settings: Decoding
+) -> tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference]]:
+    """The trials of a split as the best model of a run hears them; their own texts are the references."""
+    from arcuate.cli.evaluate import score_run
+    from arcuate.run import open_run
+    from arcuate.tokens import CLASSES, SILENCE
+
+    results = score_run(open_run(source.scores), source.split, source.data, "best").results
+    frames = [arrange(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
+    references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
+    if source.references:
+        references = read_references(source.references, len(frames), [r.id for r in references])
+    return tuple(frames), CLASSES, SILENCE, references
+
+
+def add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:
+    """Words given as `word`, `word=weight` or `word=weight=PH ON EMES`."""
+    weights: dict[str, float] = {}
+    for given in words:
+        word, *rest = given.split("=")
+        try:
+            weights[word] = float(rest[0]) if rest and rest[0] else 0.0
+        except ValueError:
+            raise UserError(f"--word {given!r} should be word, word=weight or word=weight=PHONEMES") from None
+        if len(rest) > 1:
+            unknown = [p for p in rest[1].split() if p not in lexicon.classes]
+            if unknown or not rest[1].split():
+                raise UserError(
+                    f"--word {given!r}: {unknown[0] if unknown else 'nothing'!r} is no class of the scores"
+                )
+            lexicon = lexicon.with_entries([(word, rest[1].split())])
+    return lexicon.with_words(word for word in weights if word not in lexicon), weights
+
+
+def tuned_on_these(task: Task) -> bool | None:
+    """Whether the weights were tuned on these very trials; None where that cannot be known."""
+    if not any(r.text for r in task.references):
+        return None
+    return bool(task.tuned) and task.tuned.get("digest") == digest_references(task.references)
+
+
+def show(summary: dict[str, Any], transcripts: Sequence[Transcript]) -> None:
+    """The result for a person."""
+    for transcript in transcripts[:3]:
+        out.print(f"  {transcript.text}", soft_wrap=True, markup=False)
+    if summary["wer"] is not None:
+        flag = " (the weights were tuned on these trials)" if summary["tuned_on_these"] else ""
+        out.print(
+            f"WER {percent(summary['wer'])}, 95 % interval {percent(summary['wer_low'])} to"
+            f" {percent(summary['wer_high'])}; CER {percent(summary['cer'])}; language model {summary['lm']}{flag}",
+            soft_wrap=True,
+        )
+    spent = summary["seconds_per_sentence"]
+    out.print(
+        f"{summary['n_trials']} trials, {'–' if spent is None else f'{1000 * spent:.1f}'} ms of search per sentence,"
+        f" {summary['peak_rss_mb']:.0f} MB; one line per trial in {summary['out']}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,230 @@
+"""One frame of the word search, compiled: every reading stays, pauses, or takes one step in the lexicon tree."""
+
+import numpy as np
+from numba import njit
+
+from arcuate.decode.logs import NEVER, Row, log_add, mix
+from arcuate.decode.lookahead import context_of
+from arcuate.decode.word_beam import Memo, Models, Pool, Weights
+from arcuate.lm.query import NGramArrays, advance
+
+
+@njit(cache=True)
+def spread(beam: np.ndarray, logp: np.ndarray, t: int, models: Models, weights: Weights, pool: Pool) -> None:
+    """All candidates of a frame that may survive it, into the pool."""
+    best = stay(beam, logp, weights, pool)
+    loudest = NEVER  # best class but blank
+    for c in range(logp.shape[0]):
+        if c != weights.blank:
+            loudest = max(loudest, logp[c])
+    for i in range(beam.shape[0]):
+        here = beam[i]
+        whole = either(here.log_blank, here.log_token, weights)
+        reach = whole + weights.lm * (here.lm + here.ahead) + here.bonus
+        if reach + loudest + max(weights.silence, weights.join, 0.0) < best - weights.threshold:
+            continue
+        if here.node == 0 and weights.boundary >= 0:
+            best = pause(here, whole, logp, weights, pool, best)
+        best = descend(here, whole, logp, t, models, weights, pool, best)
+
+
+@njit(cache=True, inline="always")
+def either(a: float, b: float, weights: Weights) -> float:
+    """Two ways to the same reading: their sum, or the better."""
+    return log_add(a, b) if weights.summing else max(a, b)
+
+
+@njit(cache=True, inline="always")
+def stay(beam: np.ndarray, logp: np.ndarray, weights: Weights, pool: Pool) -> float:
+    """Readings that remain where they are: a blank, or their last token prolonged. The best rank."""
+    best = NEVER
+    for i in range(beam.shape[0]):
+        here = beam[i]
+        at, _ = place(pool, key_of(here.identity, here.node, here.last))
+        if at < 0:
+            return best
+        new = pool.tokens[at]
+        pool.tokens[at] = here
+        new.log_blank = either(here.log_blank, here.log_token, weights) + logp[weights.blank]
+        new.log_token = here.log_token + logp[here.last] if here.last >= 0 else NEVER
+        pool.priors[at] = weights.lm * (here.lm + here.ahead) + here.bonus
+        best = max(best, pool.priors[at] + max(new.log_blank, new.log_token))
+    return best
+
+
+@njit(cache=True, inline="always")
+def pause(here: Row, whole: float, logp: np.ndarray, weights: Weights, pool: Pool, best: float) -> float:
+    """A silence between words; a second one only after a blank."""
+    before = here.log_blank if here.last == weights.boundary else whole
+    sound = before + logp[weights.boundary] + weights.silence
+    prior = weights.lm * (here.lm + here.ahead) + here.bonus
+    if sound + prior < best - weights.threshold or sound == NEVER:
+        return best
+    at, fresh = place(pool, key_of(here.identity, 0, weights.boundary))
+    if at < 0:
+        return best
+    new = pool.tokens[at]
+    if fresh:
+        pool.tokens[at] = here
+        new.last, new.log_blank, new.log_token = weights.boundary, NEVER, sound
+        pool.priors[at] = prior
+    else:
+        arrive(new, sound, here.history, -1, here.first, weights)
+    return max(best, sound + prior)
+
+
+@njit(cache=True, inline="always")
+def descend(
+    here: Row,
+    whole: float,
+    logp: np.ndarray,
+    t: int,
+    models: Models,
+    weights: Weights,
+    pool: Pool,
+    best: float,
+) -> float:
+    """One token further in the tree, with the words that end there."""
+    tree, ahead = models.tree, models.ahead
+    firsts, tokens, entry_firsts = tree.firsts, tree.tokens, tree.entry_firsts
+    nodes, unigrams = ahead.nodes, ahead.unigrams
+    prior = weights.lm * here.lm + here.bonus
+    if here.node == 0 and here.last >= 0 and here.last != weights.boundary:
+        prior += weights.join
+    bound = prior + weights.lm * here.ahead
+    p = end = 0
+    if here.row >= 0:
+        p, end = ahead.children[here.row], ahead.children[here.row + 1]
+    last, log_blank = here.last, here.log_blank
+    for node in range(firsts[here.node], firsts[here.node + 1]):
+        token = tokens[node]
+        sound = logp[token] + (log_blank if token == last else whole)
+        if sound + bound < best - weights.threshold or sound == NEVER:
+            continue
+        while p < end and nodes[p] < node:
+            p += 1
+        row, value = -1, here.floor + unigrams[node]
+        if p < end and nodes[p] == node:
+            row, value = p, max(value, here.base + ahead.values[p])
+        if sound + prior + weights.lm * value < best - weights.threshold:
+            continue
+        if firsts[node] < firsts[node + 1]:
+            best = enter(here, node, token, sound, prior, value, row, t, weights, pool, best)
+        for entry in range(entry_firsts[node], entry_firsts[node + 1]):
+            word = tree.entry_words[entry]
+            best = leave(here, word, token, sound + prior, t, models, weights, pool, best)
+    return best
+
+
+@njit(cache=True, inline="always")
+def enter(
+    here: Row,
+    node: int,
+    token: int,
+    sound: float,
+    prior: float,
+    value: float,
+    row: int,
+    t: int,
+    weights: Weights,
+    pool: Pool,
+    best: float,
+) -> float:
+    """A reading inside a word."""
+    joined = prior - weights.lm * here.lm - here.bonus  # what beginning without a silence is worth
+    at, fresh = place(pool, key_of(here.identity, node, token))
+    if at < 0:
+        return best
+    new = pool.tokens[at]
+    first = t if here.node == 0 else here.first
+    if fresh:
+        pool.tokens[at] = here
+        new.log_blank, new.log_token = NEVER, sound + joined
+        new.node, new.last, new.first = node, token, first
+        new.row, new.ahead = row, value
+        pool.priors[at] = prior - joined + weights.lm * value
+    else:
+        arrive(new, sound + joined, here.history, -1, first, weights)
+    return max(best, sound + prior + weights.lm * value)
+
+
+@njit(cache=True, inline="always")
+def leave(
+    here: Row,
+    word: int,
+    token: int,
+    score: float,
+    t: int,
+    models: Models,
+    weights: Weights,
+    pool: Pool,
+    best: float,
+) -> float:
+    """A reading whose word has just ended; `score` is all up to here but the word itself."""
+    lm, state = ask(models.memo, models.arrays, here.lm_state, models.tree.lm_words[word])
+    context, base = context_of(models.ahead, models.arrays, state)
+    value = base + models.ahead.roots[context]
+    bonus = weights.word + models.tree.weights[word]
+    rank = score + weights.lm * (lm + value) + bonus
+    if rank < best - weights.threshold:
+        return best
+    identity = mix(here.identity, np.uint64(word + 1))
+    at, fresh = place(pool, key_of(identity, 0, token))
+    if at < 0:
+        return best
+    new = pool.tokens[at]
+    sound = score - weights.lm * here.lm - here.bonus
+    first = t if here.node == 0 else here.first
+    if not fresh:
+        arrive(new, sound, here.history, word, first, weights)
+        return max(best, rank)
+    new.identity, new.log_blank, new.log_token = identity, NEVER, sound
+    new.lm, new.bonus, new.lm_state = here.lm + lm, here.bonus + bonus, state
+    new.ahead, new.base, new.floor = value, base, base + models.arrays.backoffs[context]
+    new.node, new.row, new.last = 0, -1, token
+    new.history, new.word, new.first = here.history, word, first
+    pool.priors[at] = weights.lm * (new.lm + value) + new.bonus
+    return max(best, rank)
+
+
+@njit(cache=True, inline="always")
+def arrive(new: Row, sound: float, history: int, word: int, first: int, weights: Weights) -> None:
+    """One more way to a candidate that is there already; the better way tells the times of its words."""
+    if sound > max(new.log_blank, new.log_token):
+        new.history, new.word, new.first = history, word, first
+    new.log_token = either(new.log_token, sound, weights)
+
+
+@njit(cache=True, inline="always")
+def ask(memo: Memo, arrays: NGramArrays, state: int, word: int) -> tuple[float, int]:
+    """`advance`, from memory where the same was asked lately."""
+    key = (np.int64(state) << 32) | np.int64(word)
+    at = np.int64(mix(np.uint64(key), np.uint64(0)) & np.uint64(memo.keys.shape[0] - 1))
+    if memo.keys[at] != key:
+        log_prob, after = advance(arrays, state, word)
+        memo.keys[at], memo.log_probs[at], memo.states[at] = key, log_prob, after
+    return np.float64(memo.log_probs[at]), np.int64(memo.states[at])
+
+
+@njit(cache=True, inline="always")
+def key_of(identity: np.uint64, node: int, last: int) -> np.uint64:
+    return mix(identity, (np.uint64(node) << np.uint64(16)) | np.uint64(last + 1))
+
+
+@njit(cache=True, inline="always")
+def place(pool: Pool, key: np.uint64) -> tuple[int, bool]:
+    """The place of a candidate, and whether it is new there; -1 where the pool is full."""
+    mask = pool.slots.shape[0] - 1
+    at = np.int64(key & np.uint64(mask))
+    while pool.slots[at] >= 0:
+        if pool.keys[pool.slots[at]] == key:
+            return np.int64(pool.slots[at]), False
+        at = (at + 1) & mask
+    n = pool.n[0]
+    if n == pool.tokens.shape[0]:
+        pool.n[1] = 1
+        return np.int64(-1), False
+    pool.slots[at] = n
+    pool.keys[n] = key
+    pool.n[0] = n + 1
+    return n, True

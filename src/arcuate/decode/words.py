@@ -1,0 +1,197 @@
+"""The word search: frames, lexicon and n-gram to the best word sequences, whole or frame by frame.
+
+Tokens pass through the lexicon tree; a token is a place in the tree, the state of the n-gram after the words before,
+and two scores of the sound (ending in blank or not). The n-gram is asked the moment a pronunciation is complete, and
+looked ahead to before that. `WordSearch` holds nothing of a trial: `start`, `step` and `finish` take and return it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from arcuate.decode.history import Log, empty_log
+from arcuate.decode.hypothesis import Hypothesis, WordTime
+from arcuate.decode.lattice import best_paths, endings, forget, read_words
+from arcuate.decode.lookahead import look_ahead, with_room
+from arcuate.decode.scores import check_frames
+from arcuate.decode.settings import Decoding
+from arcuate.decode.tree import Tree
+from arcuate.decode.word_beam import RECORD, TOKEN, Memo, Models, Pool, Weights
+from arcuate.decode.word_select import LOG_FULL, POOL_FULL, SPROUTS_FULL, relocate, run_frames
+from arcuate.lm.model import LanguageModel
+
+MEMO = 1 << 15
+LOG_ROWS = 1 << 17  # forget what is not needed before a log grows beyond this
+SPROUT_ROWS = 1 << 22  # lay all sprouts out anew before they take more than this
+
+
+@dataclass(frozen=True, eq=False)
+class WordState:
+    """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
+
+    beam: np.ndarray  # (n,) TOKEN
+    log: Log  # of RECORD
+    n_frames: int = 0
+    generation: int = 0  # of the sprouts that the beam points into
+
+
+@dataclass(eq=False)
+class Memory:
+    """What a search may forget at any time without changing a result: scratch space and memos."""
+
+    models: Models
+    pool: Pool
+    generation: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class WordSearch:
+    """A lexicon, an n-gram and their weights."""
+
+    tree: Tree
+    words: Sequence[str]  # of the lexicon
+    model: LanguageModel
+    classes: tuple[str, ...]
+    boundary: int  # class of the silence between words, -1 where there is none; blank is 0
+    settings: Decoding = field(default_factory=Decoding)
+    outside: tuple[str, ...] = ()  # words of the lexicon that the n-gram does not know
+    memory: Memory = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", Memory(self._models(), make_pool(1 << 13)))
+
+    def _models(self) -> Models:
+        ahead = look_ahead(self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight)
+        memo = Memo(np.full(MEMO, -1, np.int64), np.empty(MEMO, np.float32), np.empty(MEMO, np.int32))
+        return Models(self.tree, self.model.arrays, ahead, memo)
+
+    @property
+    def weights(self) -> Weights:
+        s = self.settings
+        return Weights(
+            lm=float(s.lm_weight),
+            word=float(s.word_bonus),
+            silence=float(s.silence_bonus),
+            join=float(s.join_bonus),
+            threshold=float(s.threshold),
+            width=int(s.beam),
+            blank=0,
+            boundary=self.boundary,
+            summing=s.alignments == "sum",
+            merging=s.merge_histories,
+        )
+
+    def start(self) -> WordState:
+        beam = np.zeros(1, TOKEN)
+        beam["log_token"], beam["last"], beam["first"] = -np.inf, -1, -1
+        beam["history"], beam["word"], beam["row"] = -1, -1, -1
+        beam["lm_state"] = self.model.start
+        return WordState(beam, empty_log(RECORD, 1 << 12), generation=-1)
+
+    def step(self, state: WordState, log_probs: np.ndarray) -> WordState:
+        """The state after more frames: (F, V) natural-log probabilities."""
+        frames = self.weigh(check_frames(log_probs, self.classes))
+        return self._run(state, frames)
+
+    def weigh(self, frames: np.ndarray) -> np.ndarray:
+        """The sound as it counts: scaled, blank made dearer."""
+        scaled = frames * np.float32(self.settings.acoustic_scale)
+        scaled[:, 0] -= self.settings.blank_penalty
+        return scaled
+
+    def _run(self, state: WordState, frames: np.ndarray) -> WordState:
+        memory, weights = self.memory, self.weights
+        beam, log = self._located(state), state.log.with_room(1 << 10)
+        done = 0
+        while done < len(frames):
+            beam, n_log, n, why = run_frames(
+                frames[done:],
+                beam,
+                state.n_frames + done,
+                log.rows,
+                log.n,
+                memory.models,
+                weights,
+                memory.pool,
+            )
+            done, log = done + n, log.appended(n_log)
+            if why == POOL_FULL:
+                memory.pool = make_pool(2 * len(memory.pool.tokens))
+            elif why == LOG_FULL:
+                beam, log = tidy(beam, log, 3 * int(memory.pool.n[0]))
+            elif why == SPROUTS_FULL:
+                memory.models = memory.models._replace(ahead=with_room(memory.models.ahead))
+        return WordState(beam, log, state.n_frames + done, memory.generation)
+
+    def _located(self, state: WordState) -> np.ndarray:
+        """The beam with rows that point into the sprouts as they are now."""
+        memory = self.memory
+        if memory.models.ahead.used[0] > SPROUT_ROWS:
+            memory.models.ahead.heads[:] = -1
+            memory.models.ahead.used[0] = 0
+            memory.generation += 1
+        if state.generation == memory.generation:
+            return state.beam
+        beam = state.beam.copy()
+        while not relocate(beam, memory.models):
+            memory.models = memory.models._replace(ahead=with_room(memory.models.ahead))
+        return beam
+
+    def partial(self, state: WordState) -> list[str]:
+        """The words of the best reading so far; a word still being said is not among them."""
+        rank = np.maximum(state.beam["log_blank"], state.beam["log_token"])
+        prior = self.settings.lm_weight * (state.beam["lm"] + state.beam["ahead"]) + state.beam["bonus"]
+        best = int(np.argmax(rank + prior))
+        rows = read_words(state.log.rows, state.beam["history"][best])
+        return [self.words[w] for w in state.log.rows["word"][rows]]
+
+    def finish(self, state: WordState, n_best: int = 1) -> list[Hypothesis]:
+        """The best readings of all that was heard, best first, the end of the sentence included."""
+        settings = self.settings
+        ends = endings(
+            state.beam, self.model.arrays, self.model.eos, settings.lm_weight, settings.alignments == "sum"
+        )
+        scores, bounds, rows = best_paths(state.log.rows, *ends, n_best, 20 * n_best)
+        return [
+            self._hypothesis(state, scores[i], rows[bounds[i] : bounds[i + 1]]) for i in range(len(scores))
+        ]
+
+    def _hypothesis(self, state: WordState, scores: np.ndarray, rows: np.ndarray) -> Hypothesis:
+        total, lm, bonus = (float(x) for x in scores)
+        said = state.log.rows[rows]
+        return Hypothesis(
+            (),
+            {"acoustic": total - self.settings.lm_weight * lm - bonus, "lm": lm, "bonus": bonus},
+            tuple(self.words[w] for w in said["word"]),
+            tuple(WordTime(int(a), int(b)) for a, b in zip(said["first"], said["last"], strict=True)),
+            total,
+        )
+
+    def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
+        """A whole trial: streaming with one chunk."""
+        return self.finish(self.step(self.start(), log_probs), n_best)
+
+    def weighed(self, settings: Decoding) -> "WordSearch":
+        """The same lexicon and n-gram under other weights."""
+        return replace(self, settings=settings)
+
+
+def make_pool(room: int) -> Pool:
+    return Pool(
+        tokens=np.zeros(room, TOKEN),
+        keys=np.empty(room, np.uint64),
+        priors=np.empty(room),
+        slots=np.empty(2 * room, np.int32),
+        n=np.zeros(2, np.int64),
+        chains=np.empty(room, np.int32),
+    )
+
+
+def tidy(beam: np.ndarray, log: Log, n_more: int) -> tuple[np.ndarray, Log]:
+    """Room for more rows: by forgetting those that nothing leads to, by a longer log where that is not enough."""
+    if log.n + n_more <= LOG_ROWS:
+        return beam, log.with_room(max(n_more, log.n))
+    beam, new = beam.copy(), np.empty(max(LOG_ROWS, 2 * log.n), RECORD)
+    n = int(forget(log.rows, log.n, beam, new))
+    return beam, Log(new, [n], n).with_room(n_more)

@@ -1,0 +1,195 @@
+"""Trials to words: run the word search over many trials, measure it, score it, write it down."""
+
+import hashlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from pydantic import ValidationError
+
+from arcuate.decode.hypothesis import Hypothesis
+from arcuate.decode.settings import Decoding
+from arcuate.decode.words import WordSearch
+from arcuate.errors import UserError
+from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.run import read_jsonl
+from arcuate.text import normalise_text
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What was meant in a trial, as far as that is known."""
+
+    id: str
+    text: str | None = None
+    session: str | None = None
+    corpus: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Transcript:
+    """What the search made of one trial; `hypotheses` best first, never empty."""
+
+    reference: Reference
+    hypotheses: tuple[Hypothesis, ...]
+    seconds: float  # of CPU time
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text or ""
+
+    @property
+    def words(self) -> Score | None:
+        """Word errors; None where the trial has no reference."""
+        return self._score(str.split)
+
+    @property
+    def characters(self) -> Score | None:
+        return self._score(list)
+
+    def _score(self, parts: Callable[[str], list[str]]) -> Score | None:
+        if self.reference.text is None:
+            return None
+        return score(parts(normalise_text(self.reference.text)), parts(normalise_text(self.text)))
+
+
+def transcribe(
+    search: WordSearch,
+    trials: Sequence[np.ndarray],
+    references: Sequence[Reference],
+    n_best: int = 10,
+    progress: Progress | None = None,
+) -> list[Transcript]:
+    """Every trial searched once, after a first search that warms everything up and is not counted."""
+    if trials:
+        search.search(trials[int(np.argmax([len(frames) for frames in trials]))], n_best)
+    done: list[Transcript] = []
+    for frames, reference in zip(trials, references, strict=True):
+        started = time.process_time()
+        try:
+            hypotheses = search.search(frames, n_best)
+        except UserError as error:
+            raise UserError(f"trial {reference.id}: {error}") from None
+        done.append(Transcript(reference, tuple(hypotheses), time.process_time() - started))
+        if progress:
+            progress(len(done), len(trials), "searching words")
+    return done
+
+
+def summarise(transcripts: Sequence[Transcript], n_resamples: int = 2000) -> dict[str, Any]:
+    """Error rates over all trials with a reference, by session and by corpus, and what the search cost."""
+    scored = [(t.reference, t.words, t.characters) for t in transcripts if t.words and t.characters]
+    words = [w for _, w, _ in scored]
+    whole, spent = total(words), [t.seconds for t in transcripts]
+    low, high = bootstrap_interval(words, n_resamples=n_resamples)
+    return {
+        "wer": whole.rate,
+        "wer_low": low,
+        "wer_high": high,
+        "cer": total(c for _, _, c in scored).rate,
+        "n_trials": len(transcripts),
+        "n_scored": len(scored),
+        "n_words": whole.length,
+        "substitutions": whole.substitutions,
+        "insertions": whole.insertions,
+        "deletions": whole.deletions,
+        "wer_by_session": by(scored, lambda r: r.session),
+        "wer_by_corpus": by(scored, lambda r: r.corpus),
+        "seconds_per_sentence": float(np.mean(spent)) if spent else None,
+        "seconds_p95": float(np.quantile(spent, 0.95)) if spent else None,
+        "peak_rss_mb": peak_rss_mb(),
+    }
+
+
+def by(
+    scored: Sequence[tuple[Reference, Score, Score]], key: Callable[[Reference], str | None]
+) -> dict[str, float | None]:
+    names = sorted({name for reference, _, _ in scored if (name := key(reference)) is not None})
+    return {name: total(w for r, w, _ in scored if key(r) == name).rate for name in names}
+
+
+def peak_rss_mb() -> float:
+    """Most memory this process ever had in use, in megabytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def transcript_row(transcript: Transcript) -> dict[str, Any]:
+    """One line of the output: the best text, its score, and the n-best list with scores by source."""
+    best, reference = transcript.hypotheses[0], transcript.reference
+    counted = transcript.words
+    return {
+        "id": reference.id,
+        "session": reference.session,
+        "corpus": reference.corpus,
+        "text": transcript.text,
+        "score": best.total,
+        "words": [
+            {"word": word, "first": when.first, "last": when.last}
+            for word, when in zip(best.words, best.times, strict=True)
+        ],
+        "reference": reference.text,
+        "errors": counted.errors if counted else None,
+        "n_words": counted.length if counted else None,
+        "seconds": transcript.seconds,
+        "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in transcript.hypotheses],
+    }
+
+
+def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> list[Reference]:
+    """References for the trials of a score file: by `id` where both have them, else line by line."""
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("text"), str):
+            raise UserError(f"{path} line {number} has no text; every line needs the words of a trial")
+    if ids is not None and all("id" in row for row in rows):
+        known = {str(row["id"]): row for row in rows}
+        missing = [name for name in ids if name not in known]
+        if missing:
+            raise UserError(f"{path} has no line with id {missing[0]!r}, which the scores have")
+        rows = [known[name] for name in ids]
+    if len(rows) != n_trials:
+        raise UserError(
+            f"{path} has {len(rows)} lines, the scores {n_trials} trials; they must be the same trials"
+        )
+    return [
+        Reference(str(row.get("id", i)), row["text"], optional(row, "session"), optional(row, "corpus"))
+        for i, row in enumerate(rows)
+    ]
+
+
+def optional(row: Mapping[str, Any], key: str) -> str | None:
+    return str(row[key]) if row.get(key) is not None else None
+
+
+def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
+    """Settings from a YAML file, and what `arcuate tune` noted in it."""
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must be a mapping of settings, such as 'lm_weight: 0.8'")
+    tuned = tree.pop("tuned", None)
+    try:
+        return Decoding.model_validate(tree), tuned if isinstance(tuned, dict) else {}
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        known = ", ".join(Decoding.model_fields)
+        raise UserError(f"{path}: {place}: {problem['msg']}; known settings are {known}") from None
+
+
+def digest_references(references: Sequence[Reference]) -> str:
+    """Which trials these are: the same for the same texts, so that tuning and testing on them can be told."""
+    texts = json.dumps(sorted(normalise_text(r.text) for r in references if r.text is not None))
+    return hashlib.blake2b(texts.encode("utf-8"), digest_size=12).hexdigest()
