@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from arcuate.combine.choose import choose_by_features, choose_by_risk, summarise_choice
 from arcuate.combine.fit import Choice, cross_fit, fit_weights, fold_of
-from arcuate.combine.frames import FrameScores, average, mean_of, read_frames, write_frames
+from arcuate.combine.frames import average, mean_of, read_named, write_frames
 from arcuate.combine.lists import CandidateList, attach_references, read_lists
 from arcuate.combine.merge import merge_lists
 from arcuate.combine.risk import expected_errors, minimum_risk
 from arcuate.combine.rover import rover
 from arcuate.combine.voters import agreement, vote_weights
+from arcuate.decode.scores import FrameScores
 from arcuate.errors import UserError
 from arcuate.metrics import score
 
@@ -209,7 +210,7 @@ def test_summary_counts_empty_lists_as_errors_and_names_the_best_voter() -> None
     assert summary["wer"] == 0.25 and summary["oracle_wer"] == 0.0
     ragged = [*lists, CandidateList("4", (), reference="g h")]
     summary = summarise_choice(ragged, ["a b", "d", "e", ""], lm=None)
-    assert summary["word_deletions"] == 2 and summary["n_empty"] == 1 and "single_wer" not in summary
+    assert summary["deletions"] == 2 and summary["n_empty"] == 1 and "single_wer" not in summary
 
 
 def test_candidates_of_different_number_are_combined() -> None:
@@ -248,7 +249,7 @@ def test_means_of_frames_are_probabilities_and_leave_equal_models_alone() -> Non
 
 
 def frame_scores(path: Path, *frames: np.ndarray, trials: tuple[str, ...] = ("t1",)) -> FrameScores:
-    return FrameScores(path, trials, ("BLANK", "A", "B"), frames)
+    return FrameScores(("BLANK", "A", "B"), frames, trials, str(path))
 
 
 def test_frames_are_averaged_only_over_the_same_trials_and_frames(tmp_path: Path) -> None:
@@ -258,8 +259,8 @@ def test_frames_are_averaged_only_over_the_same_trials_and_frames(tmp_path: Path
     with pytest.raises(UserError, match="4 frames in a and 5 in b"):
         average([a, frame_scores(Path("b"), normalised(0, 5))], "arithmetic")
     write_frames(tmp_path / "a.npz", a)
-    back = read_frames(tmp_path / "a.npz")
-    assert back.trials == a.trials and back.frames[0] == pytest.approx(a.frames[0], abs=2e-3)
+    back = read_named(tmp_path / "a.npz")
+    assert back.ids == a.ids and back.trials[0] == pytest.approx(a.trials[0], abs=2e-3)
 
 
 def test_broken_frame_files_are_refused(tmp_path: Path) -> None:
@@ -281,11 +282,11 @@ def test_broken_frame_files_are_refused(tmp_path: Path) -> None:
     ):
         np.savez(tmp_path / "broken.npz", **{**good, **change})
         with pytest.raises(UserError):
-            read_frames(tmp_path / "broken.npz")
+            read_named(tmp_path / "broken.npz")
     (tmp_path / "text.npz").write_text("no archive")
     for name in ("text.npz", "absent.npz"):
         with pytest.raises(UserError):
-            read_frames(tmp_path / name)
+            read_named(tmp_path / name)
 
 
 @pytest.mark.shared

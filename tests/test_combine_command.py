@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from arcuate.cli.combine import Asked, combine_command
-from arcuate.combine.frames import FrameScores, read_frames, write_frames
+from arcuate.combine.frames import read_named, write_frames
+from arcuate.decode.scores import FrameScores
 from arcuate.errors import UserError
 from arcuate.tokens import CLASSES
 
@@ -125,7 +126,7 @@ def make_run(folder: Path, texts: list[str], frames: np.ndarray, ids: list[str] 
     write(folder / "results" / "val.words.jsonl", *rows)
     labels = ({"trial": n, "text": "a b", "reference": ["AA"], "hypothesis": []} for n in names)
     write(folder / "results" / "val.jsonl", *labels)
-    scores = FrameScores(folder, tuple(names), CLASSES, tuple(frames for _ in names))
+    scores = FrameScores(CLASSES, tuple(frames for _ in names), tuple(names), folder.name)
     write_frames(folder / "results" / "val.scores.npz", scores)
     return folder
 
@@ -147,7 +148,7 @@ def test_runs_vote_on_words_and_average_frames(tmp_path: Path, capsys: pytest.Ca
     for mean in ("arithmetic", "geometric"):
         pooled = combine(capsys, asked(*runs, method=mean, out=tmp_path / "mean.npz"))
         assert pooled["per"] == 0.0 and pooled["single_per"] == [0.0, 0.0, 1.0]
-    assert read_frames(tmp_path / "mean.npz").trials == ("s/val/0000", "s/val/0001")
+    assert read_named(tmp_path / "mean.npz").ids == ("s/val/0000", "s/val/0001")
     other = make_run(tmp_path / "other", ["a b", "a"], frames_for(1, 0.9), ids=["s/val/0000", "s/val/0007"])
     for method in ("mbr", "arithmetic"):
         with pytest.raises(UserError, match="same trials"):

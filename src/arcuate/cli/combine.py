@@ -19,12 +19,13 @@ from arcuate.combine.features import (
     ngram_feature,
     prior_of,
 )
-from arcuate.combine.frames import FrameScores, average, read_frames, write_frames
+from arcuate.combine.frames import average, read_named, write_frames
 from arcuate.combine.lists import CandidateList, attach_references, mark_leakage, read_lists
 from arcuate.combine.merge import merge_lists
 from arcuate.combine.voters import n_seats, vote_weights
 from arcuate.combine.weights_file import read_weights, write_weights
 from arcuate.decode.greedy import greedy
+from arcuate.decode.scores import FrameScores
 from arcuate.errors import UserError
 from arcuate.lm.model import LanguageModel
 from arcuate.lm.names import open_model
@@ -193,13 +194,14 @@ def combine_frames(asked: Asked) -> dict[str, Any]:
     """Mean frame scores of several runs, with the PER of the greedy reading where labels are known."""
     if len(asked.sources) < 2:
         raise UserError("a mean needs at least two runs or .npz files of frame scores")
-    files = [read_frames(frames_file(path, asked)) for path in asked.sources]
+    paths = [frames_file(path, asked) for path in asked.sources]
+    files = [replace(read_named(path), name=str(path)) for path in paths]
     pooled = average(files, "arithmetic" if asked.method == "arithmetic" else "geometric")
     summary: dict[str, Any] = {"method": asked.method, "n_models": len(files), "n_trials": len(pooled)}
     if labels := find_labels(asked):
         summary |= phoneme_errors(files, pooled, labels)
     if asked.out:
-        write_frames(asked.out, replace(files[0], path=asked.out, frames=tuple(pooled)))
+        write_frames(asked.out, replace(files[0], trials=tuple(pooled)))
         summary["out"] = str(asked.out)
     return summary
 
@@ -232,14 +234,14 @@ def find_labels(asked: Asked) -> dict[str, list[str]]:
 def phoneme_errors(
     files: list[FrameScores], pooled: list[np.ndarray], labels: dict[str, list[str]]
 ) -> dict[str, Any]:
-    trials = files[0].trials
+    trials = files[0].ids or ()
 
     def scores(frames: tuple[np.ndarray, ...] | list[np.ndarray]) -> list[Score]:
         return [
             score(labels[t], names(greedy(f))) for t, f in zip(trials, frames, strict=True) if t in labels
         ]
 
-    single, mean = [scores(file.frames) for file in files], scores(pooled)
+    single, mean = [scores(file.trials) for file in files], scores(pooled)
     rates = [total(s).rate for s in single]
     best = min(range(len(rates)), key=lambda i: total(single[i]).errors)
     low, high = bootstrap_interval(mean)

@@ -18,7 +18,7 @@ def merge_lists(
     """Candidates of all decoders with the logarithm of their share as score; refuses decodings of other trials."""
     first = [found.id for found in decodings[0]]
     for path, lists in zip(paths[1:], decodings[1:], strict=True):
-        refuse_other_trials(paths[0], first, path, [found.id for found in lists])
+        refuse_other_trials(str(paths[0]), first, str(path), [found.id for found in lists])
     return [merge_trial(paths, found, scale) for found in zip(*decodings, strict=True)]
 
 
