@@ -198,6 +198,14 @@ def test_forgetting_changes_nothing(
     assert search.memory.generation > 0
 
 
+def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: LanguageModel) -> None:
+    search = word_search(lexicon, model, Decoding(beam=20, threshold=6.0))
+    state = search.step(search.start(), frames(12, 9000))
+    best = search.finish(state)[0]
+    assert state.n_frames == 9000 and len(best.words) > 500
+    assert best.times[-1].last > 8900 and len(state.log.rows) < 1_000_000
+
+
 def test_a_beam_keeps_no_more_than_it_may(lexicon: Lexicon, model: LanguageModel) -> None:
     search = word_search(lexicon, model, Decoding(beam=7, threshold=1e9))
     state = search.start()
@@ -228,7 +236,7 @@ def test_a_word_cut_off_by_the_end_is_not_read(lexicon: Lexicon, model: Language
 
 
 def test_words_added_at_run_time_are_read(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(lm_weight=0.5))
+    search = word_search(lexicon, model, Decoding(lm_weight=0.5, word_bonus=0.0))
     sure = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
     assert "ba" not in search.search(sure)[0].words
     named, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})

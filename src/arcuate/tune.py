@@ -89,12 +89,8 @@ class Tuning:
             return mean_rate(counts)
 
         start = np.array([settings.lm_weight, settings.word_bonus])
-        found = minimize(
-            objective,
-            start,
-            method="Nelder-Mead",
-            options={"initial_simplex": simplex(start, np.array([0.15, 0.6])), "maxfev": 80, "xatol": 0.01},
-        )
+        options: Any = {"initial_simplex": simplex(start, np.array([0.15, 0.6])), "maxfev": 80, "xatol": 0.01}
+        found = minimize(objective, start, method="Nelder-Mead", options=options)
         lm, bonus = (round(float(v), 3) for v in found.x)
         fitted = settings.model_copy(update={"lm_weight": lm, "word_bonus": bonus})
         self.say(f"from n-best lists: lm_weight {lm}, word_bonus {bonus}")
@@ -110,7 +106,7 @@ class Tuning:
             update = {n: float(np.clip(v, *BOUNDS[n])) for n, v in zip(names, point, strict=True)}
             return self.look(start.model_copy(update=update), chosen, where)
 
-        options = {"initial_simplex": simplex(values, steps), "maxfev": 60, "xatol": 0.02, "fatol": 1e-4}
+        options: Any = {"initial_simplex": simplex(values, steps), "maxfev": 60, "xatol": 0.02, "fatol": 1e-4}
         minimize(objective, values, method="Nelder-Mead", options=options)
         assert self.best is not None
         return self.best[1]

@@ -38,8 +38,8 @@ class TokenModel:
         return np.array([advance(self.arrays, state, self.end)[0] for state in states])
 
 
-def read_only(values: Sequence[int] | np.ndarray, dtype: type) -> np.ndarray:
-    array = np.array(values, dtype)
+def read_only(values: Sequence[float], dtype: type) -> np.ndarray:
+    array: np.ndarray = np.array(values, dtype)
     array.flags.writeable = False  # as arrays of a mapped file are: one compiled version serves both
     return array
 

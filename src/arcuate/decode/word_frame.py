@@ -203,7 +203,7 @@ def ask(memo: Memo, arrays: NGramArrays, state: int, word: int) -> tuple[float, 
     if memo.keys[at] != key:
         log_prob, after = advance(arrays, state, word)
         memo.keys[at], memo.log_probs[at], memo.states[at] = key, log_prob, after
-    return np.float64(memo.log_probs[at]), np.int64(memo.states[at])
+    return memo.log_probs[at], memo.states[at]
 
 
 @njit(cache=True, inline="always")
@@ -212,7 +212,7 @@ def key_of(identity: np.uint64, node: int, last: int) -> np.uint64:
 
 
 @njit(cache=True, inline="always")
-def place(pool: Pool, key: np.uint64) -> tuple[int, bool]:
+def place(pool: Pool, key: np.uint64) -> tuple[np.int64, bool]:
     """The place of a candidate, and whether it is new there; -1 where the pool is full."""
     mask = pool.slots.shape[0] - 1
     at = np.int64(key & np.uint64(mask))
