@@ -17,7 +17,7 @@ from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
 from arcuate.models.model import Model
-from arcuate.run import Run, write_json, write_lines
+from arcuate.run import Run, save_npz, write_json, write_lines
 from arcuate.store import Store, TrialInfo
 from arcuate.tokens import CLASSES, names
 from arcuate.training.settings import Validate
@@ -231,14 +231,3 @@ def write_scores(path: Path, results: Sequence[TrialResult]) -> None:
             "trials": np.array([r.trial.id for r in results], dtype=np.str_),
         },
     )
-
-
-def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with aside.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

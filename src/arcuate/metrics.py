@@ -83,3 +83,35 @@ def bootstrap_interval(
     errors, lengths = (weights @ counts).T
     low, high = np.quantile(errors / lengths, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Error rate of one system minus that of another on the same trials."""
+
+    rate: float  # negative: the first is better
+    low: float
+    high: float  # 95 % interval over trials drawn anew
+    p: float  # two-sided, from exchanging the two systems' outputs trial by trial
+
+
+def paired_difference(
+    first: Sequence[Score], second: Sequence[Score], *, n_resamples: int = 10_000, seed: int = 0
+) -> Difference | None:
+    """How sure it is that two systems differ; None where there is nothing to compare."""
+    if len(first) != len(second) or any(a.length != b.length for a, b in zip(first, second, strict=True)):
+        raise ValueError("the two systems were not scored on the same trials")
+    length = sum(s.length for s in first)
+    if not length or not n_resamples:
+        return None
+    gaps = np.array([a.errors - b.errors for a, b in zip(first, second, strict=True)], dtype=np.float64)
+    lengths = np.array([s.length for s in first], dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    n = len(gaps)
+    weights = rng.multinomial(n, np.full(n, 1 / n), size=min(n_resamples, 2000))
+    low, high = np.quantile((weights @ gaps) / np.maximum(weights @ lengths, 1), [0.025, 0.975])
+    moved = gaps[gaps != 0]  # trials where both made the same number of errors say nothing either way
+    signs = rng.integers(0, 2, size=(n_resamples, len(moved)), dtype=np.int8) * 2 - 1
+    extreme = np.abs(signs @ moved) >= abs(gaps.sum()) - 1e-9
+    p = (1 + int(extreme.sum())) / (1 + n_resamples)
+    return Difference(float(gaps.sum() / length), float(low), float(high), p)

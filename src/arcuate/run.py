@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from arcuate.errors import UserError
@@ -177,6 +178,17 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_aside(path, json.dumps(finite(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        with aside.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

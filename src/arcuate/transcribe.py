@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from arcuate.decode.hypothesis import Hypothesis
 from arcuate.decode.settings import Decoding
 from arcuate.decode.words import WordSearch
 from arcuate.errors import UserError
-from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.lm.model import LanguageModel
+from arcuate.metrics import Score
 from arcuate.run import read_jsonl
 from arcuate.text import normalise_text
+from arcuate.word_scores import ScoredTrial, score_text, summarise_words
 
 Progress = Callable[[int, int, str], None]
 
@@ -33,6 +35,7 @@ class Reference:
     text: str | None = None
     session: str | None = None
     corpus: str | None = None
+    in_lm_text: bool | None = None  # whether the language model was trained on it; None: not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +51,17 @@ class Transcript:
         return self.hypotheses[0].text or ""
 
     @property
-    def words(self) -> Score | None:
-        """Word errors; None where the trial has no reference."""
-        return self._score(str.split)
+    def scored(self) -> ScoredTrial | None:
+        """Its errors; None where the trial has no reference."""
+        r = self.reference
+        if r.text is None:
+            return None
+        return ScoredTrial(r.id, score_text(r.text, self.text), r.session, r.corpus, r.in_lm_text)
 
     @property
-    def characters(self) -> Score | None:
-        return self._score(list)
-
-    def _score(self, parts: Callable[[str], list[str]]) -> Score | None:
-        if self.reference.text is None:
-            return None
-        return score(parts(normalise_text(self.reference.text)), parts(normalise_text(self.text)))
+    def words(self) -> Score | None:
+        """Word errors."""
+        return self.scored.score.words if self.scored else None
 
 
 def transcribe(
@@ -85,36 +87,27 @@ def transcribe(
     return done
 
 
-def summarise(transcripts: Sequence[Transcript], n_resamples: int = 2000) -> dict[str, Any]:
-    """Error rates over all trials with a reference, by session and by corpus, and what the search cost."""
-    scored = [(t.reference, t.words, t.characters) for t in transcripts if t.words and t.characters]
-    words = [w for _, w, _ in scored]
-    whole, spent = total(words), [t.seconds for t in transcripts]
-    low, high = bootstrap_interval(words, n_resamples=n_resamples)
-    return {
-        "wer": whole.rate,
-        "wer_low": low,
-        "wer_high": high,
-        "cer": total(c for _, _, c in scored).rate,
-        "n_trials": len(transcripts),
-        "n_scored": len(scored),
-        "n_words": whole.length,
-        "substitutions": whole.substitutions,
-        "insertions": whole.insertions,
-        "deletions": whole.deletions,
-        "wer_by_session": by(scored, lambda r: r.session),
-        "wer_by_corpus": by(scored, lambda r: r.corpus),
+def summarise(
+    transcripts: Sequence[Transcript], lm: str | None = None, n_resamples: int = 2000
+) -> dict[str, Any]:
+    """Error rates over all trials with a reference, and what the search cost."""
+    scored = [trial for t in transcripts if (trial := t.scored) is not None]
+    spent = [t.seconds for t in transcripts]
+    return summarise_words(scored, lm=lm, n_trials=len(transcripts), n_resamples=n_resamples) | {
         "seconds_per_sentence": float(np.mean(spent)) if spent else None,
         "seconds_p95": float(np.quantile(spent, 0.95)) if spent else None,
         "peak_rss_mb": peak_rss_mb(),
     }
 
 
-def by(
-    scored: Sequence[tuple[Reference, Score, Score]], key: Callable[[Reference], str | None]
-) -> dict[str, float | None]:
-    names = sorted({name for reference, _, _ in scored if (name := key(reference)) is not None})
-    return {name: total(w for r, w, _ in scored if key(r) == name).rate for name in names}
+def mark_leakage(references: Sequence[Reference], model: LanguageModel) -> list[Reference]:
+    """References flagged where they stand in the language model's training text, as far as it knows."""
+    marked = []
+    for reference in references:
+        inside = model.contains(reference.text) if reference.text is not None else None
+        known = reference.in_lm_text if inside is None else inside or bool(reference.in_lm_text)
+        marked.append(replace(reference, in_lm_text=known))
+    return marked
 
 
 def peak_rss_mb() -> float:
@@ -162,7 +155,13 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
             f"{path} has {len(rows)} lines, the scores {n_trials} trials; they must be the same trials"
         )
     return [
-        Reference(str(row.get("id", i)), row["text"], optional(row, "session"), optional(row, "corpus"))
+        Reference(
+            str(row.get("id", i)),
+            row["text"],
+            optional(row, "session"),
+            optional(row, "corpus"),
+            row["in_lm_text"] if isinstance(row.get("in_lm_text"), bool) else None,
+        )
         for i, row in enumerate(rows)
     ]
 

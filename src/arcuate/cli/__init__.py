@@ -22,7 +22,7 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 """
 ORDER = (
     *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "decode", "tune"),
-    *("report", "doctor", "runs", "compare", "ledger", "lm", "import"),
+    *("rescore", "combine", "submit", "report", "doctor", "runs", "compare", "ledger", "lm", "import"),
 )
 SPLITS = ("val", "test", "dev", "train")
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base of its parsing errors
@@ -390,6 +390,101 @@ def tune(
 
     source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data)
     tune_command(source, out, budget, folds, as_json)
+
+
+@app.command()
+def rescore(
+    hyps: Annotated[Path, typer.Argument(help="Decodings with n-best lists, from `arcuate decode --out`.")],
+    llm: Annotated[Path, typer.Option(help="A causal language model: a folder or a .gguf file.")] = ...,  # type: ignore[assignment]
+    references: Annotated[
+        Path | None, typer.Option(help="Lines with id and text, to fit on and score.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of the causal model; left out: fitted.")
+    ] = None,
+    acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the sound.")] = None,
+    length: Annotated[float | None, typer.Option(help="Per word.")] = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Only the first entries of each list.")] = None,
+    context: Annotated[
+        Path | None, typer.Option(help="A text the model reads before every sentence.")
+    ] = None,
+    folds: Annotated[int, typer.Option(min=2, max=100, help="Of sessions, for fitting.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Write the decodings with their new scores.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score n-best lists anew with a causal language model (extra: llm)."""
+    from arcuate.cli.rescore import Asked, rescore_command
+
+    rescore_command(
+        Asked(hyps, llm, references, alpha, acoustic, length, n_best, context, folds, out), as_json
+    )
+
+
+@app.command()
+def combine(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="A .jsonl with candidates per trial; or several runs, .jsonl or .npz files."),
+    ],
+    method: Annotated[
+        str, typer.Option(help="linear, mbr or rover for words; arithmetic or geometric for frame scores.")
+    ] = "auto",
+    split: Annotated[str, typer.Option(help="Of runs: whose results to take.")] = "val",
+    label: Annotated[str | None, typer.Option(help="Of runs: results/<split>.<label>.jsonl.")] = None,
+    voters: Annotated[str, typer.Option(help="equal, or weighted by their agreement.")] = "equal",
+    scale: Annotated[float, typer.Option(min=0.0, help="Of scores, before they become probabilities.")] = 1.0,
+    lm: Annotated[str | None, typer.Option(help="An n-gram model as one more criterion.")] = None,
+    llm: Annotated[Path | None, typer.Option(help="A causal language model as one more criterion.")] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Fit the weights of the criteria; each trial by the other folds.")
+    ] = False,
+    folds: Annotated[int, typer.Option(min=2, max=100)] = 5,
+    weights: Annotated[Path | None, typer.Option(help="Weights fitted before.")] = None,
+    save_weights: Annotated[Path | None, typer.Option(help="Write the weights fitted on all trials.")] = None,
+    references: Annotated[Path | None, typer.Option(help="Lines with id and text, to score against.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the combined texts (.jsonl) or scores (.npz).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Combine several decoders' readings, word by word or frame by frame."""
+    from arcuate.cli.combine import Asked, combine_command
+
+    asked = Asked(
+        sources,
+        method,
+        split,
+        label,
+        voters,
+        scale,
+        lm,
+        llm,
+        fit,
+        folds,
+        weights,
+        save_weights,
+        references,
+        out,
+    )
+    combine_command(asked, as_json)
+
+
+@app.command()
+def submit(
+    run: Annotated[Path, typer.Argument(help="A run folder with word decodings, or a file of them.")],
+    out: Annotated[Path, typer.Option(help="File to write: CSV for '25, text for '24.")] = ...,  # type: ignore[assignment]
+    split: Annotated[str, typer.Option(help="test, or another to try out.")] = "test",
+    label: Annotated[str | None, typer.Option(help="Of results/<split>.<label>.jsonl.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="b2t25 or b2t24; else by the session names.")
+    ] = None,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Hand in empty texts too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write decoded texts as the benchmarks want them handed in."""
+    from arcuate.cli.submit import submit_command
+
+    submit_command(run, out, split, label, format_, allow_empty, as_json)
 
 
 @app.command()

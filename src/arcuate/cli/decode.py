@@ -21,12 +21,14 @@ from arcuate.transcribe import (
     Reference,
     Transcript,
     digest_references,
+    mark_leakage,
     read_references,
     read_weights,
     summarise,
     transcribe,
     transcript_row,
 )
+from arcuate.word_scores import leakage_warning
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,13 @@ def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> No
         transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
     write_lines(hyps, (transcript_row(t) for t in transcripts))
     summary = {
-        **summarise(transcripts),
+        **summarise(transcripts, task.facts["lm"]),
         **task.facts,
         "tuned_on_these": tuned_on_these(task),
         "out": str(hyps),
     }
+    if warning := leakage_warning(summary):
+        say(warning)
     if as_json:
         emit_json(summary)
     else:
@@ -163,7 +167,7 @@ def open_task(source: Source) -> Task:
         "beam": settings.beam,
         "threshold": settings.threshold,
     }
-    return Task(search, trials, references, facts, tuned)
+    return Task(search, trials, mark_leakage(references, model), facts, tuned)
 
 
 def read_trials(
