@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
+from arcuate.models.encoder import EncoderState, refuse_both_ways
 from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.outputs import Outputs
@@ -19,7 +20,7 @@ class State:
     """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
 
     front_end: FrontEndState
-    encoder: Tensor  # (depth, 1, H)
+    encoder: EncoderState
 
 
 class Model(nn.Module):
@@ -62,11 +63,7 @@ class Model(nn.Module):
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
-        if not self.card.settings.encoder.causal:
-            raise UserError(
-                "This model reads each trial in both directions and cannot stream; decode whole trials, or "
-                "train with encoder.bidirectional=false."
-            )
+        refuse_both_ways(self.card.settings.encoder.causal)
         self._check(None, statistics)
         which = torch.tensor([session], device=self.head.weight.device)
         return State(self.front_end.start(which, statistics), self.encoder.start(1))
@@ -75,22 +72,22 @@ class Model(nn.Module):
         """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
         self._check(bins, state.front_end.statistics)
         ready, front_end = self.front_end.step(state.front_end, bins)
-        outputs, hidden = self._encode_ready(ready, state.encoder)
-        return outputs, State(front_end, hidden)
+        frames, encoder = self._encode_ready(ready, state.encoder)
+        return self._streamed(frames), State(front_end, encoder)
 
     def finish(self, state: State) -> Outputs:
         """The frames that waited for bins which never came; the trial ends here."""
         ready, _ = self.front_end.finish(state.front_end)
-        return self._encode_ready(ready, state.encoder)[0]
+        frames, encoder = self._encode_ready(ready, state.encoder)
+        return self._streamed(torch.cat([frames, self.encoder.finish(encoder)], dim=1))
 
-    def _encode_ready(self, ready: Tensor, hidden: Tensor) -> tuple[Outputs, Tensor]:
-        patch = self.card.settings.front_end.patch
-        if ready.shape[1] < patch.bins:
-            return self._outputs(
-                ready.new_zeros(1, 0, self.encoder.n_outputs), ready.new_zeros(1).long()
-            ), hidden
-        frames, hidden = self.encoder(ready, None, hidden)
-        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device)), hidden
+    def _encode_ready(self, ready: Tensor, encoder: EncoderState) -> tuple[Tensor, EncoderState]:
+        if ready.shape[1] < self.card.settings.front_end.patch.bins:
+            return ready.new_zeros(1, 0, self.encoder.n_outputs), encoder
+        return self.encoder.step(encoder, ready)
+
+    def _streamed(self, frames: Tensor) -> Outputs:
+        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device))
 
     def _outputs(self, frames: Tensor, n_frames: Tensor) -> Outputs:
         return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)})
@@ -115,7 +112,7 @@ def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     for name, parameter in model.named_parameters():
         if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
             groups["session"].append(parameter)
-        elif name.startswith("encoder.gru.bias_") or name == "head.bias":
+        elif name == "head.bias" or (name.startswith("encoder.") and parameter.ndim < 2):
             groups["bias"].append(parameter)
         else:
             groups["rest"].append(parameter)
