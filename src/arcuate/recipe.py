@@ -17,7 +17,7 @@ from arcuate.augment.settings import Augment
 from arcuate.batches.settings import Data
 from arcuate.errors import UserError
 from arcuate.losses.settings import Loss
-from arcuate.models.settings import Encoder, FrontEnd, ModelSettings
+from arcuate.models.settings import Encoder, FrontEnd, GRUEncoder, ModelSettings
 from arcuate.settings import Settings
 from arcuate.tracking.settings import Track
 from arcuate.training.guard_settings import Guard
@@ -43,7 +43,7 @@ class Recipe(Settings):
     notes: str = ""
     data: Data = Data()
     front_end: FrontEnd = FrontEnd()
-    encoder: Encoder = Encoder()
+    encoder: Encoder = GRUEncoder()
     output_init: typing.Literal["default", "xavier"] = "default"
     augment: Augment = Augment()
     loss: Loss = Loss()

@@ -12,7 +12,8 @@ from arcuate.models.encoder import EncoderState, refuse_both_ways
 from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.outputs import Outputs
-from arcuate.models.settings import ModelCard
+from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder
+from arcuate.models.ssm import SSM
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Model(nn.Module):
         super().__init__()
         self.card = card
         settings = card.settings
-        self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions))
-        self.encoder = GRU(settings.encoder, settings.front_end.patch, card.n_channels)
+        causal = settings.encoder.causal
+        self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions), causal)
+        self.encoder = make_encoder(settings, card.n_channels)
         self.head = nn.Linear(self.encoder.n_outputs, len(card.classes))
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
@@ -106,13 +108,28 @@ class Model(nn.Module):
             )
 
 
+def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM:
+    match settings.encoder:
+        case GRUEncoder() as encoder:
+            return GRU(encoder, settings.front_end.patch, n_channels)
+        case SSMEncoder() as encoder:
+            return SSM(encoder, settings.front_end.patch, n_channels)
+
+
+VECTORS = (
+    "encoder.",
+    "front_end.stem.",
+    "transducer.",
+)  # parts whose biases and gains make up the bias group
+
+
 def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     """Parameters as the official recipes divide them: biases of encoder and head, session maps, the rest."""
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "session": [], "rest": []}
     for name, parameter in model.named_parameters():
         if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
             groups["session"].append(parameter)
-        elif name == "head.bias" or (name.startswith("encoder.") and parameter.ndim < 2):
+        elif name == "head.bias" or (name.startswith(VECTORS) and parameter.ndim < 2):
             groups["bias"].append(parameter)
         else:
             groups["rest"].append(parameter)
