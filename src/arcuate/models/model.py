@@ -14,6 +14,7 @@ from arcuate.models.gru import GRU
 from arcuate.models.outputs import Outputs
 from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder
 from arcuate.models.ssm import SSM
+from arcuate.models.transducer import Transducer
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class State:
 
 
 class Model(nn.Module):
-    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax.
+    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax; a transducer where asked for.
 
     Whole trials: `model(bins, n_bins, session, statistics)`. Training puts its augmentation between the two
     halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
@@ -39,6 +40,9 @@ class Model(nn.Module):
         self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions), causal)
         self.encoder = make_encoder(settings, card.n_channels)
         self.head = nn.Linear(self.encoder.n_outputs, len(card.classes))
+        self.transducer: Transducer | None = None
+        if settings.transducer.enabled:
+            self.transducer = Transducer(settings.transducer, self.encoder.n_outputs, len(card.classes))
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
 
@@ -48,20 +52,21 @@ class Model(nn.Module):
         n_bins: Tensor,  # (B,)
         session: Tensor,  # (B,)
         statistics: BatchStatistics | None = None,
+        tokens: Tensor | None = None,  # (B, U) padded
     ) -> Outputs:
-        return self.encode(self.normalise(bins, statistics), n_bins, session)
+        return self.encode(self.normalise(bins, statistics), n_bins, session, tokens)
 
     def normalise(self, bins: Tensor, statistics: BatchStatistics | None = None) -> Tensor:
         """Source bins to normalised bins, as the card says. (B, T, C)"""
         self._check(bins, statistics)
         return normalise(bins, statistics, self.card.settings.front_end)[0]
 
-    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Outputs:
-        """Normalised bins to outputs."""
+    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor, tokens: Tensor | None = None) -> Outputs:
+        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for."""
         ready = self.front_end(bins, n_bins, session)
         n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
         frames, _ = self.encoder(ready, n_frames, self.encoder.start(len(bins)))
-        return self._outputs(frames, n_frames)
+        return self._outputs(frames, n_frames, tokens)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
@@ -91,8 +96,11 @@ class Model(nn.Module):
     def _streamed(self, frames: Tensor) -> Outputs:
         return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device))
 
-    def _outputs(self, frames: Tensor, n_frames: Tensor) -> Outputs:
-        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)})
+    def _outputs(self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None = None) -> Outputs:
+        joint = None
+        if self.transducer is not None and tokens is not None:
+            joint = self.transducer(frames, tokens)
+        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)}, joint)
 
     def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
         if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.card.n_channels):

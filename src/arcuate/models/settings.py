@@ -110,9 +110,21 @@ AnyEncoder = GRUEncoder | SSMEncoder
 Encoder = Annotated[AnyEncoder, Field(discriminator="kind"), BeforeValidator(_gru_unless_named)]
 
 
+class Transducer(Settings):
+    """A second head beside CTC: prediction network and joiner."""
+
+    enabled: bool = False
+    predictor: Literal["stateless", "lstm"] = "stateless"
+    context: int = Field(2, ge=1, le=8, description="stateless: how many tokens back it sees")
+    width: int = Field(512, ge=1, le=8192, description="of prediction network and joiner")
+    depth: int = Field(1, ge=1, le=16, description="lstm: layers")
+    dropout: Probability = 0.1
+
+
 class ModelSettings(Settings):
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = GRUEncoder()
+    transducer: Transducer = Transducer()
     output_init: Literal["default", "xavier"] = "default"
 
 
