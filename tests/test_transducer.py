@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from arcuate.cli.evaluate import evaluate_run
 from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
@@ -14,7 +15,7 @@ from arcuate.models.files import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.models.settings import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Transducer
 from arcuate.recipe import load_recipe
-from arcuate.run import Run, read_jsonl
+from arcuate.run import Run, open_run, read_jsonl
 from arcuate.tokens import CLASSES
 from arcuate.training.parallel import Encoding, as_outputs
 
@@ -139,6 +140,18 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
         assert row["loss"] == pytest.approx(0.3 * row["losses"]["ctc"] + row["losses"]["rnnt"], rel=1e-4)
     train = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
     assert train[-1] < train[0]
+    for head in ("ctc", "transducer", "both"):
+        told = evaluate_run(open_run(tmp_path / "run"), "val", None, "best", head, None, head)
+        assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
+
+
+def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
+    few = ["encoder.width=8", "train.steps=1", "train.log_every=1"]
+    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    run = open_run(tmp_path / "run")
+    for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
+        with pytest.raises(UserError, match=words):
+            evaluate_run(run, "val", None, "best", None, None, head)
 
 
 def test_losses_that_all_weigh_nothing_are_refused():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ import torch
 from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
+from arcuate.decode.transducer import Beam, rescore, search
+from arcuate.errors import UserError
 from arcuate.losses.heads import HEADS, head_losses, weigh
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
@@ -20,6 +22,8 @@ from arcuate.run import Run, write_json, write_lines
 from arcuate.store import Store, TrialInfo
 from arcuate.tokens import CLASSES, names
 
+Head = Literal["ctc", "transducer", "both"]  # which head is read: CTC greedily, the others with a beam
+HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 Progress = Callable[[int, int, str], None]
 
 
@@ -43,9 +47,10 @@ def decode_trials(
     batch_size: int = 32,
     loss: Loss | None = None,
     keep_scores: bool = False,
+    head: Head = "ctc",
     progress: Progress | None = None,
 ) -> list[TrialResult]:
-    """Greedy decodings in the order of the trials given, whatever batches they were computed in."""
+    """Decodings in the order of the trials given, whatever batches they were computed in."""
     device = next(model.parameters()).device
     front_end = model.card.settings.front_end
     results: dict[int, TrialResult] = {}
@@ -66,6 +71,8 @@ def decode_trials(
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], frames[row, : n_frames[row]]
                 tokens = tuple(greedy(logp))
+                if head != "ctc":
+                    tokens = read_transducer(model, outputs.frames[row, : len(logp)], logp, tokens, head)
                 results[index] = TrialResult(
                     trial,
                     tokens,
@@ -78,6 +85,19 @@ def decode_trials(
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
+
+
+def read_transducer(
+    model: Model, frames: torch.Tensor, log_probs: np.ndarray, greedy_tokens: tuple[int, ...], head: Head
+) -> tuple[int, ...]:
+    """Tokens of one trial by its transducer, or by both heads: what either found, scored by both."""
+    if model.transducer is None:
+        raise UserError("this model has no transducer; use --head ctc, or train with transducer.enabled=true")
+    found = search(Beam(model.transducer), frames)
+    if head == "both":
+        readings = [greedy_tokens, *(h.tokens for h in found)]
+        found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
+    return found[0].tokens
 
 
 def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[str, Any]:

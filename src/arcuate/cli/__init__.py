@@ -208,12 +208,13 @@ def evaluate(
     checkpoint: Annotated[str, typer.Option(help="best, last or step-NNNNNNNN.")] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
+    head: Annotated[str, typer.Option(help="ctc, transducer, or both together.")] = "ctc",
     as_json: Json = False,
 ) -> None:
     """Score a run on a split: PER with its interval, by session and block, one line per trial."""
     from arcuate.cli.evaluate import evaluate_command
 
-    evaluate_command(run, split, data, checkpoint, label, scores, as_json)
+    evaluate_command(run, split, data, checkpoint, label, scores, as_json, head)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from rich.table import Table
 from arcuate.batches.select import check_fit, trials_of_split
 from arcuate.cli.console import emit_json, out, percent, progress, say
 from arcuate.errors import UserError
-from arcuate.evaluate import decode_trials, summarise, write_results, write_scores
+from arcuate.evaluate import HEAD_NAMES, decode_trials, summarise, write_results, write_scores
 from arcuate.models.files import load_model
 from arcuate.recipe import Recipe
 from arcuate.run import Run, open_run, read_json
@@ -25,9 +25,10 @@ def evaluate_command(
     label: str | None,
     scores: Path | None,
     as_json: bool,
+    head: str = "ctc",
 ) -> None:
     run = open_run(path)
-    summary = evaluate_run(run, split, data, checkpoint, label, scores)
+    summary = evaluate_run(run, split, data, checkpoint, label, scores, head)
     if as_json:
         emit_json(summary)
     else:
@@ -35,12 +36,24 @@ def evaluate_command(
 
 
 def evaluate_run(
-    run: Run, split: str, data: Path | None, checkpoint: str, label: str | None, scores: Path | None
+    run: Run,
+    split: str,
+    data: Path | None,
+    checkpoint: str,
+    label: str | None,
+    scores: Path | None,
+    head: str = "ctc",
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate` does; returns the summary it writes to results/<split>.json."""
     if label is not None and not label.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"--label {label!r} may hold letters, digits, - and _ only")
+    if head not in HEAD_NAMES:
+        raise UserError(f"--head {head!r} is unknown; choose {', '.join(HEAD_NAMES)}")
     recipe = run.recipe()
+    if head != "ctc" and not recipe.transducer.enabled:
+        raise UserError(
+            f"{run.path} has no transducer; use --head ctc, or train with transducer.enabled=true"
+        )
     store = Store.open(data or remembered_store(run))
     check_fit(store, recipe.data)
     folder = find_checkpoint(run.path, checkpoint)
@@ -61,16 +74,17 @@ def evaluate_run(
             batch_size=recipe.validate_.batch_size,
             loss=recipe.loss,
             keep_scores=True,
+            head=head,
             progress=report,
         )
-    summary = {**summarise(results), **provenance(run, recipe, store, folder, split)}
+    summary = {**summarise(results), **provenance(run, recipe, store, folder, split, head)}
     write_results(run, split, label, results, summary, store)
     if scores is not None:
         write_scores(scores, results)
     return summary
 
 
-def provenance(run: Run, recipe: Recipe, store: Store, folder: Path, split: str) -> dict[str, Any]:
+def provenance(run: Run, recipe: Recipe, store: Store, folder: Path, split: str, head: str) -> dict[str, Any]:
     """Which weights were scored on which trials, and what they had been selected on."""
     state = read_json(folder / "state.json") if (folder / "state.json").exists() else {}
     return {
@@ -80,7 +94,8 @@ def provenance(run: Run, recipe: Recipe, store: Store, folder: Path, split: str)
         "selected_on": "dev" if recipe.data.dev_fraction > 0 else "val",
         "checkpoint": folder.name,
         "step": state.get("step"),
-        "search": "greedy",
+        "search": "greedy" if head == "ctc" else "beam",
+        "head": head,
         "data_hash": store.manifest.get("hashes", {}).get(split),
     }
 

@@ -52,6 +52,9 @@ class Stateless(nn.Module):
     def select(self, state: Tensor, rows: Tensor) -> Tensor:
         return state[rows]
 
+    def concatenate(self, states: list[Tensor]) -> Tensor:
+        return torch.cat(states)
+
     def _read(self, recent: Tensor) -> Tensor:
         embedded = F.dropout(self.embedding(recent).flatten(-2), self.dropout, self.training)
         return F.relu(self.mix(embedded))
@@ -84,6 +87,9 @@ class LSTM(nn.Module):
     def select(self, state: LSTMState, rows: Tensor) -> LSTMState:
         return LSTMState(state.hidden[:, rows], state.cell[:, rows])
 
+    def concatenate(self, states: list[LSTMState]) -> LSTMState:
+        return LSTMState(torch.cat([s.hidden for s in states], 1), torch.cat([s.cell for s in states], 1))
+
 
 class Transducer(nn.Module):
     def __init__(self, settings: TransducerSettings, n_inputs: int, n_classes: int) -> None:
@@ -112,6 +118,10 @@ class Transducer(nn.Module):
     def select(self, state: PredictorState, rows: Tensor) -> PredictorState:
         """The states of these rows, in this order, any of them more than once."""
         return self.predictor.select(state, rows)  # type: ignore[arg-type]
+
+    def concatenate(self, states: list[PredictorState]) -> PredictorState:
+        """The rows of all these states, one after the other."""
+        return self.predictor.concatenate(states)  # type: ignore[arg-type]
 
     def log_probs(self, frame: Tensor, predicted: Tensor) -> Tensor:
         """Scores of all classes at one frame (W,), already `from_frames`, for each prediction (n, W). (n, V)"""
