@@ -1,5 +1,6 @@
 """The transducer head: one token at a time equals all at once; its loss beside that of CTC; training with both."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,27 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
     for head in ("ctc", "transducer", "both"):
         told = evaluate_run(open_run(tmp_path / "run"), "val", None, "best", head, None, head)
         assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
+
+
+def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
+    changes = [
+        "encoder.width=16",
+        "transducer={enabled: true, width: 16}",
+        "data.batching.batch_size=4",
+        "train.steps=6",
+        "train.log_every=2",
+        "train.validate_every=6",
+        "train.checkpoint_every=3",
+        "train.keep_checkpoints=9",
+    ]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    train_run(Asked("mode-ssm-small", changes, cohort_store, whole))
+    shutil.copytree(whole, again, symlinks=True)
+    shutil.rmtree(again / "checkpoints" / "step-00000006")
+    train_run(Asked("mode-ssm-small", changes, cohort_store, again, resume=True))
+    last = "checkpoints/last"
+    for name in ("model.safetensors", "training.safetensors"):
+        assert (whole / last / name).read_bytes() == (again / last / name).read_bytes()
 
 
 def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
