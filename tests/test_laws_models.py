@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.models.model import Model
 from arcuate.models.settings import (
+    ChannelGate,
+    ConvStem,
+    Encoder,
     FrontEnd,
     GRUEncoder,
     ModelCard,
@@ -15,14 +18,28 @@ from arcuate.models.settings import (
     Patch,
     SessionLayer,
     Smoothing,
+    SSMEncoder,
 )
 from arcuate.tokens import CLASSES
 
 TOLERANCE = 1e-5
 N_CHANNELS, N_SESSIONS = 4, 3
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
+
+
+def gru(draw, bidirectional: bool) -> GRUEncoder:
+    depth, learned_start = draw(st.integers(1, 2)), draw(st.booleans())
+    return GRUEncoder(width=5, depth=depth, bidirectional=bidirectional, learned_start=learned_start)
+
+
+def ssm(draw, bidirectional: bool) -> SSMEncoder:
+    heads, depth, taps = draw(st.sampled_from([2, 4])), draw(st.integers(1, 2)), draw(st.integers(2, 5))
+    return SSMEncoder(width=8, depth=depth, heads=heads, state=3, taps=taps, bidirectional=bidirectional)
+
+
+KINDS = {"gru": gru, "ssm": ssm}  # every kind of encoder obeys the same laws
 
 
 @st.composite
@@ -34,14 +51,11 @@ def models(draw, bidirectional=st.booleans()) -> Model:
         rolling_bins=50,
         smoothing=Smoothing(sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))),
         session_layer=SessionLayer(enabled=draw(st.booleans()), layer_norm=draw(st.booleans())),
+        channel_gate=ChannelGate(enabled=draw(st.booleans()), ratio=2),
+        stem=ConvStem(enabled=draw(st.booleans()), taps=draw(st.integers(2, 7))),
         patch=Patch(bins=size, stride=draw(st.integers(1, size))),
     )
-    encoder = GRUEncoder(
-        width=5,
-        depth=draw(st.integers(1, 2)),
-        bidirectional=draw(bidirectional),
-        learned_start=draw(st.booleans()),
-    )
+    encoder: Encoder = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
     torch.manual_seed(draw(st.integers(0, 99)))
     card = ModelCard(
         settings=ModelSettings(front_end=front_end, encoder=encoder),
@@ -51,7 +65,7 @@ def models(draw, bidirectional=st.booleans()) -> Model:
     )
     model = Model(card).eval()
     with torch.no_grad():
-        for parameter in model.front_end.session_layer.parameters():
+        for parameter in model.front_end.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     return model
 
@@ -154,6 +168,19 @@ def test_states_are_values(model):
 
 
 @quick
+@given(models(bidirectional=st.just(False)), st.integers(1, 40))
+def test_causal_models_do_not_look_ahead(model, n):
+    """A frame is the same whatever comes after the bins it needs."""
+    bins, _, session, past = make_batch([48], seed=n)
+    other = torch.cat([bins[:, :n], torch.randn(1, 48 - n, N_CHANNELS)], 1)
+    patch = model.card.settings.front_end.patch
+    certain = max(n - model.front_end.right - patch.bins, -1) // patch.stride + 1
+    with torch.no_grad():
+        a, b = (model(x, torch.tensor([48]), session, past) for x in (bins, other))
+    assert_same(a, b, certain)
+
+
+@quick
 @given(models(), lengths)
 def test_padding_gets_no_gradient(model, lengths):
     batch = make_batch(lengths, seed=5)
@@ -182,11 +209,16 @@ def test_not_finite_bins_still_get_an_answer():
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_dropout_only_while_training(mode):
+@pytest.mark.parametrize(
+    "encoder",
+    [GRUEncoder(width=5, depth=2, dropout=0.5), SSMEncoder(width=8, heads=2, depth=1, dropout=0.5)],
+    ids=lambda e: e.kind,
+)
+def test_dropout_only_while_training(mode, encoder):
     torch.manual_seed(0)
     front_end = FrontEnd(session_layer=SessionLayer(dropout=0.5))
     card = ModelCard(
-        settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=5, depth=2, dropout=0.5)),
+        settings=ModelSettings(front_end=front_end, encoder=encoder),
         n_channels=2,
         sessions=("s",),
         classes=CLASSES,

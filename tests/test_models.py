@@ -9,8 +9,9 @@ from torch import nn
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.front_end import count_frames, kernel, normalise, smooth
-from arcuate.models.gru import GRU, cut_patches, project_patches, recur
+from arcuate.models.gru import GRU, recur
 from arcuate.models.model import Model, count_parameters, parameter_groups
+from arcuate.models.patches import cut_patches, project_patches
 from arcuate.models.session_layer import SessionLayer
 from arcuate.models.settings import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Smoothing
 from arcuate.models.settings import SessionLayer as SessionLayerSettings

@@ -240,13 +240,20 @@ def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: 
     assert weights(run, "best") == weights(whole, "best")
 
 
+TWO_HEADS = [
+    "encoder={kind: ssm, width: 16, depth: 2, heads: 4, state: 8, dropout: 0}",
+    "transducer={enabled: true, predictor: lstm, width: 16, dropout: 0}",
+]
+
+
 @pytest.mark.slow
-def test_two_processes_equal_one(cohort_store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [["encoder.dropout=0"], TWO_HEADS], ids=["gru", "ssm and transducer"])
+def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path: Path) -> None:
     """Half the batch each, gradients averaged: the same weights up to rounding."""
     import torch
     from safetensors.torch import load_file
 
-    still = ["encoder.dropout=0", "front_end.session_layer.dropout=0", "ema.decay=0", "train.steps=12"]
+    still = [*model, "front_end.session_layer.dropout=0", "ema.decay=0", "train.steps=12"]
     alone, both = tmp_path / "alone", tmp_path / "both"
     subprocess.run(command(cohort_store, alone, *still), check=True, capture_output=True)
     done = subprocess.run(shared_command(cohort_store, both, *still), capture_output=True, text=True)

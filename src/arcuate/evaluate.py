@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,10 @@ from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
 from arcuate.decode.prefix_beam import PhonemeSearch
-from arcuate.losses.ctc import ctc_loss
+from arcuate.decode.transducer import Beam, rescore
+from arcuate.decode.transducer import search as search_transducer
+from arcuate.errors import UserError
+from arcuate.losses.heads import HEADS, head_losses, weigh
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
 from arcuate.models.model import Model
@@ -22,6 +25,8 @@ from arcuate.store import Store, TrialInfo
 from arcuate.tokens import CLASSES, names
 from arcuate.training.settings import Validate
 
+Head = Literal["ctc", "transducer", "both"]  # which head is read: CTC greedily, the others with a beam
+HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 Progress = Callable[[int, int, str], None]
 Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
 
@@ -35,6 +40,7 @@ class TrialResult:
     score: Score | None  # None where the trial has no label
     loss: float | None
     log_probs: np.ndarray | None  # (F, V), kept only where asked for
+    losses: dict[str, float] | None = None  # by head
     greedy_score: Score | None = None  # beside `score`, where another search than the greedy one made that
 
 
@@ -52,6 +58,7 @@ def decode_trials(
     loss: Loss | None = None,
     keep_scores: bool = False,
     search: Search = greedy,
+    head: Head = "ctc",
     progress: Progress | None = None,
 ) -> list[TrialResult]:
     """Decodings in the order of the trials given, whatever batches they were computed in."""
@@ -64,24 +71,26 @@ def decode_trials(
         plan = by_length(trials, batch_size)
         for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.wanted, plan):
             batch = batch.to(device)
-            outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics)
-            log_probs = outputs.log_probs["ctc"].float()
-            losses = None
+            said = batch.tokens if loss is not None else None
+            outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, said)
+            losses, by_head = None, {}
             if loss is not None:
-                losses = ctc_loss(
-                    log_probs, outputs.n_frames, batch.tokens, batch.n_tokens, loss.ctc
-                ).tolist()
-            frames = log_probs.cpu().numpy()
+                by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
+                losses = weigh(by_head, loss).tolist()
+            frames = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], frames[row, : n_frames[row]]
                 tokens = tuple(search(logp))
+                if head != "ctc":
+                    tokens = read_transducer(model, outputs.frames[row, : len(logp)], logp, tokens, head)
                 results[index] = TrialResult(
                     trial,
                     tokens,
                     score(trial.tokens, tokens) if trial.tokens is not None else None,
                     losses[row] if losses is not None and trial.tokens is not None else None,
                     logp.copy() if keep_scores else None,
+                    {head: float(values[row]) for head, values in by_head.items()},
                     score(trial.tokens, greedy(logp))
                     if search is not greedy and trial.tokens is not None
                     else None,
@@ -90,6 +99,19 @@ def decode_trials(
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
+
+
+def read_transducer(
+    model: Model, frames: torch.Tensor, log_probs: np.ndarray, greedy_tokens: tuple[int, ...], head: Head
+) -> tuple[int, ...]:
+    """Tokens of one trial by its transducer, or by both heads: what either found, scored by both."""
+    if model.transducer is None:
+        raise UserError("this model has no transducer; use --head ctc, or train with transducer.enabled=true")
+    found = search_transducer(Beam(model.transducer), frames)
+    if head == "both":
+        readings = [greedy_tokens, *(h.tokens for h in found)]
+        found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
+    return found[0].tokens
 
 
 def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[str, Any]:
@@ -120,8 +142,8 @@ COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_tri
 
 
 def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
-    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 6)"""
-    sums = torch.zeros(len(sessions), len(COUNTS), dtype=torch.float64)
+    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 6 + heads)"""
+    sums = torch.zeros(len(sessions), len(COUNTS) + len(HEADS), dtype=torch.float64)
     for result in results:
         if result.score is not None and result.loss is not None:
             counted = result.score
@@ -132,6 +154,7 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
                 counted.length,
                 result.loss,
                 1,
+                *((result.losses or {}).get(head, 0.0) for head in HEADS),
             )
             sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
     return sums
@@ -139,10 +162,11 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
 
 def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any]:
     """What a validation row of metrics.jsonl says."""
-    whole = dict(zip(COUNTS, sums.sum(0).tolist(), strict=True))
+    whole = dict(zip((*COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
     errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
     return {
         "loss": whole["loss"] / whole["n_trials"] if whole["n_trials"] else None,
+        "losses": {head: whole[head] / whole["n_trials"] for head in HEADS if whole[head]},
         "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
         **{name: int(whole[name]) for name in COUNTS[:4]},
         "per_by_session": {s: e / n for s, e, n in zip(sessions, errors, lengths, strict=True) if n},

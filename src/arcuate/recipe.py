@@ -19,7 +19,7 @@ from arcuate.augment.settings import Augment
 from arcuate.batches.settings import Data
 from arcuate.errors import UserError
 from arcuate.losses.settings import Loss
-from arcuate.models.settings import Encoder, FrontEnd, ModelSettings
+from arcuate.models.settings import Encoder, FrontEnd, GRUEncoder, ModelSettings, Transducer
 from arcuate.settings import Settings
 from arcuate.tracking.settings import Track
 from arcuate.training.guard_settings import Guard
@@ -58,7 +58,8 @@ class Recipe(Settings):
     notes: str = Field("", description="anything worth remembering")
     data: Data = Data()
     front_end: FrontEnd = FrontEnd()
-    encoder: Encoder = Encoder()
+    encoder: Encoder = GRUEncoder()
+    transducer: Transducer = Transducer()
     output_init: typing.Literal["default", "xavier"] = Field(
         "default", description="how the output layer starts; the '25 release uses xavier"
     )
@@ -79,7 +80,21 @@ class Recipe(Settings):
 
     @property
     def model(self) -> ModelSettings:
-        return ModelSettings(front_end=self.front_end, encoder=self.encoder, output_init=self.output_init)
+        return ModelSettings(
+            front_end=self.front_end,
+            encoder=self.encoder,
+            transducer=self.transducer,
+            output_init=self.output_init,
+        )
+
+    @model_validator(mode="after")
+    def _something_is_learnt(self) -> "Recipe":
+        if self.loss.ctc.weight == 0 and not (self.transducer.enabled and self.loss.rnnt.weight > 0):
+            raise ValueError(
+                "all losses weigh 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled"
+                " with loss.rnnt.weight, above 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":

@@ -324,12 +324,13 @@ def evaluate(
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
     search: Annotated[str | None, typer.Option(help="greedy or beam; left out: as the recipe says.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
+    head: Annotated[str, typer.Option(help="ctc, transducer, or both together.")] = "ctc",
     as_json: Json = False,
 ) -> None:
     """Score a run on a split: PER with its interval, by session and block, one line per trial."""
     from arcuate.cli.evaluate import evaluate_command
 
-    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam)
+    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam, head)
 
 
 ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]

@@ -11,6 +11,8 @@ from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.evaluate import (
+    HEAD_NAMES,
+    Head,
     TrialResult,
     decode_trials,
     phoneme_search,
@@ -45,6 +47,18 @@ class Subject:
         return "dev" if self.recipe.data.dev_fraction > 0 else "val"
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How frames are read: by which search, and by which head."""
+
+    search: str | None = None  # greedy or beam; None: as the recipe says
+    beam: int | None = None
+    head: Head = "ctc"
+
+
+AS_TRAINED = Reading()
+
+
 @dataclass(frozen=True, eq=False)
 class Scored:
     """A split as one checkpoint of a run hears it."""
@@ -53,6 +67,7 @@ class Scored:
     store: Store
     card: ModelCard
     validate: Validate
+    head: Head
     results: list[TrialResult]
 
 
@@ -66,9 +81,11 @@ def evaluate_command(
     as_json: bool,
     search: str | None = None,
     beam: int | None = None,
+    head: str = "ctc",
 ) -> None:
     run = open_run(path)
-    summary = evaluate_run(run, split, data, checkpoint, label, scores, search=search, beam=beam)
+    reading = Reading(search, beam, check_head(head))
+    summary = evaluate_run(run, split, data, checkpoint, label, scores, reading=reading)
     if as_json:
         emit_json(summary)
     else:
@@ -83,12 +100,11 @@ def evaluate_run(
     label: str | None,
     scores: Path | None,
     quiet: bool = False,
-    search: str | None = None,
-    beam: int | None = None,
+    reading: Reading = AS_TRAINED,
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate` does; returns the summary it writes to results/<split>.json."""
     check_places(label, scores)
-    scored = score_run(run, split, data, checkpoint, search, beam, quiet)
+    scored = score_run(run, split, data, checkpoint, reading, quiet)
     summary = {
         **summarise(scored.results),
         **provenance(scored, split, label),
@@ -105,14 +121,17 @@ def score_run(
     split: str,
     data: Path | None,
     checkpoint: str,
-    search: str | None = None,
-    beam: int | None = None,
+    reading: Reading = AS_TRAINED,
     quiet: bool = False,
 ) -> Scored:
     """Every trial of a split with its frame scores, and read by the search asked for."""
     subject = find_subject(run, checkpoint)
     recipe = subject.recipe
-    validate = searched(recipe.validate_, search, beam)
+    validate = searched(recipe.validate_, reading)
+    if reading.head != "ctc" and not recipe.transducer.enabled:
+        raise UserError(
+            f"{run.path} has no transducer; use --head ctc, or train with transducer.enabled=true"
+        )
     store = Store.open(data or remembered_store(subject))
     model = load_model(subject.folder)
     trials = choose_trials(subject, store, split, model.card)
@@ -129,14 +148,23 @@ def score_run(
             loss=recipe.loss,
             keep_scores=True,
             search=phoneme_search(validate),
+            head=reading.head,
             progress=report,
         )
-    return Scored(subject, store, model.card, validate, results)
+    return Scored(subject, store, model.card, validate, reading.head, results)
 
 
-def searched(settings: Validate, search: str | None, beam: int | None) -> Validate:
+def check_head(name: str) -> Head:
+    for head in HEAD_NAMES:
+        if head == name:
+            return head
+    raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
+
+
+def searched(settings: Validate, reading: Reading) -> Validate:
     """The recipe's search, or the one asked for; a width alone asks for the beam search."""
-    kind = search or ("beam" if beam is not None else settings.search)
+    beam = reading.beam
+    kind = reading.search or ("beam" if beam is not None else settings.search)
     if kind not in ("greedy", "beam"):
         raise UserError(f"--search {kind!r} is unknown; choose greedy or beam")
     if kind == "greedy" and beam is not None:
@@ -164,6 +192,7 @@ def find_subject(run: Run, checkpoint: str) -> Subject:
         name=run.name,
         front_end=settings.front_end,
         encoder=settings.encoder,
+        transducer=settings.transducer,
         output_init=settings.output_init,
     )
     return Subject(run, folder, recipe, None)
@@ -223,8 +252,9 @@ def provenance(scored: Scored, split: str, label: str | None) -> dict[str, Any]:
         "selected_on": subject.selected_on,
         "checkpoint": subject.folder.name,
         "step": state.get("step"),
-        "search": scored.validate.search,
-        **beam,
+        "search": scored.validate.search if scored.head == "ctc" else "beam",
+        **(beam if scored.head == "ctc" else {}),
+        "head": scored.head,
         "data_hash": store.manifest.get("hashes", {}).get(split),
         "data_differ_in": changed_splits(subject, store),
     }

@@ -16,6 +16,7 @@ from arcuate.frames import count_frames as frames_of
 from arcuate.models.session_layer import SessionLayer
 from arcuate.models.settings import FrontEnd as FrontEndSettings
 from arcuate.models.settings import Patch, Smoothing
+from arcuate.models.stem import Stem, StemState
 
 Count = TypeVar("Count", int, Tensor)
 BAND = 32  # bins smoothed by one product
@@ -117,10 +118,11 @@ class FrontEndState:
     n_bins: int  # received so far
     normalised: Tensor  # (1, <taps, C) bins still needed by smoothing
     ready: Tensor  # (1, n, C) bins still needed by the next patch
+    stem: StemState | None
 
 
 class FrontEnd(nn.Module):
-    def __init__(self, settings: FrontEndSettings, n_channels: int, n_sessions: int) -> None:
+    def __init__(self, settings: FrontEndSettings, n_channels: int, n_sessions: int, causal: bool) -> None:
         super().__init__()
         self.settings = settings
         self.n_channels = n_channels
@@ -128,6 +130,9 @@ class FrontEnd(nn.Module):
         self.left = (len(self.kernel) - 1) // 2  # zeros before the first bin
         self.right = len(self.kernel) - 1 - self.left  # and after the last: how far smoothing looks ahead
         self.session_layer = SessionLayer(settings.session_layer, n_channels, n_sessions)
+        self.stem: Stem | None = None
+        if settings.channel_gate.enabled or settings.stem.enabled:
+            self.stem = Stem(settings.channel_gate, settings.stem, n_channels, causal)
 
     def forward(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Tensor:
         """Normalised bins to the bins that patches are cut from. (B, T, C) -> (B, max(T, patch), C)"""
@@ -135,12 +140,14 @@ class FrontEnd(nn.Module):
         bins = F.pad(bins, (0, 0, self.left, self.right + missing))
         beyond = torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]  # (B, T)
         bins = bins.masked_fill_(beyond[..., None], 0.0)  # whatever the padding held
-        return self.session_layer(smooth(bins, self.kernel), session)
+        bins = self.session_layer(smooth(bins, self.kernel), session)
+        return bins if self.stem is None else self.stem(bins, n_bins.clamp(min=self.settings.patch.bins))
 
     def start(self, session: Tensor, statistics: BatchStatistics | None) -> FrontEndState:
         weight = next(self.session_layer.parameters(), torch.zeros(()))
         zeros = torch.zeros(1, self.left, self.n_channels, dtype=weight.dtype, device=session.device)
-        return FrontEndState(session, statistics, None, 0, zeros, zeros[:, :0])
+        stem = None if self.stem is None else self.stem.start(zeros)
+        return FrontEndState(session, statistics, None, 0, zeros, zeros[:, :0], stem)
 
     def step(self, state: FrontEndState, bins: Tensor) -> tuple[Tensor, FrontEndState]:
         """One chunk of raw bins in, the bins of all complete patches out (none: shorter than a patch)."""
@@ -158,9 +165,12 @@ class FrontEnd(nn.Module):
     ) -> tuple[Tensor, FrontEndState]:
         waiting = torch.cat([state.normalised, normalised], dim=1)
         n_smooth = max(waiting.shape[1] - len(self.kernel) + 1, 0)
-        ready = state.ready
+        ready, stem = state.ready, state.stem
         if n_smooth:
-            ready = torch.cat([ready, self.session_layer(smooth(waiting, self.kernel), state.session)], dim=1)
+            fresh = self.session_layer(smooth(waiting, self.kernel), state.session)
+            if self.stem is not None and stem is not None:
+                fresh, stem = self.stem.step(fresh, stem)
+            ready = torch.cat([ready, fresh], dim=1)
         patch = self.settings.patch
         n_frames = count_frames(ready.shape[1], patch) if ready.shape[1] >= patch.bins else 0
         rest = FrontEndState(
@@ -170,5 +180,6 @@ class FrontEnd(nn.Module):
             n_bins,
             waiting[:, n_smooth:],
             ready[:, n_frames * patch.stride :],
+            stem,
         )
         return ready, rest

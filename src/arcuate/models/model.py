@@ -8,10 +8,13 @@ from torch.nn import functional as F
 
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
+from arcuate.models.encoder import EncoderState, refuse_both_ways
 from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.outputs import Outputs
-from arcuate.models.settings import ModelCard
+from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder
+from arcuate.models.ssm import SSM
+from arcuate.models.transducer import Transducer
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,11 @@ class State:
     """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
 
     front_end: FrontEndState
-    encoder: Tensor  # (depth, 1, H)
+    encoder: EncoderState
 
 
 class Model(nn.Module):
-    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax.
+    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax; a transducer where asked for.
 
     Whole trials: `model(bins, n_bins, session, statistics)`. Training puts its augmentation between the two
     halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
@@ -33,9 +36,13 @@ class Model(nn.Module):
         super().__init__()
         self.card = card
         settings = card.settings
-        self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions))
-        self.encoder = GRU(settings.encoder, settings.front_end.patch, card.n_channels)
+        causal = settings.encoder.causal
+        self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions), causal)
+        self.encoder = make_encoder(settings, card.n_channels)
         self.head = nn.Linear(self.encoder.n_outputs, len(card.classes))
+        self.transducer: Transducer | None = None
+        if settings.transducer.enabled:
+            self.transducer = Transducer(settings.transducer, self.encoder.n_outputs, len(card.classes))
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
 
@@ -45,28 +52,25 @@ class Model(nn.Module):
         n_bins: Tensor,  # (B,)
         session: Tensor,  # (B,)
         statistics: BatchStatistics | None = None,
+        tokens: Tensor | None = None,  # (B, U) padded
     ) -> Outputs:
-        return self.encode(self.normalise(bins, statistics), n_bins, session)
+        return self.encode(self.normalise(bins, statistics), n_bins, session, tokens)
 
     def normalise(self, bins: Tensor, statistics: BatchStatistics | None = None) -> Tensor:
         """Source bins to normalised bins, as the card says. (B, T, C)"""
         self._check(bins, statistics)
         return normalise(bins, statistics, self.card.settings.front_end)[0]
 
-    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Outputs:
-        """Normalised bins to outputs."""
+    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor, tokens: Tensor | None = None) -> Outputs:
+        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for."""
         ready = self.front_end(bins, n_bins, session)
         n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
         frames, _ = self.encoder(ready, n_frames, self.encoder.start(len(bins)))
-        return self._outputs(frames, n_frames)
+        return self._outputs(frames, n_frames, tokens)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
-        if not self.card.settings.encoder.causal:
-            raise UserError(
-                "This model reads each trial in both directions and cannot stream; decode whole trials, or "
-                "train with encoder.bidirectional=false."
-            )
+        refuse_both_ways(self.card.settings.encoder.causal)
         self._check(None, statistics)
         which = torch.tensor([session], device=self.head.weight.device)
         return State(self.front_end.start(which, statistics), self.encoder.start(1))
@@ -75,25 +79,28 @@ class Model(nn.Module):
         """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
         self._check(bins, state.front_end.statistics)
         ready, front_end = self.front_end.step(state.front_end, bins)
-        outputs, hidden = self._encode_ready(ready, state.encoder)
-        return outputs, State(front_end, hidden)
+        frames, encoder = self._encode_ready(ready, state.encoder)
+        return self._streamed(frames), State(front_end, encoder)
 
     def finish(self, state: State) -> Outputs:
         """The frames that waited for bins which never came; the trial ends here."""
         ready, _ = self.front_end.finish(state.front_end)
-        return self._encode_ready(ready, state.encoder)[0]
+        frames, encoder = self._encode_ready(ready, state.encoder)
+        return self._streamed(torch.cat([frames, self.encoder.finish(encoder)], dim=1))
 
-    def _encode_ready(self, ready: Tensor, hidden: Tensor) -> tuple[Outputs, Tensor]:
-        patch = self.card.settings.front_end.patch
-        if ready.shape[1] < patch.bins:
-            return self._outputs(
-                ready.new_zeros(1, 0, self.encoder.n_outputs), ready.new_zeros(1).long()
-            ), hidden
-        frames, hidden = self.encoder(ready, None, hidden)
-        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device)), hidden
+    def _encode_ready(self, ready: Tensor, encoder: EncoderState) -> tuple[Tensor, EncoderState]:
+        if ready.shape[1] < self.card.settings.front_end.patch.bins:
+            return ready.new_zeros(1, 0, self.encoder.n_outputs), encoder
+        return self.encoder.step(encoder, ready)
 
-    def _outputs(self, frames: Tensor, n_frames: Tensor) -> Outputs:
-        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)})
+    def _streamed(self, frames: Tensor) -> Outputs:
+        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device))
+
+    def _outputs(self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None = None) -> Outputs:
+        joint = None
+        if self.transducer is not None and tokens is not None:
+            joint = self.transducer(frames, tokens)
+        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)}, joint)
 
     def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
         if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.card.n_channels):
@@ -109,13 +116,28 @@ class Model(nn.Module):
             )
 
 
+def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM:
+    match settings.encoder:
+        case GRUEncoder() as encoder:
+            return GRU(encoder, settings.front_end.patch, n_channels)
+        case SSMEncoder() as encoder:
+            return SSM(encoder, settings.front_end.patch, n_channels)
+
+
+VECTORS = (
+    "encoder.",
+    "front_end.stem.",
+    "transducer.",
+)  # parts whose biases and gains make up the bias group
+
+
 def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     """Parameters as the official recipes divide them: biases of encoder and head, session maps, the rest."""
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "session": [], "rest": []}
     for name, parameter in model.named_parameters():
         if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
             groups["session"].append(parameter)
-        elif name.startswith("encoder.gru.bias_") or name == "head.bias":
+        elif name == "head.bias" or (name.startswith(VECTORS) and parameter.ndim < 2):
             groups["bias"].append(parameter)
         else:
             groups["rest"].append(parameter)

@@ -1,8 +1,8 @@
 """Settings of the model: everything deterministic between stored bins and token scores."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from arcuate.batches.settings import Wanted
 from arcuate.frames import Patch
@@ -27,6 +27,20 @@ class SessionLayer(Settings):
     dropout: Probability = 0.0
 
 
+class ChannelGate(Settings):
+    """Scales every channel by what the mean over time of all channels says (squeeze and excite)."""
+
+    enabled: bool = False
+    ratio: int = Field(16, ge=1, le=1024, description="channels per hidden unit")
+
+
+class ConvStem(Settings):
+    """A depthwise convolution over bins with a residual, before patches are cut."""
+
+    enabled: bool = False
+    taps: int = Field(7, ge=2, le=101)
+
+
 class FrontEnd(Settings):
     normalise: Literal["none", "block", "rolling"] = "none"
     log: bool = Field(False, description="log(1 + x) before normalising; for raw, non-negative features")
@@ -35,6 +49,8 @@ class FrontEnd(Settings):
     )
     smoothing: Smoothing = Smoothing()
     session_layer: SessionLayer = SessionLayer()
+    channel_gate: ChannelGate = ChannelGate()
+    stem: ConvStem = ConvStem()
     patch: Patch = Patch()
 
     @property
@@ -56,12 +72,59 @@ class GRUEncoder(Settings):
         return not self.bidirectional
 
 
-Encoder = GRUEncoder  # becomes a union discriminated by `kind` when a second encoder arrives
+class SSMEncoder(Settings):
+    """Selective state-space blocks with scalar decays, expansion 1."""
+
+    kind: Literal["ssm"] = "ssm"
+    width: int = Field(512, ge=1, le=8192)
+    depth: int = Field(8, ge=1, le=64)
+    heads: int = Field(8, ge=1, le=1024, description="parts of the width that forget at a pace of their own")
+    state: int = Field(64, ge=1, le=1024, description="numbers remembered per channel")
+    taps: int = Field(4, ge=2, le=32, description="frames the convolution before the scan sees")
+    dropout: Probability = 0.1
+    bidirectional: bool = Field(False, description="half of the heads read backwards; no streaming then")
+
+    @property
+    def causal(self) -> bool:
+        return not self.bidirectional
+
+    @property
+    def n_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @model_validator(mode="after")
+    def _divides(self) -> "SSMEncoder":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.bidirectional and self.heads % 2:
+            raise ValueError(f"a bidirectional encoder needs an even number of heads, not {self.heads}")
+        return self
+
+
+def _gru_unless_named(value: Any) -> Any:
+    """Cards and recipes written when there was one kind need not name it."""
+    return {"kind": "gru", **value} if isinstance(value, dict) else value
+
+
+AnyEncoder = GRUEncoder | SSMEncoder
+Encoder = Annotated[AnyEncoder, Field(discriminator="kind"), BeforeValidator(_gru_unless_named)]
+
+
+class Transducer(Settings):
+    """A second head beside CTC: prediction network and joiner."""
+
+    enabled: bool = False
+    predictor: Literal["stateless", "lstm"] = "stateless"
+    context: int = Field(2, ge=1, le=8, description="stateless: how many tokens back it sees")
+    width: int = Field(512, ge=1, le=8192, description="of prediction network and joiner")
+    depth: int = Field(1, ge=1, le=16, description="lstm: layers")
+    dropout: Probability = 0.1
 
 
 class ModelSettings(Settings):
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = GRUEncoder()
+    transducer: Transducer = Transducer()
     output_init: Literal["default", "xavier"] = "default"
 
 

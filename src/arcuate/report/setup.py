@@ -14,6 +14,7 @@ TITLES = {
     "data": "Data",
     "front_end": "Front end",
     "encoder": "Encoder",
+    "transducer": "Transducer",
     "augment": "Augmentation",
     "loss": "Loss",
     "optimizer": "Optimizer",

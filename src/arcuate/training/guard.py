@@ -5,7 +5,7 @@ On a healthy run every verdict is `keep`, and training with the guard is bit for
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ class Numbers:
     blank_share: float  # of frames
     n_distinct: int  # different phonemes in the greedy output of the batch
     length_ratio: float  # length of the greedy output over the length of the targets
+    losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
 
 
 @dataclass(frozen=True)

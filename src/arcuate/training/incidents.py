@@ -15,7 +15,9 @@ MAX_KEPT = 20
 
 def record(training: Training, verdict: Verdict, numbers: Numbers, drawn: Sequence[Batch]) -> dict[str, Any]:
     """One line of incidents.jsonl; numbers that are not finite are written as text, for null would hide them."""
-    plain = {k: v if abs(v) < float("inf") else str(v) for k, v in asdict(numbers).items()}
+    values = asdict(numbers)
+    values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
+    plain = {k: v if abs(v) < float("inf") else str(v) for k, v in values.items()}
     return {
         "step": training.step,
         "position": drawn[0].position,

@@ -11,7 +11,8 @@ import torch
 from arcuate.augment.steps import augment
 from arcuate.batches.batch import Batch
 from arcuate.errors import UserError
-from arcuate.losses.ctc import ctc_loss
+from arcuate.losses.heads import HEADS, head_losses, weigh
+from arcuate.losses.settings import Loss
 from arcuate.models.model import Model
 from arcuate.models.outputs import Outputs
 from arcuate.recipe import Recipe
@@ -28,7 +29,7 @@ from arcuate.training.state import Training, memory_mb
 from arcuate.training.tally import Tally
 from arcuate.training.world import World
 
-Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Outputs]
+Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Outputs]
 Validate = Callable[[Model], dict[str, Any]]
 
 
@@ -102,17 +103,19 @@ def backward(
     recipe, model = training.recipe, training.model
     n_trials = sum(b.n_trials for b in drawn)  # over all processes
     training.optimizer.zero_grad(set_to_none=True)
-    seen = torch.zeros(6, device=device)  # loss, blank frames, frames, tokens read, tokens said, trials
+    # loss, blank frames, frames, tokens read, tokens said, trials, losses by head
+    seen = torch.zeros(6 + len(HEADS), device=device)
     heard = torch.zeros(len(model.card.classes), device=device)
     for batch in drawn:
         torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
         with autocast(training.precision, device):
             outputs = forward_augmented(model, encode, batch, recipe)
-        losses = trial_losses(outputs, batch, recipe)
+        by_head = head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss)
+        losses = weigh(by_head, recipe.loss)
         loss = losses[: batch.n_counted].sum() + 0.0 * losses.sum()
         training.scaler.scale(loss * (world.size / n_trials)).backward()
         with torch.no_grad():
-            seen += summarise_outputs(outputs, batch, loss, heard)
+            seen += summarise_outputs(outputs, batch, loss, by_head, heard)
     if world.size > 1:
         seen, heard = world.sum(seen), world.sum(heard)
     if recipe.optimizer.absent_sessions == "decay":
@@ -123,16 +126,32 @@ def backward(
     read = torch.stack(
         [*seen, grad_norm.to(device), (heard > 0).sum()]
     ).tolist()  # the one look at the device
-    loss_sum, blank, frames, tokens_read, tokens_said, _, norm, distinct = read
-    per_token = recipe.loss.ctc.reduction == "mean_per_token"
+    loss_sum, blank, frames, tokens_read, tokens_said, _, *sums, norm, distinct = read
+    means = {head: total / n_trials for head, total in zip(HEADS, sums, strict=True) if head in by_head}
     return Numbers(
         loss=loss_sum / n_trials,
         grad_norm=norm,
-        ignorance=loss_sum / max(n_trials if per_token else tokens_said, 1) / math.log(len(heard)),
+        ignorance=ignorance(means, recipe.loss, tokens_said / n_trials, frames / n_trials, len(heard)),
         blank_share=blank / max(frames, 1),
         n_distinct=int(distinct),
         length_ratio=tokens_read / max(tokens_said, 1),
+        losses=means,
     )
+
+
+def ignorance(
+    losses: dict[str, float], settings: Loss, n_tokens: float, n_frames: float, n_classes: int
+) -> float:
+    """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials."""
+    head = next(iter(losses))
+    match getattr(settings, head).reduction:
+        case "mean_per_token":
+            per_token = losses[head]
+        case "document_mean_t_half":
+            per_token = losses[head] * n_frames / 2 / max(n_tokens, 1)
+        case _:
+            per_token = losses[head] / max(n_tokens, 1)
+    return per_token / math.log(n_classes)
 
 
 def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe) -> Outputs:
@@ -140,16 +159,15 @@ def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe
     bins = model.normalise(batch.bins, batch.statistics)
     ids = [t.id for t in batch.trials]
     bins, n_bins = augment(bins, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
-    return encode(bins, n_bins, batch.session)
-
-
-def trial_losses(outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
-    log_probs = outputs.log_probs["ctc"].float()
-    return ctc_loss(log_probs, outputs.n_frames, batch.tokens, batch.n_tokens, recipe.loss.ctc)
+    return encode(bins, n_bins, batch.session, batch.tokens)
 
 
 def summarise_outputs(
-    outputs: Outputs, batch: Batch, loss: torch.Tensor, heard: torch.Tensor
+    outputs: Outputs,
+    batch: Batch,
+    loss: torch.Tensor,
+    by_head: dict[str, torch.Tensor],
+    heard: torch.Tensor,
 ) -> torch.Tensor:
     """Sums over one batch for the guard; `heard` counts the frames of each class."""
     best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
@@ -165,7 +183,8 @@ def summarise_outputs(
         (new & ~blank & true).sum(),
         batch.n_tokens.sum(),
     ]
-    return torch.stack([*(s.float() for s in sums), loss.new_tensor(float(batch.n_counted))])
+    heads = [by_head[h][: batch.n_counted].sum() if h in by_head else loss.new_zeros(()) for h in HEADS]
+    return torch.stack([*(s.float() for s in sums), loss.new_tensor(float(batch.n_counted)), *heads])
 
 
 def log(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.models.model import Model
-from arcuate.models.outputs import Outputs
+from arcuate.models.outputs import Joint, Outputs
 from arcuate.recipe import Recipe
 from arcuate.training.world import World
 
@@ -19,14 +19,21 @@ class Encoding(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        outputs = self.model.encode(bins, n_bins, session)
-        return outputs.frames, outputs.n_frames, outputs.log_probs["ctc"]
+    def forward(
+        self, bins: Tensor, n_bins: Tensor, session: Tensor, tokens: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        outputs = self.model.encode(bins, n_bins, session, tokens)
+        parts = (outputs.frames, outputs.n_frames, outputs.log_probs["ctc"])
+        if outputs.joint is None:
+            return parts
+        joint = outputs.joint  # views, so that engines find the parameters among what came out
+        weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
+        return *parts, joint.frames, joint.predicted, weight, bias
 
 
 def parallel_encode(
     model: Model, recipe: Recipe, device: torch.device, world: World
-) -> Callable[[Tensor, Tensor, Tensor], Outputs]:
+) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs]:
     """The function from normalised bins to outputs that training uses."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
@@ -37,13 +44,13 @@ def parallel_encode(
         module: nn.Module = DistributedDataParallel(
             Encoding(model), device_ids=where, find_unused_parameters=True
         )
-        return lambda bins, n_bins, session: as_outputs(module(bins, n_bins, session))
+        return lambda bins, n_bins, session, tokens: as_outputs(module(bins, n_bins, session, tokens))
     if recipe.runtime.compile and device.type == "cuda":
-        compiled: Callable[[Tensor, Tensor, Tensor], Outputs] = torch.compile(model.encode)
+        compiled: Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs] = torch.compile(model.encode)
         return compiled
     return model.encode
 
 
-def as_outputs(parts: tuple[Tensor, Tensor, Tensor]) -> Outputs:
-    frames, n_frames, log_probs = parts
-    return Outputs(frames, n_frames, {"ctc": log_probs})
+def as_outputs(parts: tuple[Tensor, ...]) -> Outputs:
+    frames, n_frames, log_probs, *joint = parts
+    return Outputs(frames, n_frames, {"ctc": log_probs}, Joint(*joint) if joint else None)

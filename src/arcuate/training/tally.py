@@ -17,6 +17,7 @@ class Tally:
     blank_share: float = 0.0
     n_distinct: float = 0.0
     length_ratio: float = 0.0
+    losses: dict[str, float] = field(default_factory=dict)
     n_finite: int = 0
     n_steps: int = 0
     n_trials: int = 0
@@ -39,6 +40,8 @@ class Tally:
         self.blank_share += numbers.blank_share
         self.n_distinct += numbers.n_distinct
         self.length_ratio += numbers.length_ratio
+        for head, loss in numbers.losses.items():
+            self.losses[head] = self.losses.get(head, 0.0) + loss
 
     def row(self, step: int, rates: dict[str, float], memory_mb: float | None) -> dict[str, Any]:
         """One line of metrics.jsonl over the steps added so far; means over the finite ones."""
@@ -51,7 +54,7 @@ class Tally:
             "step": step,
             "split": "train",
             "loss": mean(self.loss),
-            "losses": {"ctc": mean(self.loss)},
+            "losses": {head: mean(loss) for head, loss in self.losses.items()},
             "grad_norm": mean(self.grad_norm),
             "grad_norm_max": self.grad_norm_max if n else None,
             "blank_share": mean(self.blank_share),

@@ -1,0 +1,86 @@
+"""How large the CTC and transducer losses of a fresh model are, by reduction, and what padded label lengths do to them.
+
+The first part asks an untrained `mode-ssm-small` with a transducer on real batches of a store; the second computes both
+losses of a model that knows nothing (all classes equally likely) for lengths as they are and as if padding were labels.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from arcuate.batches.batch import collate
+from arcuate.losses.ctc import ctc_loss
+from arcuate.losses.heads import head_losses
+from arcuate.losses.rnnt import rnnt_loss_joined
+from arcuate.losses.settings import CTC, RNNT, Loss
+from arcuate.models.model import Model
+from arcuate.models.settings import ModelCard
+from arcuate.recipe import load_recipe
+from arcuate.store import Store
+from arcuate.tokens import CLASSES
+
+PAIRS = (
+    ("mean_per_token", "mean_per_token"),
+    ("sum_per_trial", "sum_per_trial"),
+    ("mean_per_token", "sum_per_trial"),
+    ("mean_per_token", "document_mean_t_half"),
+)
+
+
+@torch.no_grad()
+def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
+    torch.manual_seed(0)
+    patch = f"front_end.patch={{bins: {bins}, stride: {stride}}}"
+    recipe = load_recipe("mode-ssm-small", ["transducer.enabled=true", patch])
+    card = ModelCard(
+        settings=recipe.model, n_channels=store.n_channels, sessions=store.sessions, classes=CLASSES
+    )
+    model = Model(card).eval()
+    trials = [t for t in store.trials if t.split == "train"][:n_trials]
+    places = {session: i for i, session in enumerate(store.sessions)}
+    batch = collate(store, trials, places, recipe.front_end.wanted)
+    outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, batch.tokens)
+    n_frames, n_tokens = outputs.n_frames.float().mean(), batch.n_tokens.float().mean()
+    print(f"fresh model, patches {bins}/{stride}: {n_frames:.0f} frames, {n_tokens:.0f} tokens on average")
+    for ctc, rnnt in PAIRS:
+        settings = Loss(ctc=CTC(reduction=ctc), rnnt=RNNT(reduction=rnnt))  # type: ignore[arg-type]
+        losses = {
+            k: float(v.mean())
+            for k, v in head_losses(outputs, batch.tokens, batch.n_tokens, settings).items()
+        }
+        ratio = losses["rnnt"] / losses["ctc"]
+        print(f"  CTC {ctc} {losses['ctc']:.2f}, RNN-T {rnnt} {losses['rnnt']:.2f}: ratio {ratio:.2f}")
+
+
+def show_ignorant(n_frames: int, n_tokens: int) -> None:
+    log_probs = torch.zeros(1, n_frames, len(CLASSES)).log_softmax(-1)
+    tokens = (torch.arange(n_tokens) % 40 + 1)[None]
+    lengths = torch.tensor([n_frames]), torch.tensor([n_tokens])
+    per_token = CTC(reduction="mean_per_token", zero_infinity=True)
+    ctc = ctc_loss(log_probs, lengths[0], tokens, lengths[1], per_token).item()
+    join = lambda f, p: torch.zeros(1, f.shape[1], p.shape[1], len(CLASSES))
+    sides = torch.zeros(1, n_frames, 1), torch.zeros(1, n_tokens + 1, 1)
+    rnnt = rnnt_loss_joined(join, *sides, tokens, *lengths).item()
+    print(f"  {n_frames} frames, {n_tokens} tokens: CTC per token {ctc:.2f}, RNN-T sum per trial {rnnt:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--trials", type=int, default=8)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    store = Store.open(arguments.data)
+    show_fresh(store, 14, 4, arguments.trials)
+    show_fresh(store, 1, 1, arguments.trials)
+    print("a model that knows nothing")
+    for sizes in ((1000, 35), (1000, 500), (300, 500)):
+        show_ignorant(*sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The transducer loss against the same sums traced by autograd: time and peak memory, forward and backward.
+
+`loss` starts from logits that are there already, `joined` from frames and predictions of width 512 and includes the
+joiner; `reusing` lets the gradient take the place of the logits. Memory is the peak resident size of a process of its
+own, less what it held before the loss began (logits or inputs included in that base).
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from arcuate.losses import rnnt_loss
+from arcuate.losses.rnnt import rnnt_loss_joined
+
+N_TRIALS, N_FRAMES, N_TOKENS, N_CLASSES, WIDTH = 8, 250, 60, 41, 512
+CASES = ("loss naive", "loss arcuate", "loss reusing", "joined naive", "joined arcuate")
+
+
+def naive_loss(logits: Tensor, targets: Tensor, n_frames: Tensor, n_tokens: Tensor) -> Tensor:
+    """Log-softmax, then the forward recursion by anti-diagonals, all left to autograd; equal lengths only."""
+    log_probs = logits.log_softmax(-1)
+    blank = log_probs[..., 0]  # (B, T, U + 1)
+    emit = log_probs[:, :, :-1].gather(-1, targets[:, None, :, None].expand(-1, logits.shape[1], -1, 1))[
+        ..., 0
+    ]
+    n, columns = logits.shape[1] + targets.shape[1], targets.shape[1] + 1
+    column = torch.arange(columns)
+    skewed = []
+    for scores in (blank, F.pad(emit, (0, 1), value=-1e30)):
+        frame = torch.arange(n)[:, None] - column
+        inside = (frame >= 0) & (frame < logits.shape[1])
+        skewed.append(scores[:, frame.clamp(0, logits.shape[1] - 1), column].where(inside, -1e30))
+    alpha = torch.full((len(logits), columns), -1e30)
+    alpha[:, 0] = 0.0
+    for i in range(n):
+        up = F.pad(alpha[:, :-1] + skewed[1][:, i, :-1], (1, 0), value=-1e30)
+        alpha = torch.logaddexp(alpha + skewed[0][:, i], up)
+    return -alpha[:, -1]
+
+
+def make(case: str) -> Callable[[], Tensor]:
+    torch.manual_seed(0)
+    targets = torch.randint(1, N_CLASSES, (N_TRIALS, N_TOKENS))
+    lengths = torch.full((N_TRIALS,), N_FRAMES), torch.full((N_TRIALS,), N_TOKENS)
+    naive = case.endswith("naive")
+    if case.startswith("loss"):
+        logits = torch.randn(N_TRIALS, N_FRAMES, N_TOKENS + 1, N_CLASSES, requires_grad=True)
+        if naive:
+            return lambda: naive_loss(logits, targets, *lengths)
+        if case.endswith("reusing"):
+            return lambda: rnnt_loss(logits.view_as(logits), targets, *lengths, reuse_logits=True)
+        return lambda: rnnt_loss(logits, targets, *lengths)
+    frames = torch.randn(N_TRIALS, N_FRAMES, WIDTH, requires_grad=True)
+    predicted = torch.randn(N_TRIALS, N_TOKENS + 1, WIDTH, requires_grad=True)
+    output = nn.Linear(WIDTH, N_CLASSES)
+    join = lambda f, p: output(torch.tanh(f[:, :, None] + p[:, None]))
+    if naive:
+        return lambda: naive_loss(join(frames, predicted), targets, *lengths)
+    return lambda: rnnt_loss_joined(join, frames, predicted, targets, *lengths)
+
+
+def warm_up() -> None:
+    """Everything once at a small size, so that code being loaded is not taken for memory in use."""
+    global N_FRAMES, N_TOKENS, WIDTH
+    size, (N_FRAMES, N_TOKENS, WIDTH) = (N_FRAMES, N_TOKENS, WIDTH), (3, 2, 8)
+    for case in CASES:
+        make(case)().sum().backward()
+    N_FRAMES, N_TOKENS, WIDTH = size
+
+
+def measure_memory(case: str) -> float:
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory", case], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_times(repeats: int) -> dict[str, float]:
+    runs = {case: make(case) for case in CASES}
+    times: dict[str, list[float]] = {case: [] for case in CASES}
+    for _ in range(repeats):
+        for case, run in runs.items():
+            start = time.process_time()
+            run().sum().backward()
+            times[case].append(time.process_time() - start)
+    return {case: statistics.median(values) for case, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--memory", choices=CASES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.memory:
+        run = make(arguments.memory)
+        warm_up()
+        base = peak_mb()
+        run().sum().backward()
+        print(peak_mb() - base)
+        return
+    megabytes = {case: measure_memory(case) for case in CASES}  # first: a child inherits our peak
+    seconds = measure_times(arguments.repeats)
+    logits_mb = N_TRIALS * N_FRAMES * (N_TOKENS + 1) * N_CLASSES * 4 / 2**20
+    if arguments.json:
+        print(json.dumps({"mb": megabytes, "seconds": seconds, "logits_mb": logits_mb}))
+        return
+    print(
+        f"B {N_TRIALS}, T {N_FRAMES}, U {N_TOKENS}, V {N_CLASSES}: logits {logits_mb:.0f} MB; one thread, CPU seconds"
+    )
+    for ours in ("loss arcuate", "loss reusing", "joined arcuate"):
+        naive = f"{ours.split()[0]} naive"
+        print(
+            f"{ours:15} memory {megabytes[naive]:.0f} -> {megabytes[ours]:.0f} MB"
+            f" ({megabytes[naive] / megabytes[ours]:.1f} x less),"
+            f" time {seconds[naive]:.2f} -> {seconds[ours]:.2f} s ({seconds[naive] / seconds[ours]:.1f} x faster)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The transducer (RNN-T) loss, one number per trial, exact, with gradients that were derived rather than traced.
+
+Of the large tensor of logits (B, T, U + 1, V) only three numbers per node are kept: the score of the blank, of the
+next token, and the normaliser of the softmax. Its gradient is made once, in one go, when it is asked for.
+`rnnt_loss_joined` never holds the logits of more than some frames, and computes them a second time instead.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from arcuate.errors import UserError
+from arcuate.losses.lattice import lattice_loss
+
+NODES = 4096  # of the lattice that are joined at a time
+Join = Callable[[Tensor, Tensor], Tensor]  # (B, t, W), (B, U + 1, W) -> (B, t, U + 1, V)
+
+
+def rnnt_loss(
+    logits: Tensor,  # (B, T, U + 1, V), not normalised
+    targets: Tensor,  # (B, U) padded
+    n_frames: Tensor,  # (B,) at least 1
+    n_tokens: Tensor,  # (B,) may be 0, and may exceed n_frames
+    blank: int = 0,
+    reuse_logits: bool = False,
+) -> Tensor:
+    """Negative log-likelihood of each trial's tokens. (B,)
+
+    With `reuse_logits` the backward pass writes its gradient over the logits, for callers who need them no more:
+    then there is no second tensor of that size at all.
+    """
+    check(logits.shape[1:3], targets, n_frames, n_tokens, blank)
+    scores = score_nodes(logits, targets, n_frames, n_tokens, blank, reuse_logits)
+    return lattice_loss(*scores, n_frames, n_tokens)
+
+
+def rnnt_loss_joined(
+    join: Join,
+    frames: Tensor,  # (B, T, W) what the encoder says
+    predicted: Tensor,  # (B, U + 1, W) what the prediction network says after 0, 1, … U tokens
+    targets: Tensor,
+    n_frames: Tensor,
+    n_tokens: Tensor,
+    blank: int = 0,
+    nodes: int = NODES,
+) -> Tensor:
+    """The same for logits = join(frames, predicted), some frames at a time. (B,)"""
+    check((frames.shape[1], predicted.shape[1]), targets, n_frames, n_tokens, blank)
+    length = max(1, nodes // (predicted.shape[0] * predicted.shape[1]))
+
+    def score(part: Tensor, predicted: Tensor, n_part: Tensor) -> tuple[Tensor, Tensor]:
+        return score_nodes(join(part, predicted), targets, n_part, n_tokens, blank, reuse_logits=True)
+
+    blanks, emits = [], []
+    for first in range(0, frames.shape[1], length):
+        part = frames[:, first : first + length]
+        n_part = (n_frames - first).clamp(0, part.shape[1])
+        if torch.is_grad_enabled():
+            scores = checkpoint(score, part, predicted, n_part, use_reentrant=False)
+        else:
+            scores = score(part, predicted, n_part)
+        blanks.append(scores[0])
+        emits.append(scores[1])
+    return lattice_loss(torch.cat(blanks, dim=1), torch.cat(emits, dim=1), n_frames, n_tokens)
+
+
+def score_nodes(
+    logits: Tensor, targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int, reuse_logits: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the blank and of the next token at every node. 2 x (B, T, U + 1)"""
+    scores: tuple[Tensor, Tensor] = _NodeScores.apply(
+        logits, targets, n_frames, n_tokens, blank, reuse_logits
+    )
+    return scores
+
+
+class _NodeScores(torch.autograd.Function):
+    """Log-softmax and the choice of two classes in one, trial by trial on its true nodes."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, *rest):  # type: ignore[no-untyped-def]
+        n_frames, n_tokens, ctx.blank, ctx.reuse = rest
+        ctx.nodes = list(zip(n_frames.tolist(), n_tokens.tolist(), strict=True))
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        norms, blanks, emits = logits.new_zeros((3, *logits.shape[:3]), dtype=dtype)
+        for i, (t, u) in enumerate(ctx.nodes):
+            nodes = logits[i, :t, : u + 1].to(dtype)  # (t, u + 1, V)
+            norm = norms[i, :t, : u + 1] = nodes.logsumexp(-1)
+            blanks[i, :t, : u + 1] = nodes[..., ctx.blank] - norm
+            emits[i, :t, :u] = nodes.gather(-1, following(targets[i, :u], t))[..., 0] - norm[:, :u]
+        ctx.save_for_backward(logits, targets, norms)
+        return blanks, emits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_blanks: Tensor, d_emits: Tensor):  # type: ignore[no-untyped-def]
+        logits, targets, norms = ctx.saved_tensors
+        d_logits = logits.detach() if ctx.reuse else torch.zeros_like(logits)
+        for i, (t, u) in enumerate(ctx.nodes):
+            nodes, d_blank, d_emit = (x[i, :t, : u + 1] for x in (logits, d_blanks, d_emits))
+            d_nodes = (nodes - norms[i, :t, : u + 1, None]).exp_().mul_(-(d_blank + d_emit)[..., None])
+            d_nodes[..., ctx.blank] += d_blank
+            d_nodes[:, :u].scatter_add_(-1, following(targets[i, :u], t), d_emit[:, :u, None])
+            d_logits[i, :t, : u + 1] = d_nodes
+            d_logits[i, t:], d_logits[i, :, u + 1 :] = 0.0, 0.0
+        return d_logits, *[None] * 5
+
+
+def following(targets: Tensor, n_frames: int) -> Tensor:
+    """The next token at each node, as an index into its classes. (U,) -> (T, U, 1)"""
+    return targets.long().expand(n_frames, -1)[..., None]
+
+
+def check(nodes: tuple[int, ...], targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int) -> None:
+    """Refuse lengths that do not fit before they become an index out of range somewhere inside."""
+    length, columns = nodes
+    if targets.ndim != 2 or columns != targets.shape[1] + 1:
+        raise UserError(
+            f"transducer logits have {columns} token positions for targets of shape {tuple(targets.shape)};"
+            " they need one more than targets are long: (B, T, U + 1, V) with targets (B, U)"
+        )
+    if int(n_frames.min()) < 1 or int(n_frames.max()) > length:
+        raise UserError(f"every trial needs 1 to {length} frames; n_frames holds {n_frames.tolist()}")
+    if int(n_tokens.min()) < 0 or int(n_tokens.max()) > targets.shape[1]:
+        raise UserError(
+            f"every trial needs 0 to {targets.shape[1]} tokens; n_tokens holds {n_tokens.tolist()}"
+        )
+    real = torch.arange(targets.shape[1], device=targets.device) < n_tokens[:, None]
+    if bool((targets[real] == blank).any()):
+        raise UserError(
+            f"a target is {blank}, the blank; give the true n_tokens instead of the padded length"
+        )

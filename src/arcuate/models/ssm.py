@@ -1,0 +1,169 @@
+"""The selective state-space encoder: linear in time, a state of constant size, parallel by chunks for training.
+
+A block reads its frame through a short causal convolution, decides from it how fast each head forgets, what it takes
+in and what it gives out, and passes the result through a gate. `scan` is the recurrence; this file is what stands
+around it. Inner width equals outer width (expansion 1).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from arcuate.models.depthwise import depthwise
+from arcuate.models.encoder import refuse_both_ways
+from arcuate.models.patches import project_patches
+from arcuate.models.scan import scan
+from arcuate.models.settings import Patch, SSMEncoder
+
+SLOW, FAST = (
+    1e-3,
+    0.1,
+)  # range of the step sizes at the start: heads that remember long, and heads that do not
+
+
+@dataclass(frozen=True)
+class MixerState:
+    """What one block remembers: the last inputs of its convolution, and the state of its scan."""
+
+    recent: Tensor  # (B, taps - 1, D + 2N)
+    memory: Tensor  # (B, H, P, N) float32
+
+
+SSMState = tuple[MixerState, ...]  # one per block
+
+
+class Mixer(nn.Module):
+    """One direction of a block: projection, convolution, scan, gate. (B, F, W) -> (B, F, D)"""
+
+    def __init__(self, n_inputs: int, width: int, n_heads: int, n_state: int, taps: int) -> None:
+        super().__init__()
+        self.width, self.n_heads, self.n_state, self.taps = width, n_heads, n_state, taps
+        self.project = nn.Linear(n_inputs, 2 * width + 2 * n_state + n_heads, bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(taps, width + 2 * n_state))
+        self.conv_bias = nn.Parameter(torch.zeros(width + 2 * n_state))
+        self.step_bias = nn.Parameter(torch.empty(n_heads))
+        self.log_rate = nn.Parameter(torch.empty(n_heads))
+        self.skip = nn.Parameter(torch.ones(n_heads))
+        self.norm = nn.LayerNorm(width)
+        if not self.conv_weight.is_meta:
+            self._initialise()
+
+    def _initialise(self) -> None:
+        bound = 1 / math.sqrt(self.taps)
+        nn.init.uniform_(self.conv_weight, -bound, bound)
+        with torch.no_grad():
+            step = torch.empty(self.n_heads).uniform_(math.log(SLOW), math.log(FAST)).exp()
+            self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus gives the step back
+            self.log_rate.uniform_(1.0, 16.0).log_()
+
+    def start(self, n_trials: int) -> MixerState:
+        recent = self.conv_bias.new_zeros(n_trials, self.taps - 1, self.width + 2 * self.n_state)
+        shape = (n_trials, self.n_heads, self.width // self.n_heads, self.n_state)
+        return MixerState(recent, torch.zeros(shape, dtype=self._dtype, device=recent.device))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.promote_types(self.log_rate.dtype, torch.float32)
+
+    def forward(self, frames: Tensor, state: MixerState) -> tuple[Tensor, MixerState]:
+        sizes = (self.width, self.width + 2 * self.n_state, self.n_heads)
+        gate, inputs, step = self.project(frames).split(sizes, dim=-1)
+        inputs = torch.cat([state.recent.to(inputs.dtype), inputs], dim=1)
+        recent = inputs[:, inputs.shape[1] - self.taps + 1 :]
+        taken = F.silu(depthwise(inputs, self.conv_weight, self.conv_bias))
+        x, b, c = taken.split((self.width, self.n_state, self.n_state), dim=-1)
+        y, memory = self._remember(x, b, c, step, state.memory)
+        return self.norm(y * F.silu(gate)), MixerState(recent, memory)
+
+    def _remember(
+        self, x: Tensor, b: Tensor, c: Tensor, step: Tensor, memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The scan, in full precision whatever surrounds it: products of many decays need it."""
+        with torch.autocast(x.device.type, enabled=False):
+            x, b, c = (t.to(self._dtype) for t in (x, b, c))
+            step = F.softplus(step.to(self._dtype) + self.step_bias)  # (B, F, H)
+            heads = x.unflatten(-1, (self.n_heads, -1))  # (B, F, H, P)
+            y, memory = scan(heads, step, -step * self.log_rate.exp(), b, c, self.skip, memory)
+            return y.flatten(2), memory
+
+
+class Block(nn.Module):
+    """Norm, one or two mixers, projection, residual; two directions share the width between them."""
+
+    def __init__(self, settings: SSMEncoder) -> None:
+        super().__init__()
+        n = settings.n_directions
+        self.dropout = settings.dropout
+        self.norm = nn.LayerNorm(settings.width)
+        sizes = (settings.width, settings.width // n, settings.heads // n, settings.state, settings.taps)
+        self.ahead = Mixer(*sizes)
+        self.back = Mixer(*sizes) if settings.bidirectional else None
+        self.output = nn.Linear(settings.width, settings.width, bias=False)
+        if not self.output.weight.is_meta:
+            with torch.no_grad():
+                self.output.weight /= math.sqrt(settings.depth)  # the sum over blocks starts at a usual size
+
+    def forward(self, frames: Tensor, turned: Tensor | None, state: MixerState) -> tuple[Tensor, MixerState]:
+        """`turned` (B, F) tells for each frame where it stands in the reversed trial."""
+        normed = self.norm(frames)
+        mixed, state = self.ahead(normed, state)
+        if self.back is not None and turned is not None:
+            backward, _ = self.back(take(normed, turned), self.back.start(len(frames)))
+            mixed = torch.cat([mixed, take(backward, turned)], dim=-1)
+        return frames + F.dropout(self.output(mixed), self.dropout, self.training), state
+
+
+class SSM(nn.Module):
+    """Bins to frames: patches, then `depth` blocks."""
+
+    def __init__(self, settings: SSMEncoder, patch: Patch, n_channels: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.patch = patch
+        self.input = nn.Linear(n_channels * patch.bins, settings.width)
+        self.input_norm = nn.LayerNorm(settings.width)
+        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.depth))
+        self.output_norm = nn.LayerNorm(settings.width)
+
+    @property
+    def n_outputs(self) -> int:
+        return self.settings.width
+
+    def start(self, n_trials: int) -> SSMState:
+        return tuple(cast(Block, block).ahead.start(n_trials) for block in self.blocks)
+
+    def step(self, state: SSMState, bins: Tensor) -> tuple[Tensor, SSMState]:
+        """The frames that these bins complete, and the state after them."""
+        refuse_both_ways(self.settings.causal)
+        return self(bins, None, state)
+
+    def finish(self, state: SSMState) -> Tensor:
+        """Nothing waits for bins to come. (B, 0, W)"""
+        return state[0].recent.new_zeros(len(state[0].recent), 0, self.n_outputs)
+
+    def forward(self, bins: Tensor, n_frames: Tensor | None, state: SSMState) -> tuple[Tensor, SSMState]:
+        """Bins (B, T, C), T at least one patch -> frames (B, F, W) and the state after the last frame."""
+        frames = project_patches(bins, self.input.weight, self.input.bias, self.patch).transpose(0, 1)
+        frames = F.dropout(self.input_norm(frames), self.settings.dropout, self.training)
+        turned = None if self.settings.causal else reversed_places(frames, n_frames)
+        after = []
+        for block, before in zip(self.blocks, state, strict=True):
+            frames, left = block(frames, turned, before)
+            after.append(left)
+        return self.output_norm(frames), tuple(after)
+
+
+def reversed_places(frames: Tensor, n_frames: Tensor | None) -> Tensor:
+    """Where each frame stands when every trial is read from its true end; padding stays behind. (B, F)"""
+    n_trials, length = frames.shape[:2]
+    places = torch.arange(length, device=frames.device).expand(n_trials, length)
+    n = places.new_full((n_trials, 1), length) if n_frames is None else n_frames[:, None]
+    return torch.where(places < n, n - 1 - places, places)
+
+
+def take(frames: Tensor, places: Tensor) -> Tensor:
+    return frames.gather(1, places[..., None].expand(-1, -1, frames.shape[-1]))

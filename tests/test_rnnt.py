@@ -1,0 +1,172 @@
+"""The transducer loss against the sum over all paths, against differences, and in frame chunks."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arcuate.errors import UserError
+from arcuate.losses import rnnt_loss
+from arcuate.losses.rnnt import rnnt_loss_joined
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def sum_of_paths(log_probs: torch.Tensor, tokens: list[int], blank: int, t: int = 0, u: int = 0):
+    """Log of the probability of all ways from node (t, u) to the end, one by one. (T, U + 1, V)"""
+    last = t == log_probs.shape[0] - 1
+    ways = []
+    if last and u == len(tokens):
+        ways.append(log_probs[t, u, blank])
+    if not last:
+        ways.append(log_probs[t, u, blank] + sum_of_paths(log_probs, tokens, blank, t + 1, u))
+    if u < len(tokens):
+        ways.append(log_probs[t, u, tokens[u]] + sum_of_paths(log_probs, tokens, blank, t, u + 1))
+    return torch.logsumexp(torch.stack(ways), 0)
+
+
+@st.composite
+def cases(draw):
+    """Tiny trials side by side; more tokens than frames, no tokens and one frame among them."""
+    n_trials, n_classes = draw(st.integers(1, 3)), draw(st.integers(2, 4))
+    blank = draw(st.integers(0, n_classes - 1))
+    token = st.integers(0, n_classes - 1).filter(lambda k: k != blank)
+    tokens = [draw(st.lists(token, max_size=3)) for _ in range(n_trials)]
+    n_frames = [draw(st.integers(1, 4)) for _ in range(n_trials)]
+    longest = max(map(len, tokens)) + draw(st.integers(0, 1))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    logits = 2 * torch.randn(
+        n_trials, max(n_frames) + draw(st.integers(0, 1)), longest + 1, n_classes, dtype=torch.float64
+    )
+    targets = torch.tensor([t + [blank] * (longest - len(t)) for t in tokens]).reshape(n_trials, longest)
+    return logits, targets.long(), torch.tensor(n_frames), torch.tensor([len(t) for t in tokens]), blank
+
+
+@quick
+@given(cases())
+def test_equals_enumeration_with_its_gradient(case):
+    logits, targets, n_frames, n_tokens, blank = case
+    logits.requires_grad_()
+    expected = torch.stack(
+        [
+            -sum_of_paths(logits[i, : n_frames[i], : u + 1].log_softmax(-1), targets[i, :u].tolist(), blank)
+            for i, u in enumerate(n_tokens.tolist())
+        ]
+    )
+    losses = rnnt_loss(logits, targets, n_frames, n_tokens, blank)
+    torch.testing.assert_close(losses, expected, atol=1e-10, rtol=0)
+    weights = torch.arange(1.0, len(losses) + 1, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad((x * weights).sum(), logits)[0] for x in (losses, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+
+
+@quick
+@given(cases(), st.sampled_from([float("nan"), float("inf"), 0.0]))
+def test_padding_changes_nothing(case, filling):
+    logits, targets, n_frames, n_tokens, blank = case
+    clean = rnnt_loss(logits, targets, n_frames, n_tokens, blank)
+    dirty = logits.clone()
+    for i, (t, u) in enumerate(zip(n_frames, n_tokens, strict=True)):
+        dirty[i, t:], dirty[i, :, u + 1 :] = filling, filling
+    dirty.requires_grad_()
+    losses = rnnt_loss(dirty, targets, n_frames, n_tokens, blank)
+    assert torch.equal(losses, clean)
+    losses.sum().backward()
+    for i, (t, u) in enumerate(zip(n_frames, n_tokens, strict=True)):
+        assert dirty.grad[i, t:].abs().sum() + dirty.grad[i, :, u + 1 :].abs().sum() == 0
+    assert bool(dirty.grad.isfinite().all())
+
+
+def test_the_gradient_may_take_the_place_of_the_logits():
+    torch.manual_seed(0)
+    source = torch.randn(2, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    rest = torch.tensor([[1, 2], [3, 0]]), torch.tensor([4, 2]), torch.tensor([2, 1])
+    apart = torch.autograd.grad(rnnt_loss(2 * source, *rest).sum(), source)[0]
+    logits = 2 * source
+    together = torch.autograd.grad(rnnt_loss(logits, *rest, reuse_logits=True).sum(), source)[0]
+    assert torch.equal(apart, together)
+    torch.testing.assert_close(2 * logits, apart)  # overwritten
+    needed = rnnt_loss(torch.tanh(source), *rest, reuse_logits=True).sum()
+    with pytest.raises(RuntimeError, match="inplace operation"):  # autograd refuses where others need them
+        needed.backward()
+
+
+def test_gradients_by_differences():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    targets, n_frames, n_tokens = torch.tensor([[1, 2], [2, 0]]), torch.tensor([3, 2]), torch.tensor([2, 1])
+    assert torch.autograd.gradcheck(lambda x: rnnt_loss(x, targets, n_frames, n_tokens), [logits])
+
+
+def make_join(n_trials: int, n_frames: int, n_tokens: int, dtype: torch.dtype = torch.float64):
+    torch.manual_seed(1)
+    frames = torch.randn(n_trials, n_frames, 6, dtype=dtype, requires_grad=True)
+    predicted = torch.randn(n_trials, n_tokens + 1, 6, dtype=dtype, requires_grad=True)
+    weight = torch.randn(5, 6, dtype=dtype, requires_grad=True)
+    return frames, predicted, weight, lambda f, p: torch.tanh(f[:, :, None] + p[:, None]) @ weight.t()
+
+
+@pytest.mark.parametrize("nodes", [1, 40, 10_000])
+def test_frame_chunks_equal_the_whole(nodes):
+    """Losses and all gradients, trials that end inside a chunk and before it included."""
+    frames, predicted, weight, join = make_join(3, 9, 4)
+    targets = torch.randint(1, 5, (3, 4))
+    lengths = torch.tensor([9, 1, 5]), torch.tensor([4, 2, 0])
+    results = []
+    for losses in (
+        rnnt_loss(join(frames, predicted), targets, *lengths),
+        rnnt_loss_joined(join, frames, predicted, targets, *lengths, nodes=nodes),
+    ):
+        gradients = torch.autograd.grad(losses.square().sum(), [frames, predicted, weight])
+        results.append([losses, *gradients])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+    with torch.no_grad():
+        again = rnnt_loss_joined(join, frames, predicted, targets, *lengths, nodes=nodes)
+    torch.testing.assert_close(again, results[0][0], atol=1e-10, rtol=0)
+
+
+def test_single_precision_over_a_long_trial():
+    torch.manual_seed(0)
+    logits = torch.randn(1, 300, 61, 8)
+    targets, n_frames, n_tokens = torch.randint(1, 8, (1, 60)), torch.tensor([300]), torch.tensor([60])
+    gradients = []
+    for x in (logits.requires_grad_(), logits.detach().double().requires_grad_()):
+        loss = rnnt_loss(x, targets, n_frames, n_tokens)
+        gradients.append(torch.autograd.grad(loss.sum(), x)[0].double())
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-3
+
+
+def test_lower_precision_logits_get_gradients_of_their_own_kind():
+    logits = torch.randn(1, 4, 3, 5, dtype=torch.bfloat16, requires_grad=True)
+    loss = rnnt_loss(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]))
+    loss.sum().backward()
+    assert loss.dtype == torch.float32 and logits.grad.dtype == torch.bfloat16
+
+
+def test_a_path_that_can_not_be_taken():
+    logits = torch.zeros(1, 2, 2, 3, requires_grad=True)
+    with torch.no_grad():
+        logits[..., 1] = -torch.inf
+    loss = rnnt_loss(logits, torch.tensor([[1]]), torch.tensor([2]), torch.tensor([1]))
+    assert loss.item() == float("inf")
+    loss.sum().backward()
+    assert logits.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("n_frames", "n_tokens", "targets", "words"),
+    [
+        ([0], [1], [[1, 2]], "1 to 3 frames"),
+        ([4], [1], [[1, 2]], "1 to 3 frames"),
+        ([3], [3], [[1, 2]], "0 to 2 tokens"),
+        ([3], [-1], [[1, 2]], "0 to 2 tokens"),
+        ([3], [2], [[1, 0]], "true n_tokens"),
+        ([3], [1], [[1, 2, 1]], "one more than targets"),
+    ],
+)
+def test_refusals(n_frames, n_tokens, targets, words):
+    with pytest.raises(UserError, match=words):
+        rnnt_loss(
+            torch.zeros(1, 3, 3, 4), torch.tensor(targets), torch.tensor(n_frames), torch.tensor(n_tokens)
+        )
