@@ -114,7 +114,9 @@ class Transducer(Settings):
     """A second head beside CTC: prediction network and joiner."""
 
     enabled: bool = False
-    predictor: Literal["stateless", "lstm"] = "stateless"
+    predictor: Literal["stateless", "lstm"] = Field(
+        "stateless", description="what the prediction network remembers: the last tokens, or all of them"
+    )
     context: int = Field(2, ge=1, le=8, description="stateless: how many tokens back it sees")
     width: int = Field(512, ge=1, le=8192, description="of prediction network and joiner")
     depth: int = Field(1, ge=1, le=16, description="lstm: layers")
