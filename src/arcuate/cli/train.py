@@ -67,6 +67,7 @@ def train_run(asked: Asked) -> dict[str, Any] | None:
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
+    store.close()  # loading processes start from here, and must not inherit open files
     runtime = same_threads(recipe, asked.run) if asked.resume else recipe.runtime
     machine = set_up(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device)
