@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
@@ -94,6 +96,21 @@ def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store:
     for resume, path in ((True, run), (False, run.with_name("new"))):
         with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
             train_run(Asked("tiny", FEW, store, path, resume=resume))
+
+
+def test_loading_processes_inherit_no_open_files(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = import_module("arcuate.cli.train")
+    start, seen = train.training_batches, []
+
+    def watched(planned: Any, *rest: Any, **options: Any) -> Any:
+        seen.append(dict(planned.store._files))
+        return start(planned, *rest, **options)
+
+    monkeypatch.setattr(train, "training_batches", watched)
+    train_run(Asked("tiny", FEW, cohort_store, tmp_path / "run"))
+    assert seen == [{}]
 
 
 def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(

@@ -71,6 +71,7 @@ def train_run(asked: Asked) -> dict[str, Any]:
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
+    store.close()  # loading processes start from here, and must not inherit open files
     before = began_with(Run(asked.run)) if asked.resume else {}
     machine = set_up(same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device, before.get("precision"))
