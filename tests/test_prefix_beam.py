@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.decode.prefix_beam import PhonemeSearch
+from arcuate.decode.prefix_beam import PhonemeSearch, token_model
 from arcuate.errors import UserError
+from arcuate.lm.tables import Table, Tables
+from arcuate.lm.vocabulary import vocabulary_of
+from arcuate.lm.write import to_model
 
 CLASSES = ("BLANK", "a", "b")
 UNLIMITED = 3000
@@ -99,3 +102,23 @@ def test_impossible_classes_are_borne() -> None:
 def test_wrong_scores_are_refused(change, sentence: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=sentence):
         PhonemeSearch(5, CLASSES).search(change(frames(0, 4)))
+
+
+def test_a_phoneme_n_gram_is_weighed_in() -> None:
+    words = vocabulary_of(["<unk>", "<s>", "</s>", "a", "b"])
+    unigrams = Table(np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5))
+    ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
+    bigrams = Table(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
+    model = to_model(Tables(words, (unigrams, bigrams)))
+    search = PhonemeSearch(
+        UNLIMITED, CLASSES, model=token_model(model, CLASSES), lm_weight=0.7, token_bonus=0.3
+    )
+    log_probs = frames(7, 5)
+    truth = enumerate_all(log_probs.astype(np.float64))
+    for found in search.search(log_probs, UNLIMITED):
+        lm = float(model.score(np.array([*(t + 2 for t in found.tokens), 2]))[0].sum())
+        assert found.scores["lm"] == pytest.approx(lm, abs=1e-4)
+        expected = truth[found.tokens] + 0.7 * lm + 0.3 * len(found.tokens)
+        assert found.total == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(UserError, match="does not know c"):
+        token_model(model, ("BLANK", "a", "c"))

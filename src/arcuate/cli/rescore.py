@@ -19,7 +19,7 @@ from arcuate.rescore.nbest import NBest, read_nbest, search_balance
 from arcuate.run import write_lines
 from arcuate.word_scores import leakage_warning, summarise_words
 
-ALPHA = 0.3  # where nothing is given and nothing can be fitted
+ALPHA = 0.5  # where nothing is given and nothing can be fitted
 
 
 @dataclass(frozen=True)
