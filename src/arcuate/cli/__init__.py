@@ -6,8 +6,6 @@ import os
 import sys
 from typing import NoReturn
 
-import typer
-
 from arcuate.cli import history_commands, lm_commands, path_commands, word_commands
 from arcuate.cli.app import app
 from arcuate.errors import UserError
