@@ -16,11 +16,12 @@ from arcuate.batches.batch import Batch, PlannedBatches
 from arcuate.batches.plan import make_plan
 from arcuate.batches.select import select
 from arcuate.cli.train import build
+from arcuate.losses.heads import head_losses, weigh
 from arcuate.recipe import load_recipe
 from arcuate.run import append_line, create_run
 from arcuate.seeds import derive
 from arcuate.store import Store
-from arcuate.training.loop import backward, forward_augmented, trial_losses
+from arcuate.training.loop import backward, forward_augmented
 from arcuate.training.optimizer import set_rates
 from arcuate.training.state import Training, memory_mb
 from arcuate.training.tally import Tally
@@ -49,7 +50,7 @@ def bare_step(training: Training, batch: Batch) -> None:
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward_augmented(training.model, training.model.encode, batch, recipe)
-    trial_losses(outputs, batch, recipe).mean().backward()
+    weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
     torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
     training.optimizer.step()
     training.step += 1

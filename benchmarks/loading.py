@@ -15,9 +15,10 @@ from arcuate.batches.batch import PlannedBatches
 from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import select
 from arcuate.cli.train import build
+from arcuate.losses.heads import head_losses, weigh
 from arcuate.recipe import load_recipe
 from arcuate.store import Store
-from arcuate.training.loop import forward_augmented, trial_losses
+from arcuate.training.loop import forward_augmented
 from arcuate.training.optimizer import make_optimizer, set_rates
 
 BLOCK = 5  # batches read ahead, as a worker would
@@ -43,7 +44,8 @@ def main() -> None:
         read = time.process_time()
         for batch in batches:
             set_rates(optimizer, recipe, batch.position)
-            loss = trial_losses(forward_augmented(model, model.encode, batch, recipe), batch, recipe).mean()
+            outputs = forward_augmented(model, model.encode, batch, recipe)
+            loss = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

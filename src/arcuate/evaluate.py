@@ -12,7 +12,6 @@ import torch
 from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
-from arcuate.decode.prefix_beam import PhonemeSearch
 from arcuate.decode.transducer import Beam, rescore
 from arcuate.decode.transducer import search as search_transducer
 from arcuate.errors import UserError
@@ -46,7 +45,11 @@ class TrialResult:
 
 def phoneme_search(settings: Validate) -> Search:
     """The search that the settings ask for."""
-    return greedy if settings.search == "greedy" else PhonemeSearch(settings.beam).tokens
+    if settings.search == "greedy":
+        return greedy
+    from arcuate.decode.prefix_beam import PhonemeSearch  # compiled code: half a second that greedy need not pay
+
+    return PhonemeSearch(settings.beam).tokens
 
 
 def decode_trials(
