@@ -47,7 +47,8 @@ def phoneme_search(settings: Validate) -> Search:
     """The search that the settings ask for."""
     if settings.search == "greedy":
         return greedy
-    from arcuate.decode.prefix_beam import PhonemeSearch  # compiled code: half a second that greedy need not pay
+    # Compiled code: half a second that the greedy search need not pay.
+    from arcuate.decode.prefix_beam import PhonemeSearch
 
     return PhonemeSearch(settings.beam).tokens
 
