@@ -59,6 +59,15 @@ class Task:
 
 
 def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> None:
+    summary, transcripts = decode_source(source, hyps, n_best)
+    if as_json:
+        emit_json(summary)
+    else:
+        show(summary, transcripts)
+
+
+def decode_source(source: Source, hyps: Path, n_best: int) -> tuple[dict[str, Any], list[Transcript]]:
+    """Everything `arcuate decode` does; returns what it prints as JSON, and what it found."""
     task = open_task(source)
     with progress("searching words") as report:
         transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
@@ -71,10 +80,7 @@ def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> No
     }
     if warning := leakage_warning(summary):
         say(warning)
-    if as_json:
-        emit_json(summary)
-    else:
-        show(summary, transcripts)
+    return summary, transcripts
 
 
 def tune_command(source: Source, weights: Path, budget: float, folds: int, as_json: bool) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arcuate.cli.console import emit_json, out, say
+from arcuate.cli.decode import Source, decode_source
+from arcuate.cli.decode import show as show_words
 from arcuate.cli.evaluate import evaluate_run, show
 from arcuate.cli.prepare import prepare_store
 from arcuate.cli.simulate import simulate_cohort
@@ -17,6 +19,7 @@ from arcuate.report import write_report
 from arcuate.run import Run
 from arcuate.runtime import choose_device
 from arcuate.tracking.start import check_trackers
+from arcuate.transcribe import Transcript
 
 MARK = ".made-by-demo"
 SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED = 6, 250, 64, "real", 0
@@ -40,19 +43,36 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
     train_run(Asked("tiny", overrides, store, run))
     step(4, f"arcuate evaluate {run} --split val")
     summary = evaluate_run(Run(run), "val", None, "best", None, None)
-    step(5, f"arcuate report {run}")
+    words_file = Run(run).results_file("val", "words")
+    step(5, f"arcuate decode {run} --out {words_file}")
+    words, transcripts = decode_source(Source(run, "default", "default"), words_file, n_best=5)
+    step(6, f"arcuate report {run}")
     page = write_report(Run(run))
 
     seconds = time.perf_counter() - started
     if as_json:
-        emit_json({**summary, "report": str(page), "seconds": seconds})
+        emit_json({**summary, "wer": words["wer"], "report": str(page), "seconds": seconds})
         return
     show(Run(run), summary)
+    show_candidates(transcripts)
+    show_words(words, transcripts)
     out.print(f"Open {page} in a browser. All of it took {seconds:.0f} s.", soft_wrap=True)
 
 
 def step(number: int, command: str) -> None:
-    say(f"\n[{number}/5] {command.strip()}")
+    say(f"\n[{number}/6] {command.strip()}")
+
+
+def show_candidates(transcripts: Sequence[Transcript]) -> None:
+    """One sentence that was not easy: what was meant, and the readings in order with their scores."""
+    open_ones = [t for t in transcripts if t.words and t.words.errors and len(t.hypotheses) > 1]
+    example = (open_ones or list(transcripts))[0]
+    out.print(f"\nmeant  {example.reference.text}", soft_wrap=True, markup=False)
+    for rank, hypothesis in enumerate(example.hypotheses, 1):
+        out.print(
+            f"{rank:>5}  {hypothesis.text or '–'}  ({hypothesis.total:.1f})", soft_wrap=True, markup=False
+        )
+    out.print()
 
 
 def check_places(run: Path, data: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from arcuate.errors import UserError
@@ -13,12 +14,13 @@ from arcuate.lm.pocketsphinx_lm import embedded_path, is_sphinx_file, read_sphin
 from arcuate.lm.write import to_model, write_model
 
 EMBEDDED = ("default", "pocketsphinx")
+EMBEDDED_NAME = "pocketsphinx English 3-gram"  # its training text is unknown
 
 
 def open_model(name: str | Path, report: Report | None = None) -> LanguageModel:
     """A language model by name (`default`) or path; foreign files are read into memory."""
     if str(name) in EMBEDDED:
-        return _embedded(report)
+        return replace(_embedded(report), name=EMBEDDED_NAME)
     path = Path(name)
     if not path.is_file():
         known = " or ".join(EMBEDDED)
