@@ -177,7 +177,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     assert_refused(arcuate("compare", a, b, "--over", "blocks"), "--over")
     assert_refused(arcuate("compare", a, b, "--html", tmp_path), "is a folder")
     assert_refused(arcuate("compare", a, b, "--label", "beam"), "val.beam")
-    assert_refused(arcuate("compare", a, b, "--split", "dev"), "/nowhere")
+    assert_refused(arcuate("compare", a, b, "--split", "dev"), "no checkpoint")
     other_hash(runs[1])
     assert_refused(arcuate("compare", a, b), "different data")
 

@@ -76,7 +76,7 @@ def test_training_into_a_run_in_use_is_refused(cohort_store: Path, tmp_path: Pat
     with held_elsewhere(run):
         before = sorted(p.name for p in run.rglob("*"))
         more = ["--resume"] if resume else []
-        done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, "train.steps=1", *more)
+        done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, *more)
     assert_refused(done, "another process")
     assert sorted(p.name for p in run.rglob("*")) == before
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli.evaluate import evaluate_run
+from arcuate.cli.evaluate import Reading, evaluate_run
 from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
@@ -142,7 +142,9 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
     train = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
     assert train[-1] < train[0]
     for head in ("ctc", "transducer", "both"):
-        told = evaluate_run(open_run(tmp_path / "run"), "val", None, "best", head, None, head)
+        told = evaluate_run(
+            open_run(tmp_path / "run"), "val", None, "best", head, None, reading=Reading(head=head)
+        )
         assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
 
 
@@ -173,7 +175,7 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     run = open_run(tmp_path / "run")
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
-            evaluate_run(run, "val", None, "best", None, None, head)
+            evaluate_run(run, "val", None, "best", None, None, reading=Reading(head=head))
 
 
 def test_losses_that_all_weigh_nothing_are_refused():

@@ -53,7 +53,7 @@ class Reading:
 
     search: str | None = None  # greedy or beam; None: as the recipe says
     beam: int | None = None
-    head: Head = "ctc"
+    head: str = "ctc"
 
 
 AS_TRAINED = Reading()
@@ -84,7 +84,7 @@ def evaluate_command(
     head: str = "ctc",
 ) -> None:
     run = open_run(path)
-    reading = Reading(search, beam, check_head(head))
+    reading = Reading(search, beam, head)
     summary = evaluate_run(run, split, data, checkpoint, label, scores, reading=reading)
     if as_json:
         emit_json(summary)
@@ -128,7 +128,8 @@ def score_run(
     subject = find_subject(run, checkpoint)
     recipe = subject.recipe
     validate = searched(recipe.validate_, reading)
-    if reading.head != "ctc" and not recipe.transducer.enabled:
+    head = check_head(reading.head)
+    if head != "ctc" and not recipe.transducer.enabled:
         raise UserError(
             f"{run.path} has no transducer; use --head ctc, or train with transducer.enabled=true"
         )
@@ -148,10 +149,10 @@ def score_run(
             loss=recipe.loss,
             keep_scores=True,
             search=phoneme_search(validate),
-            head=reading.head,
+            head=head,
             progress=report,
         )
-    return Scored(subject, store, model.card, validate, reading.head, results)
+    return Scored(subject, store, model.card, validate, head, results)
 
 
 def check_head(name: str) -> Head:

@@ -58,7 +58,7 @@ class Saved(Settings):
     validations: list[tuple[Count, float]]
     tally: Tally
     guard: dict[str, Any]
-    good: list[Count] = Field(max_length=2)
+    good: list[Count] = Field(max_length=3)
     rewound_to: Count | None
     averages: Averaged
     mixed_on: bool
