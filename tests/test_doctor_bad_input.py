@@ -179,3 +179,27 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "log", RUN)
     code = f"import sys; from pathlib import Path; from arcuate.doctor import diagnose; diagnose(Path({str(path)!r}));"
     subprocess.run([sys.executable, "-c", code + " assert 'torch' not in sys.modules"], check=True)
+
+
+def test_a_page_never_replaces_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = [json.dumps({"step": i, "val_per": 0.9 - 0.01 * i, "val_loss": 2.0 - 0.01 * i}) for i in range(60)]
+    log.write_text("\n".join(rows), "utf-8")
+    before = log.read_bytes()
+    assert_refused(arcuate("doctor", log, "--html", log), "something else")
+    assert log.read_bytes() == before
+    page = tmp_path / "page.html"
+    for _ in range(2):  # an earlier page is replaced
+        assert arcuate("doctor", log, "--html", page).returncode == 0
+
+
+def test_numbers_too_large_to_reckon_with_are_an_explosion(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = [
+        {"step": i, "val_per": 0.5 if i < 20 else 1e308, "val_loss": 1.0 if i < 20 else 1e308}
+        for i in range(40)
+    ]
+    log.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+    done = arcuate("doctor", log, "--json")
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["primary"] == "exploded"

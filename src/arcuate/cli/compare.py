@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import emit_json, out, percent, say
+from arcuate.cli.console import check_output, emit_json, out, percent, say
 from arcuate.errors import UserError
 from arcuate.ledger.compare import Comparison, compare, runs_of, score_missing, to_json
 from arcuate.ledger.verdicts import method
@@ -21,8 +21,7 @@ def compare_command(
 ) -> None:
     if over not in OVER:
         raise UserError(f"--over {over} is not known; choose {' or '.join(OVER)}")
-    if html is not None and html.is_dir():
-        raise UserError(f"{html} is a folder; name a file for the page, such as {html / 'compare.html'}")
+    check_output(html, "<!doctype html", "compare.html")
     runs = runs_of(paths)
 
     def score(run: Run) -> None:

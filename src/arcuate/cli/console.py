@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from arcuate.errors import UserError
 from arcuate.run import to_line
 
 
@@ -91,3 +93,16 @@ def counted(n: int, noun: str) -> str:
 
 def percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.1f} %"
+
+
+def check_output(path: Path | None, begins: str, example: str) -> None:
+    """A page or diary replaces nothing but an earlier one: never a log, never a file of a run."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
+    if path.exists():
+        with path.open("rb") as file:
+            start = file.read(len(begins)).decode("utf-8", "replace")
+        if path.stat().st_size and start.lower() != begins.lower():
+            raise UserError(f"{path} exists and is something else than {example}; choose another name")

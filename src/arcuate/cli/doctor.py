@@ -6,7 +6,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import emit_json, err, out, percent, say
+from arcuate.cli.console import check_output, emit_json, err, out, percent, say
 from arcuate.doctor.diagnose import check_dataset, judge_all
 from arcuate.doctor.diagnosis import Diagnosis
 from arcuate.doctor.page import write_page
@@ -30,6 +30,7 @@ def doctor_command(
     as_json: bool,
 ) -> None:
     check_dataset(dataset)
+    check_output(html, "<!doctype html", "page.html")
     with err.status(f"reading {path}"):
         reading = read(path, allow_pickle)
         diagnosis = judge_all(reading, dataset, planned_steps)

@@ -6,9 +6,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
 from arcuate.cli.recipes import shown
-from arcuate.errors import UserError
 from arcuate.ledger.diary import diary
 from arcuate.ledger.entries import read_entries
 from arcuate.ledger.listing import listing
@@ -26,12 +25,11 @@ def runs_command(folder: Path, as_json: bool) -> None:
 
 
 def ledger_command(folder: Path, file: Path | None) -> None:
+    check_output(file, "# Run diary", "DIARY.md")
     text = diary(read(folder), folder.resolve().name)
     if file is None:
         out.print(text, markup=False, soft_wrap=True, end="")
         return
-    if file.is_dir():
-        raise UserError(f"{file} is a folder; name a file to write the diary to, such as {file / 'DIARY.md'}")
     write_aside(file, text)
     say(f"wrote {file}")
 

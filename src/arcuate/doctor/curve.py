@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+HUGE = 1e30
+
 
 @dataclass(frozen=True)
 class Series:
@@ -14,6 +16,14 @@ class Series:
     steps: np.ndarray = field(default_factory=lambda: np.empty(0))
     values: np.ndarray = field(default_factory=lambda: np.empty(0))
     unit: str = "steps"  # what the counter counts: batches, epochs, rows; steps where that is not known
+
+    def __post_init__(self) -> None:
+        """A number that no arithmetic survives is as good as infinite."""
+        values = self.values
+        with np.errstate(invalid="ignore"):
+            huge = np.isfinite(values) & (np.abs(values) > HUGE)
+        if huge.any():
+            object.__setattr__(self, "values", np.where(huge, np.copysign(np.inf, values), values))
 
     def __len__(self) -> int:
         return len(self.steps)
