@@ -103,6 +103,19 @@ def test_running_means_in_brackets_are_not_the_value(tmp_path: Path) -> None:
     assert set(found.grad_norm.values) == {2.1988}
 
 
+def test_names_without_a_colon_keep_their_split(tmp_path: Path) -> None:
+    lines = [
+        f"| epoch {i:3d} | {100 * i:5d}/50000 batches | ms/batch 31.2 | loss {5 * v:5.3f} | valid loss {4 * v:5.3f}"
+        f" | valid per {v:.4f}"
+        for i, v in enumerate(falling(n=50))
+    ]
+    (tmp_path / "out").write_text("\n".join(lines))
+    (found,) = read(tmp_path / "out").logs
+    np.testing.assert_allclose(found.per.values, falling(n=50), atol=1e-4)
+    np.testing.assert_allclose(found.val_loss.values, 4 * falling(n=50), atol=1e-3)
+    np.testing.assert_allclose(found.train_loss.values, 5 * falling(n=50), atol=1e-3)
+
+
 def test_batches_that_start_again_with_every_epoch_are_one_run(tmp_path: Path) -> None:
     lines = []
     for epoch, v in enumerate(falling(n=20), start=1):

@@ -77,15 +77,19 @@ def _collapsed(lead: Finding, facts: Facts) -> list[Cause]:
 
 
 def _degraded(lead: Finding, facts: Facts) -> list[Cause]:
+    falling = facts.train_trend is not None and facts.train_trend < -TREND
+    rising = facts.train_trend is not None and facts.train_trend > TREND
     fast = _too_fast(facts, facts.best_step, _rate_at(facts, facts.best_step))
     slack = Cause(
         "too little regularisation for so long a run",
-        "training went on to improve while validation got worse",
+        "training went on to improve while validation got worse"
+        if falling
+        else "less likely, for training got worse as well"
+        if rising
+        else "possible, for training loss does not speak against it",
         f"{MASKS} encoder.dropout=0.4",
     )
-    rising = facts.train_trend is not None and facts.train_trend > TREND
-    falling = facts.train_trend is not None and facts.train_trend < -TREND
-    return [*_coupled(facts), *([slack, fast] if falling and not rising else [fast, slack])]
+    return [*_coupled(facts), *([slack, fast] if falling else [fast, slack])]
 
 
 def _overfit(lead: Finding, facts: Facts) -> list[Cause]:

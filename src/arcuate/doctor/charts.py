@@ -45,7 +45,12 @@ def error_chart(run: Diagnosis, log: Log, reference: Reference | None) -> Html |
     drawing = svg(WIDE, TALL, f"{log.error_name} over {per.unit}; best {percent(rate)}", *axes, *marks)
     entries = [("held", f"this run, {log.error_name}"), ("best", f"best, step {count(at)}")]
     if reference:
-        entries.append(("reference", f"{reference.n_runs} healthy runs, ± {N_SD:g} SD: {reference.model}"))
+        entries.append(
+            (
+                "reference",
+                f"{reference.n_runs} healthy runs, ± {N_SD:g} SD, drawn at least 3 % wide: {reference.model}",
+            )
+        )
     source = f"Reference: {reference.source}." if reference else None
     return figure(
         f"{log.error_name} on validation, logarithmic", drawing, source, legend(*entries), wide=True

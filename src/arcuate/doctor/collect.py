@@ -96,9 +96,14 @@ class Collector:
     def _add_alike(self, names: tuple[str, ...], numbers: np.ndarray, rows: list[Mapping[str, Any]]) -> None:
         columns = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
         if any(_nested(values) for values in columns.values()):
-            for number, row in zip(numbers, rows, strict=True):
-                flat = {name: (value,) for name, value in flatten(row).items()}
-                self.add_columns(flat, np.array([number]))
+            flat: dict[tuple[str, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
+            for number, row in zip(numbers.tolist(), map(flatten, rows), strict=True):
+                places, kept = flat.setdefault(tuple(row), ([], []))
+                places.append(number)
+                kept.append(row)
+            for inner, (places, kept) in flat.items():
+                if inner:
+                    self._add_alike(inner, np.array(places), kept)
         else:
             self.add_columns(columns, numbers)
 

@@ -17,7 +17,8 @@ _NAMED = re.compile(
     re.I,
 )
 _BARE = re.compile(
-    r"(?<![\w/])(?P<name>\w*loss\w*|(?:\w+[_/ ])?(?:per|cer|wer)(?:_\w+)?|lr|grad[_ ]?norm)"
+    r"(?<![\w/])(?P<name>(?:(?:train(?:ing)?|val(?:id(?:ation)?)?|eval|dev|test)[_/ ])?\w*loss\w*"
+    r"|(?:\w+[_/ ])?(?:per|cer|wer)(?:_\w+)?|lr|grad[_ ]?norm)"
     rf"\s+(?P<number>{NUMBER})(?P<percent>\s?%)?(?![\w.])",
     re.I,
 )

@@ -217,7 +217,7 @@ def _silent_since(facts: Facts) -> int:
     """The first evaluation from which on the error rate never came below the level again."""
     if facts.log.silent_since is not None:
         return facts.log.silent_since
-    if facts.frozen_since is not None and facts.end < SILENT:
+    if facts.frozen_since is not None:
         return facts.frozen_since
     below = np.flatnonzero(facts.evaluations.values < SILENT)
     return int(
