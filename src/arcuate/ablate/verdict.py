@@ -136,7 +136,10 @@ def said(effect: Effect) -> str:
     c = effect.contrast
     spread = f"{100 * c.low:+.1f} to {100 * c.high:+.1f}, {p_text(effect.p_adjusted)}".replace("-", "−")
     if not effect.real:
-        return f"no evidence of an effect ({100 * c.estimate:+.1f} points, {spread})".replace("-", "−")
+        counted = " once all comparisons are accounted for" if c.p < ALPHA else ""
+        return f"no evidence of an effect{counted} ({100 * c.estimate:+.1f} points, {spread})".replace(
+            "-", "−"
+        )
     return f"PER {'falls' if c.estimate < 0 else 'rises'} by {abs(effect.points):.1f} points ({spread})"
 
 
