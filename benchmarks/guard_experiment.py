@@ -62,7 +62,7 @@ def draw(runs: dict[Arm, Run], path: Path) -> None:
                     f"stuck: back to step {row['rewound_to']}, rate × {row['rate_scale']:g}",
                     undone[-1],
                     textcoords="offset points",
-                    xytext=(6, -4 if arm.name == "wild" else 6),
+                    xytext=(6, -16 if arm.name == "wild" else 12),
                     fontsize=8,
                     color=arm.colour,
                 )
