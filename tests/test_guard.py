@@ -1,3 +1,4 @@
+import json
 import math
 import random
 
@@ -6,6 +7,7 @@ import pytest
 from arcuate.training.guard import KEEP, Guard, Numbers
 from arcuate.training.guard_settings import Adaptive, Collapse, Spike, Stuck
 from arcuate.training.guard_settings import Guard as Settings
+from arcuate.training.saved import check_like
 
 
 def speaking(loss: float, grad_norm: float = 1.0) -> Numbers:
@@ -143,8 +145,16 @@ def test_adaptive_reduction_keeps_to_its_threshold_floor_and_number() -> None:
     assert all(off.judge(speaking(1.0, 500.0), 1e-3) == KEEP for _ in range(300))
 
 
+@pytest.mark.parametrize("n_steps", [0, 40, 400])
+def test_a_saved_state_is_like_that_of_a_new_guard(n_steps: int) -> None:
+    """Else a run could not be resumed."""
+    guard = Guard(Settings())
+    for loss in healthy_losses(n_steps):
+        guard.judge(silent(loss), 1e-3)
+    check_like(Guard(Settings()).to_json(), json.loads(json.dumps(guard.to_json())), "guard")
+
+
 def test_state_survives_json() -> None:
-    import json
 
     guard = Guard(Settings())
     for loss in healthy_losses(400):

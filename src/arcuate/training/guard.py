@@ -51,7 +51,8 @@ class Guard:
         self.lowest: float | None = None  # lowest median of log loss so far
         self.spread = 0.0  # robust SD of log loss
         self.n_judged = 0
-        self.fell: tuple[int, float] | None = None  # when the median log loss last fell, and where to
+        self.fell_at = 0  # when the median log loss last fell
+        self.fell_to: float | None = None  # and where to
         self.n_skipped = 0  # in a row
         self.n_high = 0  # in a row
         self.n_collapsed = 0  # in a row
@@ -91,7 +92,7 @@ class Guard:
     def rewound(self, to_start: bool = False) -> None:
         """Told after a rewind: the streaks begin anew; the statistics stay, unless the run begins anew too."""
         self.n_rewinds += 1
-        self.fell = None
+        self.fell_to = None
         if to_start:
             self.losses.clear()
             self.lowest, self.n_judged = None, 0
@@ -143,12 +144,12 @@ class Guard:
             self.learned = self.n_knowing >= RECENT
         else:
             self.n_knowing = 0
-        if self.fell is None or self.lowest <= self.fell[1] + math.log1p(-settings.fall):
-            self.fell = self.n_judged, self.lowest
-        n_steps = self.n_judged - self.fell[0]
+        if self.fell_to is None or self.lowest <= self.fell_to + math.log1p(-settings.fall):
+            self.fell_at, self.fell_to = self.n_judged, self.lowest
+        n_steps = self.n_judged - self.fell_at
         if n_steps < settings.patience:
             return KEEP
-        self.fell = None  # judged: the next patience begins
+        self.fell_to = None  # judged: the next patience begins
         reason = (
             f"loss {numbers.loss:.3g} has not fallen by {100 * settings.fall:g} % in {n_steps} steps"
             " and stands at the level of guessing"
