@@ -3,8 +3,10 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from arcuate.training.guard import KEEP, Guard, Numbers
+from arcuate.training.guard import KEEP, Guard, Numbers, Verdict
 from arcuate.training.guard_settings import Adaptive, Collapse, Spike, Stuck
 from arcuate.training.guard_settings import Guard as Settings
 from arcuate.training.saved import check_like
@@ -154,15 +156,45 @@ def test_a_saved_state_is_like_that_of_a_new_guard(n_steps: int) -> None:
     check_like(Guard(Settings()).to_json(), json.loads(json.dumps(guard.to_json())), "guard")
 
 
-def test_state_survives_json() -> None:
+STEPS = st.lists(
+    st.builds(
+        Numbers,
+        loss=st.sampled_from([0.3, 1.0, 3.0, 30.0, math.nan]),
+        grad_norm=st.sampled_from([0.5, 5.0, 500.0, math.inf]),
+        ignorance=st.sampled_from([0.2, 0.7, 1.0]),
+        blank_share=st.sampled_from([0.5, 1.0]),
+        n_distinct=st.sampled_from([0, 1, 35]),
+        length_ratio=st.sampled_from([0.0, 1.0]),
+    ),
+    min_size=30,
+    max_size=120,
+)
 
-    guard = Guard(Settings())
-    for loss in healthy_losses(400):
-        guard.judge(speaking(loss), 1e-3)
-    copy = Guard(Settings())
-    copy.restore(json.loads(json.dumps(guard.to_json())))
-    following = [speaking(5.0) for _ in range(40)]
-    assert [guard.judge(n, 1e-3) for n in following] == [copy.judge(n, 1e-3) for n in following]
+
+@given(STEPS, st.integers(0, 120))
+def test_a_guard_saved_and_restored_judges_as_if_nothing_had_happened(steps: list[Numbers], at: int) -> None:
+    settings = Settings(
+        max_skips=3,
+        max_rewinds=4,
+        spike=Spike(warmup=10, patience=3),
+        stuck=Stuck(patience=50),
+        collapse=Collapse(patience=5, action="rewind"),
+        adaptive=Adaptive(threshold=20.0, window=5, max_times=2),
+    )
+
+    def judge(guard: Guard, numbers: Numbers) -> Verdict:
+        verdict = guard.judge(numbers, 1e-3)
+        if verdict.action == "rewind":
+            guard.rewound(to_start=verdict.kind == "stuck")
+        return verdict
+
+    whole, before, after = Guard(settings), Guard(settings), Guard(settings)
+    first = [judge(before, n) for n in steps[:at]]
+    saved = json.loads(json.dumps(before.to_json(), allow_nan=False))
+    check_like(after.to_json(), saved, "guard")
+    after.restore(saved)
+    assert [*first, *(judge(after, n) for n in steps[at:])] == [judge(whole, n) for n in steps]
+    assert after.to_json() == whole.to_json()
 
 
 def test_off_means_off() -> None:

@@ -27,6 +27,14 @@ WILD = [
     "guard.spike={warmup: 20, patience: 5, window: 20, ratio: 1.3, deviations: 1.5}",
     "guard.max_rewinds=50",
 ]
+LONG = [  # past the first judgements of every rule of the guard, which then stand in what is saved
+    *SMALL,
+    *("train.steps=90", "train.checkpoint_every=15", "train.validate_every=45"),
+    "guard.spike={warmup: 20}",
+    "guard.stuck={action: warn, patience: 50, fall: 0.5}",
+    "guard.adaptive={threshold: 0.01, window: 20, max_times: 3}",
+]
+SIGNS = {"calm": (), "wild": ("rewound_to",), "long": ("stuck", "gradient_norm")}
 
 
 def without_cost(value: Any) -> Any:
@@ -67,11 +75,11 @@ def test_killed_while_the_folder_is_made_or_soon_after(cohort_store: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "n_points"), [("calm", 8), ("wild", 8)])
+@pytest.mark.parametrize(("kind", "n_points"), [("calm", 8), ("wild", 8), ("long", 2)])
 def test_killed_at_any_file_operation(cohort_store: Path, tmp_path: Path, kind: str, n_points: int) -> None:
-    arguments = [*(CALM if kind == "calm" else WILD), "--data", str(cohort_store)]
+    arguments = [*{"calm": CALM, "wild": WILD, "long": LONG}[kind], "--data", str(cohort_store)]
     [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "whole", None)])
-    rewinds = (tmp_path / "whole" / "incidents.jsonl").read_text().count("rewound_to")
-    assert bool(rewinds) == (kind == "wild")
+    incidents = (tmp_path / "whole" / "incidents.jsonl").read_text()
+    assert all(sign in incidents for sign in SIGNS[kind]) and bool(incidents) == bool(SIGNS[kind])
     points = sorted(random.Random(n_points).sample(range(13, n_operations), n_points))
     assert_kills_leave_no_trace(arguments, tmp_path, points)
