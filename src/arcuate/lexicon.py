@@ -1,7 +1,8 @@
 """Pronunciation lexicons: which token strings are which words. Every pronunciation and every homophone counts."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.g2p import guess
-from arcuate.pronounce import dictionary
+from arcuate.pronounce import dictionary, dictionary_entries
 from arcuate.tokens import CLASSES
 
 _VARIANT = re.compile(r"\(\d+\)$")
@@ -79,8 +80,7 @@ def open_lexicon(name: str | Path, classes: Sequence[str] = CLASSES) -> Lexicon:
 
 def default_lexicon() -> Lexicon:
     """The 134,860 pronunciations of the installed dictionary."""
-    entries = [(word, phones) for word, variants in dictionary().items() for phones in variants]
-    return _lexicon(entries, CLASSES, "pocketsphinx")
+    return _lexicon(dictionary_entries(), CLASSES, "pocketsphinx")
 
 
 def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
@@ -88,27 +88,34 @@ def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
 
     Variants may repeat the word or count up as `word(2)`; stress digits and `;;;` comments are left out.
     """
+    lexicon = _lexicon(_entries(path, classes), tuple(classes), path.name)
+    if not len(lexicon):
+        raise UserError(f"{path} has no pronunciations; expected lines such as 'hello<tab>HH AH L OW'")
+    return lexicon
+
+
+def _entries(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     known = frozenset(classes[1:-1]) if tuple(classes) == CLASSES else frozenset(classes[1:])
-    entries: list[tuple[str, tuple[str, ...]]] = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in _lines(path):
         if not line.strip() or line.startswith(_COMMENT):
             continue
         word, phones = _split(line)
         if not known.issuperset(phones):
             phones = [_STRESS.sub(r"\1", phone) for phone in phones]
         _check(path, number, word, phones, known)
-        entries.append((_VARIANT.sub("", word) or word, tuple(phones)))
-    if not entries:
-        raise UserError(f"{path} has no pronunciations; expected lines such as 'hello<tab>HH AH L OW'")
-    return _lexicon(entries, tuple(classes), path.name)
+        yield _VARIANT.sub("", word) or word, phones
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, decoded one by one so that a stray byte is named by its line."""
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}, line {line}: not UTF-8 text; convert it, for example with iconv") from None
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path}, line {number}: not UTF-8 text; convert it, for example with iconv"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read the lexicon {path}: {error.strerror}") from error
 
@@ -151,19 +158,26 @@ def spelled_lexicon(
     return _lexicon(entries, tuple(classes), name), unspelt
 
 
-def _lexicon(entries: list[tuple[str, tuple[str, ...]]], classes: tuple[str, ...], name: str) -> Lexicon:
-    """Entries to arrays; the same word with the same pronunciation counts once."""
-    entries = list(dict.fromkeys(entries))
-    words = tuple(dict.fromkeys(word for word, _ in entries))
-    ids: Mapping[str, int] = {word: i for i, word in enumerate(words)}
+def _lexicon(entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[str, ...], name: str) -> Lexicon:
+    """Entries to arrays, one by one; the same word with the same pronunciation counts once."""
     index = {label: i for i, label in enumerate(classes)}
-    offsets = np.zeros(len(entries) + 1, np.int64)
-    np.cumsum([len(names) for _, names in entries], out=offsets[1:])
+    ids: dict[str, int] = {}
+    seen: set[tuple[int, bytes]] = set()
+    word_of, tokens, offsets = array("i"), array("i"), array("q", [0])
+    for word, names in entries:
+        spelt = array("i", [index[label] for label in names])
+        entry = ids.setdefault(word, len(ids)), spelt.tobytes()
+        if entry in seen:
+            continue
+        seen.add(entry)
+        word_of.append(entry[0])
+        tokens.extend(spelt)
+        offsets.append(len(tokens))
     return Lexicon(
-        words,
-        np.array([ids[word] for word, _ in entries], np.int32),
-        np.array([index[label] for _, names in entries for label in names], np.int32),
-        offsets,
+        tuple(ids),
+        np.array(word_of, np.int32),
+        np.array(tokens, np.int32),
+        np.array(offsets, np.int64),
         classes,
         name,
     )

@@ -8,6 +8,7 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 DELETED, INSERTED = "<del>", "<ins>"
+CHUNK = 500  # resamples drawn at a time
 
 
 @dataclass(frozen=True)
@@ -78,40 +79,14 @@ def bootstrap_interval(
     if len(scored) < 2 or not n_resamples:
         return None, None
     counts = np.array([(s.errors, s.length) for s in scored], dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(len(scored), np.full(len(scored), 1 / len(scored)), size=n_resamples)
-    errors, lengths = (weights @ counts).T
+    errors, lengths = resampled_sums(counts, n_resamples, seed).T
     low, high = np.quantile(errors / lengths, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Error rate of one system minus that of another on the same trials."""
-
-    rate: float  # negative: the first is better
-    low: float
-    high: float  # 95 % interval over trials drawn anew
-    p: float  # two-sided, from exchanging the two systems' outputs trial by trial
-
-
-def paired_difference(
-    first: Sequence[Score], second: Sequence[Score], *, n_resamples: int = 10_000, seed: int = 0
-) -> Difference | None:
-    """How sure it is that two systems differ; None where there is nothing to compare."""
-    if len(first) != len(second) or any(a.length != b.length for a, b in zip(first, second, strict=True)):
-        raise ValueError("the two systems were not scored on the same trials")
-    length = sum(s.length for s in first)
-    if not length or not n_resamples:
-        return None
-    gaps = np.array([a.errors - b.errors for a, b in zip(first, second, strict=True)], dtype=np.float64)
-    lengths = np.array([s.length for s in first], dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    n = len(gaps)
-    weights = rng.multinomial(n, np.full(n, 1 / n), size=min(n_resamples, 2000))
-    low, high = np.quantile((weights @ gaps) / np.maximum(weights @ lengths, 1), [0.025, 0.975])
-    moved = gaps[gaps != 0]  # trials where both made the same number of errors say nothing either way
-    signs = rng.integers(0, 2, size=(n_resamples, len(moved)), dtype=np.int8) * 2 - 1
-    extreme = np.abs(signs @ moved) >= abs(gaps.sum()) - 1e-9
-    p = (1 + int(extreme.sum())) / (1 + n_resamples)
-    return Difference(float(gaps.sum() / length), float(low), float(high), p)
+def resampled_sums(values: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+    """Column sums (R, K) of rows (N, K) drawn anew with replacement; a few hundred draws at a time, to spare memory."""
+    rng, n_rows = np.random.default_rng(seed), len(values)
+    shares = np.full(n_rows, 1 / n_rows)
+    sizes = [min(CHUNK, n_resamples - start) for start in range(0, n_resamples, CHUNK)]
+    return np.concatenate([rng.multinomial(n_rows, shares, size=size) @ values for size in sizes])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-CHUNK = 500  # resamples drawn at a time, to bound the memory
+from arcuate.metrics import Score, resampled_sums
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,30 @@ def difference(
     return contrast((a, b), (-1.0, 1.0), groups=groups, level=level, seed=seed)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Error rate of one system minus that of another on the same trials, as results state it."""
+
+    rate: float  # negative: the first is better
+    low: float
+    high: float
+    p: float
+
+
+def score_difference(first: Sequence[Score], second: Sequence[Score]) -> Difference | None:
+    """First − second; None where there are fewer than two trials to compare."""
+    if [s.length for s in first] != [s.length for s in second]:
+        raise ValueError("the two systems were not scored on the same trials")
+    if sum(s.length > 0 for s in first) < 2:
+        return None
+    found = difference(_arm(second), _arm(first))
+    return Difference(found.estimate, found.low, found.high, found.p)
+
+
+def _arm(scores: Sequence[Score]) -> Arm:
+    return Arm(np.array([[s.errors for s in scores]]), np.array([s.length for s in scores]))
+
+
 def contrast(
     arms: Sequence[Arm],
     weights: Sequence[float],
@@ -102,16 +126,9 @@ def bootstrap(
     """Percentile interval and two-sided p-value of sum / sum when trials are drawn anew with replacement."""
     if not deviations.any():
         return 0.0, 0.0, 1.0
-    n_trials = len(lengths)
     both = np.stack([deviations, lengths], axis=1).astype(np.float64)  # (N, 2)
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for start in range(0, n_resamples, CHUNK):
-        size = min(CHUNK, n_resamples - start)
-        weights = rng.multinomial(n_trials, np.full(n_trials, 1 / n_trials), size=size)
-        sums, totals = (weights @ both).T
-        drawn.append(sums / totals)
-    values = np.concatenate(drawn)
+    sums, totals = resampled_sums(both, n_resamples, seed).T
+    values = sums / np.maximum(totals, 1)  # a draw may hold nothing but empty references
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     below, above = np.count_nonzero(values <= 0), np.count_nonzero(values >= 0)
     p = min(1.0, 2 * (int(min(below, above)) + 1) / (n_resamples + 1))

@@ -7,7 +7,8 @@ pronunciation by rule and are always reported.
 
 import importlib.util
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,12 +57,18 @@ def to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
 @lru_cache(maxsize=1)
 def dictionary() -> Mapping[str, tuple[Phones, ...]]:
     """Word to its pronunciations in dictionary order; read once per process."""
-    path = _dictionary_path()
-    known: dict[str, list[Phones]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        word, *phones = line.split()
-        known.setdefault(_VARIANT.sub("", word), []).append(tuple(phones))
-    return {word: tuple(variants) for word, variants in known.items()}
+    known: dict[str, tuple[Phones, ...]] = {}
+    for word, phones in dictionary_entries():
+        known[word] = (*known.get(word, ()), tuple(map(sys.intern, phones)))
+    return known
+
+
+def dictionary_entries() -> Iterator[tuple[str, list[str]]]:
+    """Words and pronunciations one by one, for those who keep them in a form of their own."""
+    with _dictionary_path().open(encoding="utf-8") as lines:
+        for line in lines:
+            word, *phones = line.split()
+            yield _VARIANT.sub("", word), phones
 
 
 def _dictionary_path() -> Path:

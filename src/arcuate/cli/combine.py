@@ -29,7 +29,8 @@ from arcuate.decode.scores import FrameScores
 from arcuate.errors import UserError
 from arcuate.lm.model import LanguageModel
 from arcuate.lm.names import open_model
-from arcuate.metrics import Score, bootstrap_interval, paired_difference, score, total
+from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.paired import score_difference
 from arcuate.run import open_run, read_jsonl, write_lines
 from arcuate.tokens import names
 from arcuate.word_scores import leakage_warning, word_error_rate
@@ -245,7 +246,7 @@ def phoneme_errors(
     rates = [total(s).rate for s in single]
     best = min(range(len(rates)), key=lambda i: total(single[i]).errors)
     low, high = bootstrap_interval(mean)
-    gap = paired_difference(mean, single[best])
+    gap = score_difference(mean, single[best])
     return {
         "per": total(mean).rate,
         "per_low": low,

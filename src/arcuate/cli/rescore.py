@@ -12,7 +12,8 @@ from arcuate.cli.console import emit_json, out, percent, progress, say
 from arcuate.combine.choose import oracle, scored_trials
 from arcuate.combine.lists import attach_references
 from arcuate.errors import UserError
-from arcuate.metrics import paired_difference, total
+from arcuate.metrics import total
+from arcuate.paired import score_difference
 from arcuate.rescore.blend import Blend, best_text, fit_blends
 from arcuate.rescore.causal import load_causal, score_sentences
 from arcuate.rescore.nbest import NBest, read_nbest, search_balance
@@ -120,7 +121,7 @@ def summarise(asked: Asked, lists: Sequence[NBest], texts: Sequence[str]) -> dic
     before = scored_trials(found, [f.texts[0] if f.texts else "" for f in found])
     after = scored_trials(found, texts)
     name = f"n-gram of {asked.hyps.name} + {asked.llm.stem}"
-    gap = paired_difference([t.score.words for t in after], [t.score.words for t in before])
+    gap = score_difference([t.score.words for t in after], [t.score.words for t in before])
     return summarise_words(after, lm=name, n_trials=len(lists)) | {
         "wer_before": total(t.score.words for t in before).rate,
         "oracle_wer": oracle([f for f in found if f.reference is not None]).rate,

@@ -12,7 +12,8 @@ from arcuate.combine.lists import CandidateList
 from arcuate.combine.risk import minimum_risk
 from arcuate.combine.rover import rover
 from arcuate.combine.voters import n_seats
-from arcuate.metrics import Score, paired_difference, score, total
+from arcuate.metrics import Score, score, total
+from arcuate.paired import score_difference
 from arcuate.text import normalise_text
 from arcuate.word_scores import ScoredTrial, score_text, summarise_words
 
@@ -95,7 +96,7 @@ def summarise_choice(lists: Sequence[CandidateList], texts: Sequence[str], lm: s
     single = [seat_scores(labelled, seat) for seat in range(len(labelled[0].texts))]
     rates = [total(s).rate for s in single]
     best = min(range(len(rates)), key=lambda seat: rates[seat] or 0.0)
-    gap = paired_difference([t.score.words for t in trials], single[best])
+    gap = score_difference([t.score.words for t in trials], single[best])
     return summary | {
         "single_wer": rates,
         "single_wer_mean": float(np.mean([r for r in rates if r is not None]))

@@ -1,0 +1,63 @@
+"""The whole '25 release in size: 45 sessions × 240 trials × 18 s × 512 channels, 20 GB. Peak memory of each command.
+
+    python benchmarks/full_cohort_memory.py [--sessions 45] [--trials 240] [--steps 2] [--folder PLACE]
+
+Fabricates the recordings, runs `arcuate prepare` and `arcuate train b2t25-gru` (official batch of 64) on them in fresh
+processes, and prints the peak resident memory and the seconds of each. Needs 40 GB of disk; removes what it wrote.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from prepare_memory import make_b2t25
+
+
+def run(*arguments: str) -> None:
+    """Run one command and print what it took."""
+    start = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-m", "arcuate", *arguments], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    if status:
+        sys.exit(f"arcuate {arguments[0]} ended with {os.waitstatus_to_exitcode(status)}")
+    seconds = time.perf_counter() - start
+    print(f"{arguments[0]:8} peak {used.ru_maxrss / 1024:6.0f} MB   {seconds:5.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sessions", type=int, default=45)
+    parser.add_argument("--trials", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
+        source, store = Path(name) / "source", Path(name) / "store"
+        make_b2t25(source, chosen.sessions, chosen.trials)
+        run("prepare", str(source), str(store))
+        shutil.rmtree(source)
+        size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+        print(f"store    {size / 1e9:.1f} GB", flush=True)
+        model = (
+            ["b2t25-gru", f"data.n_sessions={chosen.sessions}"] if chosen.sessions != 45 else ["b2t25-gru"]
+        )
+        run(
+            "train",
+            *model,
+            "--data",
+            str(store),
+            "--run",
+            str(Path(name) / "run"),
+            f"train.steps={chosen.steps}",
+        )
+
+
+if __name__ == "__main__":
+    main()
