@@ -116,8 +116,11 @@ def peak_rss_mb() -> float:
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-def transcript_row(transcript: Transcript) -> dict[str, Any]:
-    """One line of the output: the best text, its score, and the n-best list with scores by source."""
+def transcript_row(transcript: Transcript, lm: str) -> dict[str, Any]:
+    """One line of the output: the best text, its score, and the n-best list with scores by source.
+
+    It names its language model and whether that has read the sentence, for whatever is computed from it later.
+    """
     best, reference = transcript.hypotheses[0], transcript.reference
     counted = transcript.words
     return {
@@ -130,6 +133,8 @@ def transcript_row(transcript: Transcript) -> dict[str, Any]:
             {"word": word, "first": when.first, "last": when.last}
             for word, when in zip(best.words, best.times, strict=True)
         ],
+        "lm": lm,
+        "in_lm_text": reference.in_lm_text,
         "reference": reference.text,
         "errors": counted.errors if counted else None,
         "n_words": counted.length if counted else None,

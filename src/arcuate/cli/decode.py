@@ -71,7 +71,7 @@ def decode_source(source: Source, hyps: Path, n_best: int) -> tuple[dict[str, An
     task = open_task(source)
     with progress("searching words") as report:
         transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
-    write_lines(hyps, (transcript_row(t) for t in transcripts))
+    write_lines(hyps, (transcript_row(t, task.facts["lm"]) for t in transcripts))
     summary = {
         **summarise(transcripts, task.facts["lm"]),
         **task.facts,

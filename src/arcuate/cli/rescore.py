@@ -120,7 +120,9 @@ def summarise(asked: Asked, lists: Sequence[NBest], texts: Sequence[str]) -> dic
     found = [nbest.found for nbest in lists]
     before = scored_trials(found, [f.texts[0] if f.texts else "" for f in found])
     after = scored_trials(found, texts)
-    name = f"n-gram of {asked.hyps.name} + {asked.llm.stem}"
+    named = {str(nbest.row.get("lm")) for nbest in lists}
+    ngram = f"n-gram of {asked.hyps.name}" if named == {"None"} else " / ".join(sorted(named))
+    name = f"{ngram} + {asked.llm.stem}"
     gap = score_difference([t.score.words for t in after], [t.score.words for t in before])
     return summarise_words(after, lm=name, n_trials=len(lists)) | {
         "wer_before": total(t.score.words for t in before).rate,
