@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forking import arcuate
 
-def arcuate(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "arcuate", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, check=False)
+__all__ = ["NO_TORCH", "arcuate", "assert_refused", "one_object"]
 
 
 def one_object(text: str) -> dict:
@@ -34,6 +33,17 @@ def test_help_lists_the_path_in_order() -> None:
         for name in ("demo", "simulate", "prepare", "recipes", "train", "evaluate", "report")
     ]
     assert places == sorted(places)
+
+
+def test_a_fresh_process_says_the_same_as_a_forked_one() -> None:
+    for arguments in (["recipes", "list"], ["train", "tiny", "--data", "nowhere", "--run", "r"]):
+        fresh = subprocess.run([sys.executable, "-m", "arcuate", *arguments], capture_output=True, text=True)
+        forked = arcuate(*arguments)
+        assert (fresh.returncode, fresh.stdout, fresh.stderr) == (
+            forked.returncode,
+            forked.stdout,
+            forked.stderr,
+        )
 
 
 NO_TORCH = """
