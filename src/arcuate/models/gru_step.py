@@ -25,10 +25,10 @@ def work_ahead(gru: nn.GRU, patch_bins: int, state: Tensor, bins: Tensor, done: 
     """As much of the next frame as its first bins (1, t, C) allow; goes on from what was done before."""
     if done is None:
         recurrent = [
-            F.linear(state[k], getattr(gru, f"weight_hh_l{k}"), getattr(gru, f"bias_hh_l{k}"))
+            F.linear(state[k], weight(gru, f"weight_hh_l{k}"), weight(gru, f"bias_hh_l{k}"))
             for k in range(gru.num_layers)
         ]
-        done = Ahead(0, gru.bias_ih_l0[None].clone(), torch.stack(recurrent))
+        done = Ahead(0, weight(gru, "bias_ih_l0")[None].clone(), torch.stack(recurrent))
     n_bins = min(bins.shape[1], patch_bins)
     if n_bins <= done.n_bins:
         return done
@@ -40,10 +40,11 @@ def step_one(
 ) -> tuple[Tensor, Tensor]:
     """State (depth, 1, H) and the bins of one patch (1, t, C) -> the frame (1, 1, H), and the state after it."""
     ready = work_ahead(gru, patch_bins, state, bins, done)
-    projected, states = ready.projected, []
+    projected = ready.projected
+    states: list[Tensor] = []
     for k in range(gru.num_layers):
         if k:
-            projected = F.linear(states[-1], getattr(gru, f"weight_ih_l{k}"), getattr(gru, f"bias_ih_l{k}"))
+            projected = F.linear(states[-1], weight(gru, f"weight_ih_l{k}"), weight(gru, f"bias_ih_l{k}"))
         r, z, n = projected.chunk(3, dim=1)
         r_state, z_state, n_state = ready.recurrent[k].chunk(3, dim=1)
         candidate = torch.tanh(n + torch.sigmoid(r + r_state) * n_state)
@@ -54,5 +55,10 @@ def step_one(
 def _read(gru: nn.GRU, bins: Tensor, first: int, last: int) -> Tensor:
     """What the first layer reads off some bins of a patch. (1, 3H)"""
     n_channels = bins.shape[2]
-    columns = gru.weight_ih_l0[:, first * n_channels : last * n_channels]
+    columns = weight(gru, "weight_ih_l0")[:, first * n_channels : last * n_channels]
     return F.linear(bins[:, first:last].flatten(1), columns)
+
+
+def weight(gru: nn.GRU, name: str) -> Tensor:
+    found: Tensor = getattr(gru, name)
+    return found

@@ -87,7 +87,7 @@ class Model(nn.Module):
     def ahead(self, state: State) -> State:
         """The same state with all work done that needs no bins to come: the next frame is then sooner there."""
         work = getattr(self.encoder, "ahead", None)
-        if work is None:
+        if work is None or getattr(self, "mode", None) is not None:  # a mode may still change the bins
             return state
         return replace(state, ahead=work(state.encoder, state.front_end.ready, state.ahead))
 
