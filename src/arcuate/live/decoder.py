@@ -15,7 +15,7 @@ from arcuate.api import as_batch
 from arcuate.decode.greedy import greedy
 from arcuate.decode.hypothesis import Hypothesis
 from arcuate.decode.open import word_search
-from arcuate.decode.scores import arrange
+from arcuate.decode.scores import arrange, check_frames
 from arcuate.decode.settings import Decoding
 from arcuate.decode.words import WordSearch, WordState
 from arcuate.errors import UserError
@@ -71,6 +71,7 @@ class _Sentence:
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
     bins: tuple[np.ndarray, ...] = ()  # kept for the statistics of the next sentence
     n_frames: int = 0
+    n_bins: int = 0
 
 
 class StreamingDecoder:
@@ -140,6 +141,10 @@ class StreamingDecoder:
     def n_frames(self) -> int:
         return self._now.n_frames
 
+    @property
+    def n_bins(self) -> int:
+        return self._now.n_bins
+
     def reset(self, session: str | None = None, statistics: Statistics | None = None) -> None:
         """Drop the sentence and begin a new one, in another session or with other statistics where given."""
         if session is not None:
@@ -162,6 +167,12 @@ class StreamingDecoder:
         with torch.inference_mode():
             outputs, state = self._model.step(self._now.model, torch.from_numpy(chunk)[None].to(self._device))
         self._take(outputs.log_probs["ctc"], state, chunk)
+        return self.partial()
+
+    def push_scores(self, log_probs: np.ndarray) -> Partial:
+        """Frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
+        frames = check_frames(log_probs, self.engine.model.card.classes)
+        self._take(torch.from_numpy(frames)[None], self._now.model, None)
         return self.partial()
 
     def ahead(self) -> None:
@@ -192,9 +203,10 @@ class StreamingDecoder:
 
     def finish_all(self, n_best: int) -> list[Hypothesis]:
         """End the sentence: its best readings, rescored where there is a causal model."""
-        with torch.inference_mode():
-            outputs = self._model.finish(self._now.model)
-        self._take(outputs.log_probs["ctc"], self._now.model, None)
+        if self.n_bins or not self.n_frames:  # else the frames came from elsewhere, whole
+            with torch.inference_mode():
+                outputs = self._model.finish(self._now.model)
+            self._take(outputs.log_probs["ctc"], self._now.model, None)
         rescorer, search = self.engine.rescorer, self.engine.search
         readings = self.readings(max(n_best, rescorer.n_best if rescorer else 1))
         if rescorer and search:
@@ -239,7 +251,8 @@ class StreamingDecoder:
                 words = search.step(words, frames[:, self.engine.order])
         kept = now.bins if chunk is None or not self._rolls else (*now.bins, chunk)
         heard = (*now.frames, frames) if len(frames) else now.frames
-        self._now = _Sentence(state, words, frames, heard, kept, now.n_frames + len(frames))
+        n_bins = now.n_bins + (0 if chunk is None else len(chunk))
+        self._now = _Sentence(state, words, frames, heard, kept, now.n_frames + len(frames), n_bins)
 
     @property
     def _rolls(self) -> bool:
