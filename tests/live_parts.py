@@ -48,13 +48,18 @@ def small_search(beam: int = 25) -> WordSearch:
     return word_search(lexicon, small_ngram(), settings)
 
 
-def small_model(n_channels: int = 6, normalise: str = "none", seed: int = 0) -> Model:
+def small_model(
+    n_channels: int = 6,
+    normalise: str = "none",
+    seed: int = 0,
+    sessions: tuple[str, ...] = ("day1", "day2"),
+) -> Model:
     torch.manual_seed(seed)
     front_end = FrontEnd(normalise=normalise, rolling_bins=200)
     card = ModelCard(
         settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=12, depth=2)),
         n_channels=n_channels,
-        sessions=("day1", "day2"),
+        sessions=sessions,
         classes=CLASSES,
     )
     model = Model(card).eval()
@@ -65,3 +70,7 @@ def small_model(n_channels: int = 6, normalise: str = "none", seed: int = 0) -> 
 
 def small_decoder(search: WordSearch, **options: object) -> StreamingDecoder:
     return StreamingDecoder(make_engine(small_model(**options), search))  # type: ignore[arg-type]
+
+
+def bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(1.0, 2.0, (n, n_channels)).astype(np.float32)

@@ -1,6 +1,8 @@
 """`arcuate live` and `arcuate bench live`."""
 
+import gc
 import socket
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +73,9 @@ def live_command(asked: Asked) -> None:
             prepared = open_replay(asked, decoder)
         else:
             seed_statistics(asked, decoder)
+    sys.setswitchinterval(0.001)  # the decoding thread waits at most so long for the others
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
     access = make_access(asked.host, asked.token)
     live = Live(
         decoder, settings, access, lambda session: make_source(asked, session, prepared), asked.record

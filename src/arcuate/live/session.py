@@ -1,9 +1,11 @@
 """The one thread that decodes: bins and wishes come in through a bounded queue, events go out and never wait."""
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +23,7 @@ from arcuate.live.settings import LiveSettings
 
 ROOM = 512  # items that may wait to be decoded
 LATENCY_S = 0.5  # how often the latency is told
+DRAWN = 2  # bins that are sent to be drawn at once: 25 pictures a second
 
 Publish = Callable[[Event | bytes], None]
 
@@ -48,6 +51,7 @@ class LiveSession:
         self._picture = Picture(decoder.n_channels)
         self._listener = Listener(decoder, settings, self._emit, self._heard)
         self._told_s = 0.0
+        self._unseen: list[np.ndarray] = []
         self._at = 0  # bins heard, for the page to draw frames under them
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
 
@@ -88,6 +92,8 @@ class LiveSession:
     # --- the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # decoding goes before the page, where that is allowed
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
             while (taken := self._inbox.get())[1] is not None:
                 self._take(*taken)
@@ -127,9 +133,13 @@ class LiveSession:
             self._listener.end()
         if not len(admitted.bins):
             return
-        begun, self._at = time.perf_counter(), self._picture.n_bins
+        begun = time.perf_counter()
+        self._at = self._picture.n_bins + sum(map(len, self._unseen))
         self._count([begun - arrived + spent for spent in self._listener.hear(admitted.bins)])
-        self.publish(self._picture.raster(admitted.bins))
+        self._unseen.append(admitted.bins)
+        if sum(map(len, self._unseen)) >= DRAWN:
+            self.publish(self._picture.raster(np.concatenate(self._unseen)))
+            self._unseen.clear()
 
     def _read(self, scores: Scores, arrived: float) -> None:
         begun = time.perf_counter()
