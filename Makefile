@@ -1,11 +1,17 @@
-# Two commands: `make demo` and `make test`. Each sets up its own virtual environment in .venv first.
+# `make demo`, `make live` and `make test`. Each sets up its own virtual environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types clean
+.PHONY: demo live test lint types clean
 
 demo: .venv/.installed
+	$(BIN)/arcuate demo
+
+live: .venv/.installed-live runs/demo/recipe.yaml
+	$(BIN)/arcuate live runs/demo
+
+runs/demo/recipe.yaml: | .venv/.installed
 	$(BIN)/arcuate demo
 
 test: export OMP_NUM_THREADS = 1
@@ -25,6 +31,10 @@ types: .venv/.installed-dev
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) --editable .
+	touch $@
+
+.venv/.installed-live: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[live]'
 	touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python

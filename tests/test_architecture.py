@@ -33,6 +33,7 @@ LAYERS = [
     {"doctor"},
     {"ledger"},
     {"ablate"},
+    {"live"},
     {"cli"},
 ]
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.models.model import Model
+from arcuate.models.outputs import Outputs
 from arcuate.models.settings import (
     ChannelGate,
     ConvStem,
@@ -152,6 +153,27 @@ def test_chunked_equals_whole(model, n, cuts):
             assert frames.shape[1] == int(whole.n_frames)
             torch.testing.assert_close(log_probs, whole.log_probs["ctc"], atol=TOLERANCE, rtol=0)
             torch.testing.assert_close(frames, whole.frames, atol=TOLERANCE, rtol=0)
+
+
+@quick
+@given(models(bidirectional=st.just(False)), st.integers(1, 60), st.lists(st.booleans(), min_size=60))
+def test_work_done_ahead_changes_nothing(model, n, when):
+    bins, _, session, past = make_batch([n], seed=n)
+    pieces, state = [], model.start(int(session), past)
+    with torch.no_grad():
+        whole = model(bins, torch.tensor([n]), session, past)
+        for t in range(n):
+            outputs, state = model.step(state, bins[:, t : t + 1])
+            state = model.ahead(state) if when[t] else state
+            pieces.append(outputs)
+        pieces.append(model.finish(state))
+    assert_same(whole, Outputs(*joined(pieces)), int(whole.n_frames))
+
+
+def joined(pieces):
+    frames = torch.cat([p.frames for p in pieces], 1)
+    log_probs = torch.cat([p.log_probs["ctc"] for p in pieces], 1)
+    return frames, torch.tensor([frames.shape[1]]), {"ctc": log_probs}
 
 
 @quick

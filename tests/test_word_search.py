@@ -198,6 +198,29 @@ def test_forgetting_changes_nothing(
     assert search.memory.generation > 0
 
 
+def test_warming_up_changes_nothing_and_leaves_nothing_to_lay_out(
+    lexicon: Lexicon, model: LanguageModel
+) -> None:
+    log_probs = frames(8, 60)
+    cold, warm = word_search(lexicon, model), word_search(lexicon, model)
+    warm.warm()
+    n_rows = int(warm.memory.models.ahead.used[0])
+    assert warm.search(log_probs, 5) == cold.search(log_probs, 5)
+    assert int(warm.memory.models.ahead.used[0]) == n_rows > 0
+
+
+def test_settled_words_stay(lexicon: Lexicon, model: LanguageModel) -> None:
+    search = word_search(lexicon, model, Decoding(beam=20))
+    log_probs, seen = frames(9, 150), []
+    state = search.start()
+    for t in range(len(log_probs)):
+        state = search.step(state, log_probs[t : t + 1])
+        seen.append(tuple(search.partial(state)[: search.settled(state)]))
+    final = search.finish(state)[0].words
+    assert all(words == final[: len(words)] for words in seen)
+    assert len(seen[-1]) > 3
+
+
 def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: LanguageModel) -> None:
     search = word_search(lexicon, model, Decoding(beam=20, threshold=6.0))
     state = search.step(search.start(), frames(12, 9000))

@@ -6,14 +6,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from arcuate.api import load as load
+    from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
 
-__all__ = ["__version__", "load"]
+__all__ = ["StreamingDecoder", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """`arcuate.load` pulls in torch only when it is asked for."""
+    """`arcuate.load` and `StreamingDecoder` pull in torch only when they are asked for."""
     if name == "load":
         from arcuate.api import load
 
         return load
+    if name == "StreamingDecoder":
+        from arcuate.live.decoder import StreamingDecoder
+
+        return StreamingDecoder
     raise AttributeError(f"module 'arcuate' has no attribute {name!r}")

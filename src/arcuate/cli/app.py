@@ -17,7 +17,20 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 
 ORDER = (
     *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "decode", "tune"),
-    *("rescore", "combine", "submit", "report", "doctor", "runs", "compare", "ledger", "lm", "import"),
+    *(
+        "rescore",
+        "combine",
+        "submit",
+        "report",
+        "live",
+        "bench",
+        "doctor",
+        "runs",
+        "compare",
+        "ledger",
+        "lm",
+        "import",
+    ),
 )
 
 SPLITS = ("val", "test", "dev", "train")

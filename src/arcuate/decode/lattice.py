@@ -145,6 +145,22 @@ def read_words(log: np.ndarray, history: int) -> np.ndarray:
 
 
 @njit(cache=True)
+def n_settled(log: np.ndarray, histories: np.ndarray) -> int:
+    """How many words from the beginning on all these histories have in common, by their best ways."""
+    histories = np.unique(histories)
+    first = log["word"][read_words(log, histories[0])]
+    n = first.shape[0]
+    for k in range(1, histories.shape[0]):
+        rows = read_words(log, histories[k])
+        n = min(n, rows.shape[0])
+        for i in range(n):
+            if log[rows[i]].word != first[i]:
+                n = i
+                break
+    return n
+
+
+@njit(cache=True)
 def forget(log: np.ndarray, n_log: int, beam: np.ndarray, new: np.ndarray) -> int:
     """Copy the rows that the beam still leads to into `new`, and point the beam there; how many they are."""
     needed = np.zeros(n_log, np.bool_)

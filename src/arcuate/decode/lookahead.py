@@ -124,6 +124,31 @@ def sprout(ahead: Ahead, arrays: NGramArrays, tree: Tree, context: int) -> bool:
     return True
 
 
+def sprout_all(ahead: Ahead, arrays: NGramArrays, tree: Tree, max_rows: int) -> Ahead:
+    """The same tables with the sprouts of the likeliest contexts laid out, as many as `max_rows` hold; room is left."""
+    n_contexts = len(ahead.heads)
+    order = np.argsort(-arrays.log_probs[:n_contexts], kind="stable")
+    done = 0
+    while done < n_contexts and ahead.used[0] <= max_rows:
+        done = sprout_some(ahead, arrays, tree, order, done, max_rows)
+        if done < n_contexts and ahead.used[0] <= max_rows:
+            ahead = with_room(ahead)
+    return with_room(ahead) if 2 * ahead.used[0] > len(ahead.nodes) else ahead
+
+
+@njit(cache=True)
+def sprout_some(
+    ahead: Ahead, arrays: NGramArrays, tree: Tree, order: np.ndarray, done: int, max_rows: int
+) -> int:
+    """Go on laying out sprouts in this order until all are, the room is full or `max_rows` are; how many are done."""
+    while done < order.shape[0] and ahead.used[0] <= max_rows:
+        context = order[done]
+        if ahead.heads[context] == UNBUILT and not sprout(ahead, arrays, tree, context):
+            break
+        done += 1
+    return done
+
+
 @njit(cache=True)
 def mark(ahead: Ahead, arrays: NGramArrays, tree: Tree, context: int, first: int) -> int:
     """Mark every node on the way from the root to a word that follows; the number of nodes, -1 without room."""

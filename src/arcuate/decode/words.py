@@ -12,8 +12,8 @@ import numpy as np
 
 from arcuate.decode.history import Log, empty_log
 from arcuate.decode.hypothesis import Hypothesis, WordTime
-from arcuate.decode.lattice import best_paths, endings, forget, read_words
-from arcuate.decode.lookahead import look_ahead, with_room
+from arcuate.decode.lattice import best_paths, endings, forget, n_settled, read_words
+from arcuate.decode.lookahead import look_ahead, sprout_all, with_room
 from arcuate.decode.scores import check_frames
 from arcuate.decode.settings import Decoding
 from arcuate.decode.tree import Tree
@@ -24,6 +24,7 @@ from arcuate.lm.model import LanguageModel
 MEMO = 1 << 15
 LOG_ROWS = 1 << 17  # forget what is not needed before a log grows beyond this
 SPROUT_ROWS = 1 << 22  # lay all sprouts out anew before they take more than this
+WARM_ROWS = 1 << 25  # lay out no more than this ahead of time: 12 bytes each
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,7 @@ class Memory:
     models: Models
     pool: Pool
     generation: int = 0
+    warm_rows: int = 0  # room that was made ahead of time
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,19 @@ class WordSearch:
             summing=s.alignments == "sum",
             merging=s.merge_histories,
         )
+
+    def warm(self, max_rows: int = WARM_ROWS) -> None:
+        """Do now what would make single frames late: compile, make room, lay out the sprouts of likely words."""
+        memory = self.memory
+        memory.pool = make_pool(max(1 << 15, len(memory.pool.tokens)))
+        memory.models = memory.models._replace(
+            ahead=sprout_all(memory.models.ahead, self.model.arrays, self.tree, max_rows)
+        )
+        memory.warm_rows = len(memory.models.ahead.nodes)
+        even = np.full((4, len(self.classes)), -np.log(len(self.classes)), np.float32)
+        state = self.step(self.start(), even)
+        self.partial(state), self.settled(state)
+        self.finish(state, n_best=2)
 
     def start(self) -> WordState:
         beam = np.zeros(1, TOKEN)
@@ -127,7 +142,7 @@ class WordSearch:
     def _located(self, state: WordState) -> np.ndarray:
         """The beam with rows that point into the sprouts as they are now."""
         memory = self.memory
-        if memory.models.ahead.used[0] > SPROUT_ROWS:
+        if memory.models.ahead.used[0] > max(SPROUT_ROWS, memory.warm_rows):
             memory.models.ahead.heads[:] = -1
             memory.models.ahead.used[0] = 0
             memory.generation += 1
@@ -145,6 +160,10 @@ class WordSearch:
         best = int(np.argmax(rank + prior))
         rows = read_words(state.log.rows, state.beam["history"][best])
         return [self.words[w] for w in state.log.rows["word"][rows]]
+
+    def settled(self, state: WordState) -> int:
+        """How many words from the beginning on no later frame can change: all readings have them in common."""
+        return int(n_settled(state.log.rows, state.beam["history"]))
 
     def finish(self, state: WordState, n_best: int = 1) -> list[Hypothesis]:
         """The best readings of all that was heard, best first, the end of the sentence included."""

@@ -14,9 +14,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from arcuate.models.encoder import refuse_both_ways
 from arcuate.models.front_end import count_frames
+from arcuate.models.gru_step import Ahead, step_one, work_ahead
 from arcuate.models.patches import cut_patches, project_patches
 from arcuate.models.settings import GRUEncoder, Patch
 
+FEW = 16  # frames for which another layout of the weights does not pay
 HELD = 1e4  # an update gate this far up is exactly 1: the state passes unchanged
 
 
@@ -85,10 +87,19 @@ class GRU(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)  # (F, B, D)
         return x.transpose(0, 1), torch.stack(last)
 
-    def step(self, state: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-        """The frames that these bins complete, and the state after them."""
+    def step(self, state: Tensor, bins: Tensor, done: Ahead | None = None) -> tuple[Tensor, Tensor]:
+        """The frames that these bins complete, and the state after them; `done` is what `ahead` gave."""
         refuse_both_ways(self.settings.causal)
+        one = len(bins) == 1 and count_frames(bins.shape[1], self.patch) == 1
+        if one and not torch.is_grad_enabled():
+            return step_one(self.gru, self.patch.bins, state, bins, done)
         return self(bins, None, state)
+
+    def ahead(self, state: Tensor, bins: Tensor, done: Ahead | None) -> Ahead | None:
+        """What can be done of the next frame with its first bins (B, t, C); a stream keeps it beside its state."""
+        if len(bins) != 1 or torch.is_grad_enabled():
+            return None
+        return work_ahead(self.gru, self.patch.bins, state, bins, done)
 
     def finish(self, state: Tensor) -> Tensor:
         """Nothing waits for bins to come. (B, 0, D)"""
@@ -140,7 +151,9 @@ def _run(
     parts = projected.clone(memory_format=torch.contiguous_format)
     parts[..., 2 * width :] = bias
     candidates = projected.new_empty(n_frames, n_trials, width)
-    weight = weight.t().contiguous()  # a small product is twice as fast this way round
+    weight = weight.t()
+    if n_frames > FEW:
+        weight = weight.contiguous()  # a small product is twice as fast this way round
     frames = zip(
         before.unbind(0),
         parts.unbind(0),

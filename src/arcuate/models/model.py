@@ -1,6 +1,7 @@
 """Model: everything deterministic between stored bins and token scores, with the card that describes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class State:
 
     front_end: FrontEndState
     encoder: EncoderState
+    ahead: Any = None  # work done for the next frame already, where the encoder can
 
 
 class Model(nn.Module):
@@ -79,19 +81,27 @@ class Model(nn.Module):
         """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
         self._check(bins, state.front_end.statistics)
         ready, front_end = self.front_end.step(state.front_end, bins)
-        frames, encoder = self._encode_ready(ready, state.encoder)
-        return self._streamed(frames), State(front_end, encoder)
+        frames, encoder = self._encode_ready(ready, state)
+        return self._streamed(frames), State(front_end, encoder, None if frames.shape[1] else state.ahead)
+
+    def ahead(self, state: State) -> State:
+        """The same state with all work done that needs no bins to come: the next frame is then sooner there."""
+        work = getattr(self.encoder, "ahead", None)
+        if work is None or getattr(self, "mode", None) is not None:  # a mode may still change the bins
+            return state
+        return replace(state, ahead=work(state.encoder, state.front_end.ready, state.ahead))
 
     def finish(self, state: State) -> Outputs:
         """The frames that waited for bins which never came; the trial ends here."""
         ready, _ = self.front_end.finish(state.front_end)
-        frames, encoder = self._encode_ready(ready, state.encoder)
+        frames, encoder = self._encode_ready(ready, state)
         return self._streamed(torch.cat([frames, self.encoder.finish(encoder)], dim=1))
 
-    def _encode_ready(self, ready: Tensor, encoder: EncoderState) -> tuple[Tensor, EncoderState]:
+    def _encode_ready(self, ready: Tensor, state: State) -> tuple[Tensor, EncoderState]:
         if ready.shape[1] < self.card.settings.front_end.patch.bins:
-            return ready.new_zeros(1, 0, self.encoder.n_outputs), encoder
-        return self.encoder.step(encoder, ready)
+            return ready.new_zeros(1, 0, self.encoder.n_outputs), state.encoder
+        done = () if state.ahead is None else (state.ahead,)
+        return self.encoder.step(state.encoder, ready, *done)
 
     def _streamed(self, frames: Tensor) -> Outputs:
         return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device))

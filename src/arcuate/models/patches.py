@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from arcuate.models.front_end import count_frames
 from arcuate.models.settings import Patch
 
+FEW = 16  # frames whose patches may be written out: one product instead of several
+
 
 def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
     """Overlapping patches laid out bin after bin (time-major). (B, T, C) -> (B, F, bins * C)"""
@@ -16,6 +18,8 @@ def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
 
 def project_patches(bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
     """Patches times weight, without writing the patches out. (B, T, C), (D, bins * C) -> (F, B, D)"""
+    if not torch.is_grad_enabled() and count_frames(bins.shape[1], patch) <= FEW:
+        return F.linear(cut_patches(bins, patch), weight, bias).transpose(0, 1)
     projected: Tensor = _ProjectPatches.apply(bins, weight, bias, patch)  # (F * B, D)
     return projected.view(-1, bins.shape[0], weight.shape[0])
 

@@ -1,0 +1,246 @@
+"""`arcuate live` and `arcuate bench live`."""
+
+import gc
+import socket
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from arcuate.cli.console import emit_json, out, progress, say
+from arcuate.errors import UserError
+from arcuate.live.access import is_local, make_access
+from arcuate.live.settings import LiveSettings
+from arcuate.run import Run, open_run
+from arcuate.store import Store
+from arcuate.transcribe import read_weights
+
+if TYPE_CHECKING:
+    from arcuate.live.decoder import StreamingDecoder
+    from arcuate.live.session import LiveSession
+    from arcuate.live.sources.replay import Prepared
+    from arcuate.live.sources.source import Source
+
+SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asked for."""
+
+    run: Path
+    source: str = "replay"
+    host: str = "127.0.0.1"
+    port: int = 8765
+    token: str | None = None
+    lm: str | None = "default"
+    lexicon: str = "default"
+    weights: Path | None = None
+    llm: Path | None = None
+    beam: int | None = None
+    data: Path | None = None
+    split: str = "val"
+    session: str | None = None
+    speed: float = 1.0
+    continuous: bool = False
+    record: Path | None = None
+    settings: Path | None = None
+    silence: float | None = None
+    closed: bool = False
+    phrase: str | None = None
+    stream: str | None = None
+    redis: str = "redis://127.0.0.1:6379"
+
+
+def live_command(asked: Asked) -> None:
+    check(asked)
+    settings = live_settings(asked)
+    refuse_taken_port(asked.host, asked.port)
+    import torch
+    import uvicorn
+
+    from arcuate.live.server import Live, make_app
+
+    torch.set_num_threads(1)  # one stream is bound by memory; the other cores are for the server
+    prepared = None
+    with progress("loading the model, the lexicon and the language model"):
+        decoder = load_decoder(asked)
+        if asked.source == "replay":
+            prepared = open_replay(asked, decoder)
+        else:
+            seed_statistics(asked, decoder)
+    sys.setswitchinterval(0.001)  # the decoding thread waits at most so long for the others
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
+    access = make_access(asked.host, asked.token)
+    live = Live(
+        decoder, settings, access, lambda session: make_source(asked, session, prepared), asked.record
+    )
+    shown = f"http://{'localhost' if is_local(asked.host) else asked.host}:{asked.port}/"
+    say(f"open {shown}{f'?token={access.token}' if access.token else ''}  (Ctrl-C to stop)")
+    uvicorn.run(
+        make_app(live),
+        host=asked.host,
+        port=asked.port,
+        log_level="warning",
+        ws_max_size=settings.limits.frame_bytes + 64,
+        ws_max_queue=64,
+        timeout_graceful_shutdown=2,
+    )
+    if live.session.error:
+        raise UserError(live.session.error)
+    if asked.record:
+        say(f"recorded in {asked.record}; its sentences are trials of {asked.record / 'store'}")
+
+
+def check(asked: Asked) -> None:
+    """Mistakes are told before anything is loaded."""
+    if asked.source not in SOURCES:
+        raise UserError(f"there is no source {asked.source!r}; choose {', '.join(SOURCES)}")
+    if lacking := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
+        raise UserError(
+            f"the server needs {', '.join(lacking)}; install it with: pip install 'arcuate[live]'"
+        )
+    if asked.source == "redis-logits" and asked.lm is None:
+        raise UserError("logits become words with a language model: leave --no-words out")
+    open_run(asked.run)
+
+
+def live_settings(asked: Asked) -> LiveSettings:
+    """A file of settings, with what the command line says put over it."""
+    tree: Any = {}
+    if asked.settings:
+        try:
+            tree = yaml.safe_load(asked.settings.read_text("utf-8")) or {}
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise UserError(f"{asked.settings} cannot be read: {str(error).splitlines()[0]}") from None
+    try:
+        settings = LiveSettings.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        raise UserError(f"{asked.settings}: {place}: {problem['msg']}; see docs/live.md") from None
+    endpoints, start = settings.endpoints, settings.start
+    marked = (asked.source == "replay" and not asked.continuous) or asked.source == "redis-logits"
+    if marked:
+        endpoints = endpoints.model_copy(update={"enabled": False})
+    if asked.silence is not None:
+        endpoints = endpoints.model_copy(update={"silence_s": asked.silence})
+    if asked.closed or asked.phrase is not None:
+        start = start.model_copy(update={"closed": True, "phrase": asked.phrase})
+    return settings.model_copy(update={"endpoints": endpoints, "start": start})
+
+
+def refuse_taken_port(host: str, port: int) -> None:
+    """Loading takes a while; a port that is taken is told before."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
+            ) from None
+
+
+def load_decoder(asked: Asked) -> "StreamingDecoder":
+    from arcuate.decode.settings import Decoding
+    from arcuate.live.decoder import StreamingDecoder
+
+    decoding = read_weights(asked.weights)[0] if asked.weights else Decoding()
+    if asked.beam is not None:
+        decoding = decoding.model_copy(update={"beam": asked.beam})
+    return StreamingDecoder.load(
+        asked.run, lm=asked.lm, lexicon=asked.lexicon, decoding=decoding, session=asked.session, llm=asked.llm
+    )
+
+
+def open_store(asked: Asked) -> Store:
+    if asked.data is not None:
+        return Store.open(asked.data)
+    if not Run(asked.run).environment_file.is_file():
+        raise UserError(f"{asked.run} does not say what it was trained on; name a store with --data")
+    return Store.open(Path(str(Run(asked.run).data().get("path", ""))))
+
+
+def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
+    from arcuate.live.sources.replay import prepare_replay
+
+    store = open_store(asked)
+    if store.n_channels != decoder.n_channels:
+        raise UserError(
+            f"{store.path} has {store.n_channels} channels where the model reads {decoder.n_channels}"
+        )
+    front_end = decoder.engine.model.card.settings.front_end
+    split = None if asked.split == "all" else asked.split
+    return prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log, split, asked.session)
+
+
+def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
+    """A model that normalises begins with the statistics of its last session, where a store has them."""
+    front_end = decoder.engine.model.card.settings.front_end
+    if front_end.normalise == "none" or asked.data is None:
+        return
+    store = open_store(asked)
+    last = [t for t in store.trials if t.session == decoder.session]
+    if last:
+        decoder.seed(store.block_statistics(last[-1], front_end.log))
+
+
+def make_source(asked: Asked, session: "LiveSession", prepared: "Prepared | None") -> "Source | None":
+    n_channels = session.decoder.n_channels
+    if prepared is not None:
+        from arcuate.live.sources.replay import Replay
+
+        return Replay(prepared, session.put, asked.speed)
+    if asked.source == "lsl":
+        from arcuate.live.sources.lsl import LslBins
+
+        return LslBins(asked.stream or "arcuate", n_channels, session.put)
+    if asked.source == "redis":
+        from arcuate.live.sources.redis import BINS, RedisBins
+
+        return RedisBins(asked.redis, n_channels, session.put, session.publish, asked.stream or BINS)
+    if asked.source == "redis-logits":
+        from arcuate.live.sources.redis import RedisLogits
+
+        logits = RedisLogits(asked.redis, session.put, session.publish)
+        session.listeners.append(logits.hear)
+        return logits
+    return None
+
+
+def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) -> None:
+    import torch
+
+    from arcuate.live.bench import replayed, time_stream
+
+    open_run(asked.run)
+    torch.set_num_threads(1)
+    with progress("loading the model, the lexicon and the language model"):
+        decoder = load_decoder(asked)
+        prepared = open_replay(asked, decoder)
+    patch = decoder.engine.model.card.settings.front_end.patch
+    with progress("replaying") as report:
+        found = time_stream(decoder, replayed(decoder, prepared), seconds, real_time, report)
+    summary = {
+        **found.summary(20.0 * patch.stride),
+        "delay_ms": decoder.delay.total_ms,
+        "real_time": real_time,
+        "n_lexicon_words": len(decoder.engine.search.words) if decoder.engine.search else 0,
+        "beam": decoder.engine.search.settings.beam if decoder.engine.search else None,
+    }
+    if as_json:
+        emit_json(summary)
+        return
+    out.print(
+        f"per frame of {20 * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
+        f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
+        f" {summary['missed_deadlines']} of {summary['n_frames']:,} missed;"
+        f" the model itself waits {decoder.delay.total_ms:g} ms",
+        soft_wrap=True,
+    )

@@ -1,0 +1,124 @@
+"""Commands of live use: live, bench."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arcuate.cli.app import Json, app, complete_from
+
+bench_app = typer.Typer(help="Measure how fast things are on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+RunPath = Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")]
+Lm = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
+Weights = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+Data = Annotated[Path | None, typer.Option("--data", help="The store to replay, if not the run's own.")]
+Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
+SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay or to hear through.")]
+
+
+@app.command()
+def live(
+    run: RunPath,
+    source: Annotated[
+        str,
+        typer.Option(
+            help="replay, socket, lsl, redis or redis-logits.",
+            autocompletion=complete_from("replay", "socket", "lsl", "redis", "redis-logits"),
+        ),
+    ] = "replay",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine needs a token.")
+    ] = "127.0.0.1",
+    token: Annotated[str | None, typer.Option(help="Needed by viewers; made up for other addresses.")] = None,
+    lm: Lm = "default",
+    lexicon: LexiconFile = "default",
+    no_words: NoWords = False,
+    config: Weights = None,
+    beam: Beam = None,
+    llm: Annotated[
+        Path | None, typer.Option(help="Rescore every sentence at its end with a causal language model.")
+    ] = None,
+    data: Data = None,
+    split: Annotated[str, typer.Option(help="What to replay: val, test, train or all.")] = "val",
+    session: SessionName = None,
+    speed: Annotated[float, typer.Option(min=0.1, max=64.0, help="Of the replay; 1 = real time.")] = 1.0,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Replay: find sentences by silence, not by trial.")
+    ] = False,
+    record: Annotated[Path | None, typer.Option(help="Write the session here; a killed one goes on.")] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="YAML file of live settings, see docs/live.md.")
+    ] = None,
+    silence: Annotated[
+        float | None, typer.Option(min=0.1, max=60.0, help="Seconds of silence that end a sentence.")
+    ] = None,
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Decode nothing until opened on the page.")
+    ] = False,
+    phrase: Annotated[
+        str | None, typer.Option(help="Decode nothing until this sentence (or a key) opens it.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option(help="Name of the LSL stream, or of the Redis stream.")
+    ] = None,
+    redis: Annotated[str, typer.Option(help="Redis server.")] = "redis://127.0.0.1:6379",
+) -> None:
+    """Serve a page on which speech appears as it is attempted (extra: live)."""
+    from arcuate.cli.live import Asked, live_command
+
+    live_command(
+        Asked(
+            run,
+            source,
+            host,
+            port,
+            token,
+            None if no_words else lm,
+            lexicon,
+            config,
+            llm,
+            beam,
+            data,
+            split,
+            session,
+            speed,
+            continuous,
+            record,
+            settings,
+            silence,
+            closed,
+            phrase,
+            stream,
+            redis,
+        )
+    )
+
+
+@bench_app.command("live")
+def bench_live(
+    run: RunPath,
+    seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="Of recording to replay.")] = 60.0,
+    fast: Annotated[bool, typer.Option("--fast", help="As fast as it goes, not in real time.")] = False,
+    lm: Lm = "default",
+    lexicon: LexiconFile = "default",
+    no_words: NoWords = False,
+    config: Weights = None,
+    beam: Beam = None,
+    data: Data = None,
+    split: Annotated[str, typer.Option(help="What to replay: val, test, train or all.")] = "val",
+    session: SessionName = None,
+    as_json: Json = False,
+) -> None:
+    """Time every frame from its last bin to the text, bin by bin in real time, on one thread."""
+    from arcuate.cli.live import Asked, bench_command
+
+    words = None if no_words else lm
+    asked = Asked(
+        run, lm=words, lexicon=lexicon, weights=config, beam=beam, data=data, split=split, session=session
+    )
+    bench_command(asked, seconds, not fast, as_json)

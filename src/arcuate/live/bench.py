@@ -1,0 +1,106 @@
+"""How long frames take, measured as they would come: bin by bin, in real time."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.sources.replay import Prepared
+from arcuate.trial import BIN_S
+
+Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and what to do before them
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(eq=False)
+class Timings:
+    """Seconds of every frame from its last bin to the partial text, and of everything between frames."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    finish: list[float] = field(default_factory=list)
+    n_late: int = 0  # bins that were taken later than the next one was due
+    seconds: float = 0.0
+
+    def summary(self, deadline_ms: float) -> dict[str, Any]:
+        wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
+        known = len(wall) > 0
+        quantile = lambda values, q: float(np.percentile(values, q)) if known else None
+        return {
+            "frame_ms_p50": quantile(wall, 50),
+            "frame_ms_p99": quantile(wall, 99),
+            "frame_ms_max": quantile(wall, 100),
+            "missed_deadlines": int((wall > deadline_ms).sum()),
+            "frame_cpu_ms_p50": quantile(cpu, 50),
+            "frame_cpu_ms_p99": quantile(cpu, 99),
+            "frame_cpu_ms_max": quantile(cpu, 100),
+            "finish_ms_max": 1000 * max(self.finish) if self.finish else None,
+            "n_frames": len(wall),
+            "n_sentences": len(self.finish),
+            "late_bins": self.n_late,
+            "deadline_ms": deadline_ms,
+            "seconds": self.seconds,
+        }
+
+
+def time_stream(
+    decoder: StreamingDecoder,
+    sentences: Iterator[Sentence],
+    seconds: float,
+    real_time: bool = True,
+    progress: Progress | None = None,
+) -> Timings:
+    """Push bin after bin for so many seconds of recording; between bins the decoder works ahead."""
+    found, n_bins, due = Timings(), 0, time.perf_counter()
+    begun = due
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
+    while n_bins * BIN_S < seconds:
+        bins, before = next(sentences)
+        before()
+        for row in bins:
+            due += BIN_S
+            if real_time:
+                found.n_late += wait_until(due)
+            one_bin(decoder, row, found)
+            n_bins += 1
+            if progress and n_bins % 50 == 0:
+                progress(min(round(n_bins * BIN_S), round(seconds)), round(seconds), "replaying")
+            if n_bins * BIN_S >= seconds:
+                break
+        clock = time.perf_counter()
+        decoder.finish()
+        found.finish.append(time.perf_counter() - clock)
+    gc.unfreeze()
+    found.seconds = time.perf_counter() - begun
+    return found
+
+
+def one_bin(decoder: StreamingDecoder, row: np.ndarray, found: Timings) -> None:
+    clock, used = time.perf_counter(), time.thread_time()
+    partial = decoder.push(row)
+    if len(partial.log_probs):
+        found.wall.append(time.perf_counter() - clock)
+        found.cpu.append(time.thread_time() - used)
+    decoder.ahead()
+
+
+def wait_until(due: float) -> bool:
+    """Sleep; whether it was already later than the next bin."""
+    left = due - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+    return left < -BIN_S
+
+
+def replayed(decoder: StreamingDecoder, prepared: Prepared) -> Iterator[Sentence]:
+    """The trials of a store, again and again."""
+    while True:
+        for info in prepared.trials:
+            statistics = prepared.statistics(info)
+            begin = lambda s=info.session, known=statistics: decoder.reset(s, known)
+            yield prepared.store.read_bins(info), begin

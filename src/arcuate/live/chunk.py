@@ -1,0 +1,50 @@
+"""What a source hands over: bins as they came, with what the source knows about them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arcuate.moments import Statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some bins in a row."""
+
+    bins: np.ndarray  # (t, C)
+    time_s: float | None = None  # when the last of them ended, by the source's clock
+    first: int | None = None  # number of the first of them, counted by the source
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Frame scores of a model that runs elsewhere; only the words are looked for here."""
+
+    log_probs: np.ndarray  # (f, V) natural logs, in the order of the model's classes
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The source knows that a trial begins here; whatever was being said before it is over."""
+
+    trial: str | None = None
+    session: str | None = None
+    reference: str | None = None
+    statistics: Statistics | None = None  # of its block, where they are known
+
+
+@dataclass(frozen=True)
+class End:
+    """The source knows that the sentence is over; `last`: and that nothing will follow."""
+
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A wish of a person at the page: open, close, end."""
+
+    what: str
+
+
+Item = Chunk | Scores | Mark | End | Command

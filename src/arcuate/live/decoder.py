@@ -1,0 +1,323 @@
+"""`StreamingDecoder`: bins in, words out, one stream over weights that many streams may share.
+
+The same front end, encoder, search and language model as offline; offline is this with one chunk.
+"""
+
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from arcuate.api import as_batch
+from arcuate.decode.greedy import greedy
+from arcuate.decode.hypothesis import Hypothesis
+from arcuate.decode.open import word_search
+from arcuate.decode.scores import arrange, check_frames
+from arcuate.decode.settings import Decoding
+from arcuate.decode.words import WordSearch, WordState
+from arcuate.errors import UserError
+from arcuate.lexicon import open_lexicon
+from arcuate.live.delay import Delay, find_delay
+from arcuate.live.past import as_past, hold_still, remember, rolling_model
+from arcuate.live.rescorer import Rescorer, load_rescorer
+from arcuate.lm.names import open_model
+from arcuate.models.encoder import refuse_both_ways
+from arcuate.models.files import load_model
+from arcuate.models.model import Model, State
+from arcuate.moments import Statistics
+from arcuate.runtime import choose_device
+from arcuate.tokens import SILENCE
+from arcuate.training.checkpoint import find_checkpoint
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What is known after the last bins; the first `n_settled` words will not change any more."""
+
+    words: tuple[str, ...]
+    n_settled: int
+    n_frames: int  # of the sentence so far
+    log_probs: np.ndarray  # (f, V) of the frames that the last bins completed
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """All that streams share: weights, search, rescorer. Nothing of a stream is in here."""
+
+    model: Model  # normalises as it was trained to
+    rolling: Model  # the same weights, normalising by the past
+    search: WordSearch | None  # None: phonemes
+    rescorer: Rescorer | None
+    order: tuple[int, ...]  # columns of the model in the order of the search
+    silence: int  # column of the model for silence, -1 where there is none
+    delay: Delay
+    lock: threading.Lock  # the search has one scratch space
+
+
+@dataclass(frozen=True, eq=False)
+class _Sentence:
+    """A sentence half heard; a value."""
+
+    model: State
+    words: WordState | None
+    fresh: np.ndarray  # (f, V) frames of the last push
+    frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
+    bins: tuple[np.ndarray, ...] = ()  # kept for the statistics of the next sentence
+    n_frames: int = 0
+    n_bins: int = 0
+
+
+class StreamingDecoder:
+    """One stream. `push` bins as they come, `finish` the sentence, `reset` to drop it.
+
+    Streams of one process come from `stream()`: they share all weights and nothing else.
+    """
+
+    def __init__(
+        self, engine: Engine, session: str | None = None, statistics: Statistics | None = None
+    ) -> None:
+        self.engine = engine
+        self._past = as_past(None, engine.model.card.n_channels)
+        self._now: _Sentence
+        self._statistics: Statistics | None = None
+        self.reset(session or engine.model.card.sessions[-1], statistics)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        lm: str | None = "default",
+        lexicon: str = "default",
+        decoding: Decoding | None = None,
+        session: str | None = None,
+        statistics: Statistics | None = None,
+        llm: str | Path | None = None,
+        checkpoint: str = "best",
+        device: str = "cpu",
+        warm: bool = True,
+    ) -> "StreamingDecoder":
+        """The model of a run with a language model and a lexicon; `lm=None` gives phonemes.
+
+        `session` says which session layer to hear through (the last one unless named). `statistics` are those of
+        the block, where they are known; without them a model that normalises does so from the past of its stream.
+        `llm` is a causal language model that scores the readings of every sentence anew at its end.
+        """
+        model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
+        search = None if lm is None else open_search(model, lm, lexicon, decoding or Decoding())
+        if llm is not None and search is None:
+            raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
+        rescorer = None if llm is None else load_rescorer(llm)
+        engine = make_engine(model, search, rescorer)
+        if warm:
+            warm_up(engine)
+        return cls(engine, session, statistics)
+
+    def stream(self, session: str | None = None, statistics: Statistics | None = None) -> "StreamingDecoder":
+        """Another stream over the same weights."""
+        return StreamingDecoder(self.engine, session or self.session, statistics)
+
+    @property
+    def n_channels(self) -> int:
+        return self.engine.model.card.n_channels
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        return self.engine.model.card.sessions
+
+    @property
+    def delay(self) -> Delay:
+        """How far the model's smoothing, patches and encoder look ahead."""
+        return self.engine.delay
+
+    @property
+    def n_frames(self) -> int:
+        return self._now.n_frames
+
+    @property
+    def n_bins(self) -> int:
+        return self._now.n_bins
+
+    def reset(self, session: str | None = None, statistics: Statistics | None = None) -> None:
+        """Drop the sentence and begin a new one, in another session or with other statistics where given."""
+        if session is not None:
+            self._check_session(session)
+            self.session = session
+            self._statistics = None
+        if statistics is not None:
+            self._statistics = statistics
+        self._begin()
+
+    def seed(self, statistics: Statistics) -> None:
+        """What the past was like before this stream began, such as the last session's; from now on it rolls."""
+        self._statistics = None
+        self._past = as_past(statistics, self.n_channels)
+        self._begin()
+
+    def push(self, bins: ArrayLike) -> Partial:
+        """The next bins, (t, C) or one bin (C,), any number of them -> what is known now."""
+        chunk = self._check(bins)
+        with torch.inference_mode():
+            outputs, state = self._model.step(self._now.model, torch.from_numpy(chunk)[None].to(self._device))
+        self._take(outputs.log_probs["ctc"], state, chunk)
+        return self.partial()
+
+    def push_scores(self, log_probs: np.ndarray) -> Partial:
+        """Frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
+        frames = check_frames(log_probs, self.engine.model.card.classes)
+        self._take(torch.from_numpy(frames)[None], self._now.model, None)
+        return self.partial()
+
+    def ahead(self) -> None:
+        """Use the time until the next bins: what can be done of the next frame is done now."""
+        with torch.inference_mode():
+            self._now = replace(self._now, model=self._model.ahead(self._now.model))
+
+    def partial(self) -> Partial:
+        """What is known now."""
+        now, search = self._now, self.engine.search
+        if search is None or now.words is None:
+            return Partial(tuple(self._phonemes()), 0, now.n_frames, now.fresh)
+        with self.engine.lock:
+            words, n_settled = search.partial(now.words), search.settled(now.words)
+        return Partial(tuple(words), n_settled, now.n_frames, now.fresh)
+
+    def readings(self, n_best: int) -> list[Hypothesis]:
+        """The best readings if the sentence ended here, best first."""
+        search, words = self.engine.search, self._now.words
+        if search is None or words is None:
+            return [self._spelled()]
+        with self.engine.lock:
+            return search.finish(words, n_best)
+
+    def finish(self) -> Hypothesis:
+        """End the sentence: its best reading. The stream is ready for the next one."""
+        return self.finish_all(1)[0]
+
+    def finish_all(self, n_best: int) -> list[Hypothesis]:
+        """End the sentence: its best readings, rescored where there is a causal model."""
+        if self.n_bins or not self.n_frames:  # else the frames came from elsewhere, whole
+            with torch.inference_mode():
+                outputs = self._model.finish(self._now.model)
+            self._take(outputs.log_probs["ctc"], self._now.model, None)
+        rescorer, search = self.engine.rescorer, self.engine.search
+        readings = self.readings(max(n_best, rescorer.n_best if rescorer else 1))
+        if rescorer and search:
+            readings = rescorer(readings, search.settings.lm_weight)
+        tokens = self._tokens()
+        self._remember()
+        self._begin()
+        return [replace(reading, tokens=tokens) for reading in readings[:n_best]]
+
+    def log_probs(self) -> np.ndarray:
+        """All frames of the sentence so far, in the order of the model's classes: (F, V)"""
+        return np.concatenate([self._no_frames, *self._now.frames])
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    @property
+    def _normalises(self) -> bool:
+        return self.engine.model.card.settings.front_end.normalise != "none"
+
+    @property
+    def _no_frames(self) -> np.ndarray:
+        return np.empty((0, len(self.engine.model.card.classes)), np.float32)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.engine.model.head.weight.device
+
+    def _begin(self) -> None:
+        engine, statistics = self.engine, self._statistics
+        self._model = engine.model if statistics is not None or not self._normalises else engine.rolling
+        if statistics is None and self._normalises:
+            statistics = self._past.statistics()
+        session = self.sessions.index(self.session)
+        state = self._model.start(session, as_batch(statistics, self._device))
+        self._now = _Sentence(state, engine.search.start() if engine.search else None, self._no_frames)
+
+    def _take(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
+        frames, now, search = log_probs[0].float().cpu().numpy(), self._now, self.engine.search
+        words = now.words
+        if search is not None and words is not None and len(frames):
+            with self.engine.lock:
+                words = search.step(words, frames[:, self.engine.order])
+        kept = now.bins if chunk is None or not self._rolls else (*now.bins, chunk)
+        heard = (*now.frames, frames) if len(frames) else now.frames
+        n_bins = now.n_bins + (0 if chunk is None else len(chunk))
+        self._now = _Sentence(state, words, frames, heard, kept, now.n_frames + len(frames), n_bins)
+
+    @property
+    def _rolls(self) -> bool:
+        return self._normalises and self._statistics is None
+
+    def _remember(self) -> None:
+        if self._now.bins:
+            front_end = self.engine.model.card.settings.front_end
+            bins = np.concatenate(self._now.bins)
+            self._past = remember(self._past, bins, front_end.log, front_end.rolling_bins)
+
+    def _tokens(self) -> tuple[int, ...]:
+        return tuple(greedy(self.log_probs()))
+
+    def _phonemes(self) -> list[str]:
+        return [self.engine.model.card.classes[token] for token in self._tokens()]
+
+    def _spelled(self) -> Hypothesis:
+        best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
+        return Hypothesis(self._tokens(), {"acoustic": best}, total=best)
+
+    def _check_session(self, session: str) -> None:
+        if session not in self.sessions:
+            raise UserError(
+                f"session {session!r} is unknown to this model; it knows {', '.join(self.sessions)}"
+            )
+
+    def _check(self, bins: ArrayLike) -> np.ndarray:
+        chunk = np.array(bins, dtype=np.float32)  # a copy: the caller keeps theirs
+        chunk = chunk[None] if chunk.ndim == 1 else chunk
+        if chunk.ndim != 2 or chunk.shape[1] != self.n_channels:
+            raise UserError(f"bins must have shape (t, {self.n_channels}), not {np.shape(bins)}")
+        return chunk
+
+
+def open_search(model: Model, lm: str, lexicon: str, decoding: Decoding) -> WordSearch:
+    """The word search of `arcuate decode`, over the classes of a model."""
+    names = model.card.classes
+    _, classes = arrange(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    words, ngram = open_lexicon(lexicon, classes), open_model(lm)
+    if tuple(words.classes) != classes:
+        raise UserError(f"the lexicon {lexicon} is over other classes than the model; give one that fits")
+    has_boundary = classes[-1] in ("SIL", "|", ">", "<space>", " ")
+    return word_search(words, ngram, decoding, boundary=len(classes) - 1 if has_boundary else -1)
+
+
+def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
+    refuse_both_ways(model.card.settings.encoder.causal)
+    model = model.eval()
+    hold_still(model)
+    rolls = model.card.settings.front_end.normalise == "block"
+    rolling = rolling_model(model) if rolls else model
+    names = model.card.classes
+    columns, _ = arrange(np.arange(len(names), dtype=np.float32)[None], names, "the model")
+    silence = names.index("SIL") if "SIL" in names else SILENCE if len(names) > SILENCE else -1
+    order = tuple(int(c) for c in columns[0])
+    return Engine(model, rolling, search, rescorer, order, silence, find_delay(model), threading.Lock())
+
+
+def warm_up(engine: Engine) -> None:
+    """Everything that is slow the first time happens now, not in the first sentence."""
+    if engine.search is not None:
+        engine.search.warm()
+    stream = StreamingDecoder(engine)
+    for _ in range(40):
+        stream.push(np.zeros((1, stream.n_channels), np.float32))
+        stream.ahead()
+    stream.finish_all(2)

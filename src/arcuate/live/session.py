@@ -1,0 +1,173 @@
+"""The one thread that decodes: bins and wishes come in through a bounded queue, events go out and never wait."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from arcuate.errors import UserError
+from arcuate.live.chunk import Chunk, Command, End, Item, Mark, Scores
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.intake import Intake
+from arcuate.live.listener import Event, Listener
+from arcuate.live.meter import Meter
+from arcuate.live.picture import Picture, posteriors
+from arcuate.live.recorder import Recorder
+from arcuate.live.settings import LiveSettings
+
+ROOM = 512  # items that may wait to be decoded
+LATENCY_S = 0.5  # how often the latency is told
+DRAWN = 2  # bins that are sent to be drawn at once: 25 pictures a second
+
+Publish = Callable[[Event | bytes], None]
+
+
+class LiveSession:
+    """A decoder, what it hears, and who is told. All of it is touched by its own thread alone."""
+
+    def __init__(
+        self,
+        decoder: StreamingDecoder,
+        settings: LiveSettings,
+        publish: Publish,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.settings = settings
+        self._publish = publish
+        self.listeners: list[Publish] = []  # others that are told, such as Redis
+        self.recorder = recorder
+        self.error: str | None = None
+        stride = decoder.engine.model.card.settings.front_end.patch.stride
+        self.meter = Meter(deadline_ms=20.0 * stride)
+        self._inbox: queue.Queue[tuple[float, Item | None]] = queue.Queue(ROOM)
+        self._intake = Intake(decoder.n_channels, settings.faults)
+        self._picture = Picture(decoder.n_channels)
+        self._listener = Listener(decoder, settings, self._emit, self._heard)
+        self._told_s = 0.0
+        self._unseen: list[np.ndarray] = []
+        self._at = 0  # bins heard, for the page to draw frames under them
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the sentence being said, write everything down, leave."""
+        self._inbox.put((time.perf_counter(), None))
+        self._thread.join(timeout=30)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def state(self) -> str:
+        return self._listener.state if self._listener.opened else "closed"
+
+    @property
+    def n_sentences(self) -> int:
+        return self._listener.n_sentences
+
+    def put(self, item: Item, wait: bool = True) -> bool:
+        """Hand something over; without `wait` it is refused when too much is waiting already."""
+        try:
+            self._inbox.put((time.perf_counter(), item), block=wait)
+        except queue.Full:
+            return False
+        return True
+
+    def publish(self, event: Event | bytes) -> None:
+        """Tell everyone; nobody may make this wait."""
+        self._publish(event)
+        for listener in self.listeners:
+            listener(event)
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # decoding goes before the page, where that is allowed
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        try:
+            while (taken := self._inbox.get())[1] is not None:
+                self._take(*taken)
+                if self._inbox.empty():
+                    self.decoder.ahead()
+            self._listener.end()
+        except (UserError, OSError) as error:
+            self.error = str(error)
+            self.publish({"type": "error", "what": self.error})
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
+
+    def _take(self, arrived: float, item: Item | None) -> None:
+        match item:
+            case Chunk():
+                self._hear(item, arrived)
+            case Scores():
+                self._read(item, arrived)
+            case Mark():
+                self._intake.forget()
+                self._listener.mark(item)
+            case End():
+                self._listener.end()
+            case Command(what="open"):
+                self._listener.open()
+            case Command(what="close"):
+                self._listener.close()
+            case Command(what="end"):
+                self._listener.end()
+
+    def _hear(self, chunk: Chunk, arrived: float) -> None:
+        admitted = self._intake.admit(chunk)
+        for fault in admitted.faults:
+            self._emit({"type": "fault", **asdict(fault)})
+        if admitted.ends_sentence:
+            self._listener.end()
+        if not len(admitted.bins):
+            return
+        begun = time.perf_counter()
+        self._at = self._picture.n_bins + sum(map(len, self._unseen))
+        self._count([begun - arrived + spent for spent in self._listener.hear(admitted.bins)])
+        self._unseen.append(admitted.bins)
+        if sum(map(len, self._unseen)) >= DRAWN:
+            self.publish(self._picture.raster(np.concatenate(self._unseen)))
+            self._unseen.clear()
+
+    def _read(self, scores: Scores, arrived: float) -> None:
+        begun = time.perf_counter()
+        self._count([begun - arrived + spent for spent in self._listener.read(scores.log_probs)])
+
+    def _count(self, seconds: list[float]) -> None:
+        """How long after their bins came frames were read."""
+        for spent in seconds:
+            self.meter.add(1000 * spent)
+            if self.recorder is not None:
+                self.recorder.note_latency(1000 * spent)
+        self._tell_latency()
+
+    def _heard(self, bins: np.ndarray, log_probs: np.ndarray) -> None:
+        if self.recorder is not None:
+            self.recorder.add_bins(bins)
+        self._at += len(bins)
+        if len(log_probs):
+            self.publish(posteriors(log_probs, self._at))
+
+    def _tell_latency(self) -> None:
+        now = time.perf_counter()
+        if now - self._told_s >= LATENCY_S:
+            self._told_s = now
+            self.publish({"type": "latency", **self.meter.summary()})
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        event = {**event, "at": time.time()}
+        if self.recorder is not None:
+            event = self.recorder.note(event)
+        self.publish(event)

@@ -1,0 +1,1 @@
+"""Where bins come from: prepared trials, a WebSocket, Lab Streaming Layer, Redis."""

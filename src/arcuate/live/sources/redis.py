@@ -1,0 +1,251 @@
+"""Redis streams (extra: redis): bins of a rig, or logits for which only words are to be found.
+
+Logits speak the field names of the official decoder, so that a rig which talks to its language model process can
+talk to this one instead:
+
+    in   remote_lm_input {logits: float32 bytes, rows of 41: BLANK, SIL, AA … ZH}
+         remote_lm_reset, remote_lm_finalize, remote_lm_update_params
+    out  remote_lm_output_partial {lm_response_partial}
+         remote_lm_output_final {lm_response_final, scoring, context_str}
+         remote_lm_done_resetting, remote_lm_done_finalizing, remote_lm_done_updating_params
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from arcuate.errors import UserError
+from arcuate.live.chunk import Chunk, End, Item, Mark, Scores
+from arcuate.live.listener import Event
+from arcuate.tokens import CLASSES
+
+LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
+BLOCK_MS = 100
+MAX_ROWS = 100_000
+MAX_LENGTH = 10_000  # entries that are kept in a stream that is written to
+BINS = "neural_bins"
+INPUT, RESET, FINALIZE, UPDATE = (
+    "remote_lm_input",
+    "remote_lm_reset",
+    "remote_lm_finalize",
+    "remote_lm_update_params",
+)
+PARTIAL, FINAL = "remote_lm_output_partial", "remote_lm_output_final"
+DONE = {
+    RESET: "remote_lm_done_resetting",
+    FINALIZE: "remote_lm_done_finalizing",
+    UPDATE: "remote_lm_done_updating_params",
+}
+
+Fields = Mapping[bytes, bytes]
+Put = Callable[[Item], object]
+Tell = Callable[[Event], None]
+
+
+def connect(url: str) -> Any:
+    try:
+        import redis
+    except ImportError:
+        raise UserError("Redis is not there; install its client with: pip install 'arcuate[redis]'") from None
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=10)
+        client.ping()
+    except (redis.RedisError, ValueError) as error:
+        raise UserError(f"no Redis server answers at {url} ({error}); start one or name another") from None
+    return client
+
+
+class _Reader:
+    """Reads streams from now on, on a thread of its own; a lost connection is taken up again."""
+
+    def __init__(self, url: str, streams: tuple[str, ...], put: Put, tell: Tell) -> None:
+        self.client = connect(url)
+        self.put = put
+        self.tell = tell
+        self._last = {name: self._end_of(name) for name in streams}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="redis", daemon=True)
+
+    def _end_of(self, name: str) -> str:
+        newest = self.client.xrevrange(name, count=1)
+        return newest[0][0].decode() if newest else "0-0"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        from redis import RedisError
+
+        lost = False
+        while not self._stopped.is_set():
+            try:
+                found = self.client.xread(self._last, count=512, block=BLOCK_MS)
+            except RedisError as error:
+                if not lost:
+                    self.tell(
+                        {"type": "fault", "kind": "source", "what": f"Redis: {error}", "action": "hold"}
+                    )
+                lost = True
+                self._stopped.wait(0.5)
+                continue
+            lost = False
+            entries = [(i, name.decode(), fields) for name, rows in found for i, fields in rows]
+            for number, name, fields in sorted(entries, key=lambda e: sort_key(e[0])):
+                self._last[name] = number.decode()
+                self._take_safely(name, fields)
+
+    def _take_safely(self, name: str, fields: Fields) -> None:
+        try:
+            self.take(name, fields)
+        except UserError as error:
+            self.tell({"type": "fault", "kind": "source", "what": str(error), "action": "dropped"})
+
+    def take(self, name: str, fields: Fields) -> None:
+        raise NotImplementedError
+
+
+class RedisBins(_Reader):
+    """A stream of bins: fields `bins` (float32 bytes), and where known `time_s`, `first`; `end` ends a sentence."""
+
+    def __init__(self, url: str, n_channels: int, put: Put, tell: Tell, stream: str = BINS) -> None:
+        super().__init__(url, (stream,), put, tell)
+        self.n_channels = n_channels
+
+    def take(self, name: str, fields: Fields) -> None:
+        if b"bins" in fields:
+            bins = as_rows(fields[b"bins"], self.n_channels, "bins")
+            self.put(Chunk(bins, number(fields, b"time_s"), whole(number(fields, b"first"))))
+        if b"end" in fields:
+            self.put(End())
+
+
+class RedisLogits(_Reader):
+    """What the official language model process does: logits in, text out, under the same names."""
+
+    def __init__(self, url: str, put: Put, tell: Tell) -> None:
+        super().__init__(url, (INPUT, RESET, FINALIZE, UPDATE), put, tell)
+        self._order = [LM_ORDER.index(name) for name in CLASSES]
+        self._outlet = _Outlet(connect(url))
+        self._asked: list[str] = []
+
+    def start(self) -> None:
+        self._outlet.start()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        self._outlet.stop()
+
+    def take(self, name: str, fields: Fields) -> None:
+        if name == INPUT:
+            logits = as_rows(fields.get(b"logits", b""), len(CLASSES), "logits")[:, self._order]
+            self.put(Scores(log_softmax(logits)))
+        elif name == RESET:
+            self.put(Mark())
+            self._outlet.add(DONE[RESET], {"done": 1})
+        elif name == FINALIZE:
+            self.put(End())
+            self._outlet.add_after_final(DONE[FINALIZE])
+        else:
+            self.tell(
+                {"type": "fault", "kind": "source", "what": "parameters are set at start", "action": "hold"}
+            )
+            self._outlet.add(DONE[UPDATE], {"done": 1})
+
+    def hear(self, event: Event | bytes) -> None:
+        """Events of the session, from the decoding thread; never waits."""
+        if isinstance(event, bytes):
+            return
+        if event["type"] == "partial":
+            self._outlet.add(PARTIAL, {"lm_response_partial": " ".join(event["words"])})
+        elif event["type"] == "final":
+            self._outlet.add(FINAL, final_fields(event))
+            self._outlet.final_is_out()
+
+
+class _Outlet:
+    """Writes to Redis on a thread of its own: a slow server must not delay decoding."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._waiting: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(10_000)
+        self._after_final: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="redis outlet", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._waiting.put(None)
+        self._thread.join(timeout=10)
+
+    def add(self, stream: str, fields: dict[str, Any]) -> None:
+        try:
+            self._waiting.put_nowait((stream, fields))
+        except queue.Full:  # the server has been away for long; the page and the recording have it all
+            return
+
+    def add_after_final(self, stream: str) -> None:
+        self._after_final.put(stream)
+
+    def final_is_out(self) -> None:
+        while not self._after_final.empty():
+            self.add(self._after_final.get(), {"done": 1})
+
+    def _run(self) -> None:
+        from redis import RedisError
+
+        while (item := self._waiting.get()) is not None:
+            for _ in range(3):
+                try:
+                    self.client.xadd(item[0], item[1], maxlen=MAX_LENGTH, approximate=True)
+                    break
+                except RedisError:
+                    threading.Event().wait(0.2)
+
+
+def sort_key(number: bytes) -> tuple[int, int]:
+    left, _, right = number.decode().partition("-")
+    return int(left), int(right or 0)
+
+
+def as_rows(data: bytes, n_columns: int, what: str) -> np.ndarray:
+    if not data or len(data) % (4 * n_columns) or len(data) > 4 * n_columns * MAX_ROWS:
+        raise UserError(f"{what} of {len(data)} bytes are not whole rows of {n_columns} float32 values")
+    return np.frombuffer(data, "<f4").reshape(-1, n_columns)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    if not np.isfinite(logits).all():
+        raise UserError("logits contain NaN or infinity; these rows were dropped")
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(np.float32)
+
+
+def number(fields: Fields, key: bytes) -> float | None:
+    try:
+        value = float(fields[key])
+    except (KeyError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def whole(value: float | None) -> int | None:
+    return None if value is None or not 0 <= value < 2**53 else int(value)
+
+
+def final_fields(event: Event) -> dict[str, str]:
+    """The best text, and every reading as `sentence;acoustic;n-gram;llm;total`, all joined by semicolons."""
+    scoring = [
+        ";".join([r["text"], *(f"{float(r.get(k) or 0.0):.6f}" for k in ("acoustic", "lm", "llm", "score"))])
+        for r in event["readings"]
+    ]
+    return {"lm_response_final": event["text"], "scoring": ";".join(scoring), "context_str": ""}

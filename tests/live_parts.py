@@ -1,0 +1,76 @@
+"""What the tests of live decoding share: a small lexicon and n-gram over the real classes, small models."""
+
+import itertools
+
+import numpy as np
+import torch
+
+from arcuate.decode.open import word_search
+from arcuate.decode.settings import Decoding
+from arcuate.decode.words import WordSearch
+from arcuate.lexicon import _lexicon
+from arcuate.live.decoder import StreamingDecoder, make_engine
+from arcuate.lm.model import LanguageModel
+from arcuate.lm.tables import Table, Tables
+from arcuate.lm.vocabulary import vocabulary_of
+from arcuate.lm.write import to_model
+from arcuate.models.model import Model
+from arcuate.models.settings import FrontEnd, GRUEncoder, ModelCard, ModelSettings
+from arcuate.tokens import CLASSES
+
+# every phoneme is a word, and some pairs are: whatever a random model says can be read
+PHONES = CLASSES[1:-1]
+ENTRIES = [(p.lower(), (p,)) for p in PHONES] + [
+    (f"{a}{b}".lower() + "2", (a, b)) for a, b in itertools.pairwise(PHONES)
+]
+
+
+def small_ngram() -> LanguageModel:
+    words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]
+    rng = np.random.default_rng(3)
+    n = len(words)
+    pairs = np.array([p for p in itertools.product(range(n), repeat=2) if p[0] != 2 and p[1] != 1], np.int32)
+    pairs = pairs[rng.random(len(pairs)) < 0.1]
+    tables = [
+        Table(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
+        Table(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
+    ]
+    return to_model(Tables(vocabulary_of(words), tuple(tables)))
+
+
+def score(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.normal(-3.0, 1.0, n).clip(max=-0.05).astype(np.float32)
+
+
+def small_search(beam: int = 25) -> WordSearch:
+    lexicon = _lexicon(ENTRIES, CLASSES, "small")
+    settings = Decoding(beam=beam, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
+    return word_search(lexicon, small_ngram(), settings)
+
+
+def small_model(
+    n_channels: int = 6,
+    normalise: str = "none",
+    seed: int = 0,
+    sessions: tuple[str, ...] = ("day1", "day2"),
+) -> Model:
+    torch.manual_seed(seed)
+    front_end = FrontEnd(normalise=normalise, rolling_bins=200)
+    card = ModelCard(
+        settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=12, depth=2)),
+        n_channels=n_channels,
+        sessions=sessions,
+        classes=CLASSES,
+    )
+    model = Model(card).eval()
+    with torch.no_grad():
+        model.head.weight.mul_(6.0)
+    return model
+
+
+def small_decoder(search: WordSearch, **options: object) -> StreamingDecoder:
+    return StreamingDecoder(make_engine(small_model(**options), search))  # type: ignore[arg-type]
+
+
+def bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(1.0, 2.0, (n, n_channels)).astype(np.float32)

@@ -1,0 +1,213 @@
+"""Sources: a real Redis server, a real LSL stream, replay at its pace."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.live.chunk import Chunk, End, Mark
+from arcuate.live.session import LiveSession
+from arcuate.live.settings import Endpoints, LiveSettings
+from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.store import Store
+from arcuate.tokens import CLASSES
+from live_parts import bins, small_decoder, small_search
+
+SEARCH = small_search()
+BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
+
+
+def wait_for(what: Callable[[], object], seconds: float = 30.0) -> object:
+    due = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < due, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+class Hearing:
+    """A session on its thread, and everything it says."""
+
+    def __init__(self) -> None:
+        self.events: list = []
+        self.session = LiveSession(small_decoder(SEARCH), BY_TRIAL, self.events.append)
+        self.session.start()
+
+    def told(self, kind: str) -> list[dict]:
+        return [e for e in list(self.events) if isinstance(e, dict) and e["type"] == kind]
+
+
+@pytest.fixture
+def hearing() -> Iterator[Hearing]:
+    found = Hearing()
+    yield found
+    found.session.stop()
+
+
+def offline(heard: np.ndarray) -> str | None:
+    decoder = small_decoder(SEARCH)
+    decoder.push(heard)
+    return decoder.finish().text
+
+
+# --- Redis --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("redis", reason="the extra redis is not installed")
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    place = tmp_path_factory.mktemp("redis") / "socket"
+    options = ["--port", "0", "--unixsocket", str(place), "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, cwd=place.parent)
+    wait_for(place.exists)
+    yield f"unix://{place}"
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture
+def client(redis_url: str):
+    import redis
+
+    client = redis.Redis.from_url(redis_url)
+    client.flushall()
+    return client
+
+
+def official_order(log_probs: np.ndarray) -> bytes:
+    names = ("BLANK", "SIL", *CLASSES[1:-1])
+    return np.ascontiguousarray(log_probs[:, [CLASSES.index(n) for n in names]], "<f4").tobytes()
+
+
+def test_logits_under_the_official_names_become_text(redis_url: str, client, hearing: Hearing) -> None:
+    """What a rig does per trial: reset, logits as they come, finalize; both answers under their own names."""
+    from arcuate.live.sources.redis import RedisLogits
+
+    source = RedisLogits(redis_url, hearing.session.put, hearing.session.publish)
+    hearing.session.listeners.append(source.hear)
+    source.start()
+    logits = np.random.default_rng(2).normal(scale=3.0, size=(40, len(CLASSES))).astype(np.float32)
+    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    client.xadd("remote_lm_reset", {"done": 0})
+    wait_for(lambda: client.xlen("remote_lm_done_resetting"))
+    for row in logits:
+        client.xadd("remote_lm_input", {"logits": official_order(row[None])})
+    client.xadd("remote_lm_finalize", {"done": 0})
+    wait_for(lambda: client.xlen("remote_lm_done_finalizing"))
+    _, final = client.xrevrange("remote_lm_output_final", count=1)[0]
+    readings = SEARCH.search(log_probs, 5)
+    assert final[b"lm_response_final"].decode() == readings[0].text
+    scoring = final[b"scoring"].decode().split(";")
+    assert len(scoring) == 5 * len(readings) and scoring[0] == readings[0].text
+    assert float(scoring[4]) == pytest.approx(readings[0].total, abs=1e-2)
+    _, partial = client.xrevrange("remote_lm_output_partial", count=1)[0]
+    assert partial[b"lm_response_partial"]
+    client.xadd("remote_lm_update_params", {"acoustic_scale": 0.3})
+    wait_for(lambda: client.xlen("remote_lm_done_updating_params"))
+    source.stop()
+
+
+def test_bins_from_a_redis_stream(redis_url: str, client, hearing: Hearing) -> None:
+    from arcuate.live.sources.redis import RedisBins
+
+    client.xadd("neural_bins", {"bins": bins(9, seed=7).tobytes()})  # before we listen: not ours
+    source = RedisBins(redis_url, 6, hearing.session.put, hearing.session.publish)
+    source.start()
+    heard = bins(80, seed=3)
+    client.xadd("neural_bins", {"bins": b"odd"})
+    for k, row in enumerate(heard):
+        client.xadd("neural_bins", {"bins": row.tobytes(), "first": k, "time_s": 0.02 * k})
+    client.xadd("neural_bins", {"end": 1})
+    final = wait_for(lambda: hearing.told("final"))[0]
+    source.stop()
+    assert final["text"] == offline(heard) and final["n_bins"] == 80
+    assert [f["action"] for f in hearing.told("fault")] == ["dropped"]
+
+
+def test_no_redis_server_is_one_sentence(redis_url: str) -> None:
+    from arcuate.live.sources.redis import connect
+
+    with pytest.raises(UserError, match="no Redis server answers"):
+        connect("redis://127.0.0.1:1")
+
+
+# --- Lab Streaming Layer ------------------------------------------------------------------------------------
+
+MACHINE_ONLY = "[ports]\nIPv6 = disable\n[multicast]\nResolveScope = machine\n"
+
+
+@pytest.fixture(scope="module")
+def lsl(tmp_path_factory: pytest.TempPathFactory):
+    config = tmp_path_factory.mktemp("lsl") / "lsl_api.cfg"
+    config.write_text(MACHINE_ONLY)
+    os.environ["LSLAPICFG"] = str(config)  # read once, when the library is loaded
+    try:
+        import pylsl
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"Lab Streaming Layer is not installed: {error}")
+    return pylsl
+
+
+def test_bins_from_an_lsl_stream(lsl, hearing: Hearing) -> None:
+    from arcuate.live.sources.lsl import LslBins
+
+    name = f"arcuate-test-{os.getpid()}"
+    outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_float32, name))
+    source = LslBins(name, 6, hearing.session.put)
+    source.start()
+    assert outlet.wait_for_consumers(20)
+    heard, now = bins(80, seed=5), lsl.local_clock()
+    for k, row in enumerate(heard):
+        outlet.push_sample(row.tolist(), now + 0.02 * k)
+    wait_for(lambda: hearing.session.decoder.n_bins == 80)
+    hearing.session.put(End())
+    final = wait_for(lambda: hearing.told("final"))[0]
+    source.stop()
+    assert final["text"] == offline(heard) and not hearing.told("fault")
+
+
+def test_an_lsl_stream_that_is_not_there_or_has_other_channels(lsl, monkeypatch: pytest.MonkeyPatch) -> None:
+    from arcuate.live.sources import lsl as source
+
+    monkeypatch.setattr(source, "FIND_S", 1.0)
+    with pytest.raises(UserError, match="no LSL stream named"):
+        source.open_inlet("nobody", 6)
+    name = f"arcuate-narrow-{os.getpid()}"
+    outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 4, 50, lsl.cf_float32, name))
+    monkeypatch.setattr(source, "FIND_S", 10.0)
+    with pytest.raises(UserError, match="has 4 channels where the model reads 6"):
+        source.open_inlet(name, 6)
+    del outlet
+
+
+# --- replay -------------------------------------------------------------------------------------------------
+
+
+def test_replay_hands_over_every_bin_of_every_trial_once(cohort_store: Path) -> None:
+    store = Store.open(cohort_store)
+    prepared = prepare_replay(store, store.sessions, "block", False, session=store.sessions[1])
+    items: list = []
+    replay = Replay(prepared, items.append, speed=64.0, rest_s=0.0, loop=False)
+    replay.start()
+    assert replay.done.wait(120)
+    marks = [i for i in items if isinstance(i, Mark)]
+    assert [m.trial for m in marks] == [t.id for t in prepared.trials]
+    assert all(m.statistics is not None and m.session == store.sessions[1] for m in marks)
+    heard = np.concatenate([i.bins for i in items if isinstance(i, Chunk)])
+    np.testing.assert_array_equal(heard, np.concatenate([store.read_bins(t) for t in prepared.trials]))
+    assert sum(isinstance(i, End) for i in items) == len(prepared.trials) + 1
+
+
+def test_replay_of_nothing_is_one_sentence(cohort_store: Path) -> None:
+    store = Store.open(cohort_store)
+    with pytest.raises(UserError, match="no val trials of session nowhere"):
+        prepare_replay(store, store.sessions, "none", False, session="nowhere")
