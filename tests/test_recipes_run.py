@@ -53,8 +53,11 @@ def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
-    batching = load_recipe(name).data.batching
+    recipe = load_recipe(name)
+    batching = recipe.data.batching
     small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
+    if recipe.encoder.kind == "transformer":
+        small.append("encoder.heads=2")
     small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
     told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
     assert told is not None
