@@ -2,7 +2,7 @@
 
 arcuate simulate data/real --sessions 6 --trials 250 --electrodes 64 --difficulty real
 arcuate prepare data/real data/store
-python benchmarks/encoders.py --data data/store --out runs/encoders --budget 60 --seeds 3
+python benchmarks/encoders.py --data data/store --out runs/encoders --budget 40 --seeds 3
 
 Steps are timed first, in CPU time of one thread, so that other programs on the machine do not count; every run then
 gets as many steps as fit into the budget, its schedule laid out for them. Each run is an ordinary run folder, scored
@@ -30,14 +30,16 @@ from arcuate.cli.train import build
 from arcuate.losses.heads import head_losses, weigh
 from arcuate.models.files import load_model
 from arcuate.models.model import Model
+from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, load_recipe
 from arcuate.run import Run, read_json, write_json
 from arcuate.store import Store
+from arcuate.tokens import CLASSES
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optimizer import make_optimizer
 
-N_TIMED, N_REPEATED = 12, 4  # batches, and how often each is timed
-N_STREAMED = 300  # frames
+N_TIMED, N_REPEATED = 6, 4  # batches, and how often each is timed
+PUBLISHED = ("b2t24-gru", "b2t25-gru", "mode-ssm", "b2t24-transformer", "b2t25-transformer")
 
 
 @dataclass(frozen=True)
@@ -122,17 +124,19 @@ def train(arm: Arm, seed: int, n_steps: int, data: Path, out: Path) -> Run:
     return run
 
 
-def stream_ms(model: Model, bins: torch.Tensor, statistics_: BatchStatistics | None) -> float:
-    """CPU milliseconds of one streamed frame, the median over frames late in a long stream."""
+def stream_ms(
+    model: Model, bins: torch.Tensor, statistics_: BatchStatistics | None, n_frames: int = 300
+) -> float:
+    """CPU milliseconds of one streamed frame, the median over the last fifty of a stream."""
     stride = model.card.settings.front_end.patch.stride
     cost = []
     with torch.inference_mode():
         state = model.start(0, statistics_)
-        for i in range(N_STREAMED):
+        for i in range(n_frames):
             chunk = bins[:, (i * stride) % (bins.shape[1] - stride) :][:, :stride]
             started = time.process_time()
             outputs, state = model.step(state, chunk)
-            if outputs.frames.shape[1] == 1 and i > N_STREAMED // 2:
+            if outputs.frames.shape[1] == 1 and i >= n_frames - 50:
                 cost.append(1000 * (time.process_time() - started))
     return statistics.median(cost)
 
@@ -145,6 +149,25 @@ def streaming_cost(run: Run, data: Path) -> float:
     n = torch.tensor([bins.shape[1]])
     block = BatchStatistics(bins.mean(1), bins.std(1), n)
     return stream_ms(model, bins, block)
+
+
+def published_streams() -> str:
+    """What a streamed frame costs at full size, early and late in a stream; weights do not matter."""
+    torch.set_num_threads(1)
+    lines = [
+        "| recipe | parameters | CPU ms per frame, frames 51–100 | frames 951–1000 |",
+        "|---|---|---|---|",
+    ]
+    for name in PUBLISHED:
+        recipe = load_recipe(name, ["encoder.bidirectional=false", "front_end.normalise=none"])
+        size = recipe.data.published
+        card = ModelCard(settings=recipe.model, n_channels=size.channels, sessions=("a",), classes=CLASSES)
+        model = Model(card).eval()
+        bins = torch.randn(1, 400, size.channels)
+        early, late = (stream_ms(model, bins, None, n) for n in (100, 1000))
+        n_parameters = sum(p.numel() for p in model.parameters())
+        lines.append(f"| `{name}` | {n_parameters:,} | {early:.2f} | {late:.2f} |")
+    return "\n".join(lines)
 
 
 def final_per(run: Run) -> float | None:
@@ -187,13 +210,17 @@ def table(data: Path, out: Path, n_seeds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--budget", type=float, default=60.0, help="CPU seconds of training per run")
+    parser.add_argument("--data", type=Path, default=Path("data/store"))
+    parser.add_argument("--out", type=Path, default=Path("runs/encoders"))
+    parser.add_argument("--budget", type=float, default=40.0, help="CPU seconds of training per run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--streaming", action="store_true", help="only time streams at the published sizes")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if asked.streaming:
+        print(published_streams())
+        return
     if not asked.table:
         steps = {arm: max(20, round(asked.budget / timed(arm, asked.data, asked.out))) for arm in ARMS}
         for seed in range(asked.seeds):  # seed by seed, so that what is there can be compared at any time

@@ -129,7 +129,7 @@ def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["loss.intermediate.layers=[3]"], "names layer 3 and the encoder has 3.*from 1 to 2"),
+        (["loss.intermediate.layers=[3]"], "may name layers 1 to 2 of this encoder of 3"),
         (["loss.intermediate.layers=[0]"], "greater than or equal to 1"),
         (["loss.intermediate.layers=[1,1]"], "twice"),
         (["loss.intermediate.layers=1"], r"loss\.intermediate\.layers=\[1\]"),

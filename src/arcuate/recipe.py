@@ -123,14 +123,8 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
             f"train.precision.kind=fp16 needs CUDA and runtime.device is {recipe.runtime.device};"
             " set train.precision.kind=fp32 or runtime.device=cuda"
         )
-    depth, layers = recipe.encoder.depth, recipe.loss.intermediate.layers
-    if wrong := [layer for layer in layers if layer >= depth]:
-        yield (
-            f"loss.intermediate.layers names layer {wrong[0]} and the encoder has {depth}, of which the last has the"
-            f" loss anyway; name layers from 1 to {depth - 1}, or raise encoder.depth"
-        )
-    if len(set(layers)) < len(layers):
-        yield f"loss.intermediate.layers {list(layers)} names a layer twice; name each once"
+    if max(recipe.loss.intermediate.layers, default=0) >= (depth := recipe.encoder.depth):
+        yield f"loss.intermediate.layers may name layers 1 to {depth - 1} of this encoder of {depth}"
     adaptive = recipe.guard.adaptive
     if adaptive.threshold is not None and adaptive.floor > recipe.schedule.peak:
         yield (

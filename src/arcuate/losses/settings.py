@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from arcuate.settings import Settings
 
@@ -35,6 +35,12 @@ class Intermediate(Settings):
         (), description="after which layers of the encoder (1 = the first); none = off"
     )
     weight: float = Field(0.3, ge=0.0, le=1000.0, description="of their mean; 0 = left out")
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "Intermediate":
+        if len(set(self.layers)) < len(self.layers):
+            raise ValueError(f"layers {list(self.layers)} names a layer twice; name each once")
+        return self
 
     @property
     def counted(self) -> tuple[int, ...]:
