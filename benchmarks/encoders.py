@@ -2,7 +2,7 @@
 
 arcuate simulate data/real --sessions 6 --trials 250 --electrodes 64 --difficulty real
 arcuate prepare data/real data/store
-python benchmarks/encoders.py --data data/store --out runs/encoders --budget 40 --seeds 3
+python benchmarks/encoders.py --data data/store --out runs/encoders --budget 25 --width 64 --seeds 3
 
 Steps are timed first, in CPU time of one thread, so that other programs on the machine do not count; every run then
 gets as many steps as fit into the budget, its schedule laid out for them. Each run is an ordinary run folder, scored
@@ -38,7 +38,7 @@ from arcuate.tokens import CLASSES
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optimizer import make_optimizer
 
-N_TIMED, N_REPEATED = 6, 4  # batches, and how often each is timed
+N_TIMED, N_REPEATED = 6, 3  # batches, and how often each is timed
 PUBLISHED = ("b2t24-gru", "b2t25-gru", "mode-ssm", "b2t24-transformer", "b2t25-transformer")
 
 
@@ -49,6 +49,7 @@ class Arm:
     kind: str
     recipe: str
     session_layers: bool
+    width: int
 
     @property
     def name(self) -> str:
@@ -56,11 +57,15 @@ class Arm:
 
     @property
     def overrides(self) -> list[str]:
-        return [f"front_end.session_layer.enabled={str(self.session_layers).lower()}", "runtime.threads=1"]
+        layers = f"front_end.session_layer.enabled={str(self.session_layers).lower()}"
+        return [layers, f"encoder.width={self.width}", "runtime.threads=1"]
 
 
 RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transformer"}
-ARMS = [Arm(kind, recipe, layers) for kind, recipe in RECIPES.items() for layers in (True, False)]
+
+
+def make_arms(width: int) -> list[Arm]:
+    return [Arm(kind, recipe, layers, width) for kind, recipe in RECIPES.items() for layers in (True, False)]
 
 
 def seconds_per_step(arm: Arm, data: Path) -> float:
@@ -155,7 +160,7 @@ def published_streams() -> str:
     """What a streamed frame costs at full size, early and late in a stream; weights do not matter."""
     torch.set_num_threads(1)
     lines = [
-        "| recipe | parameters | CPU ms per frame, frames 51–100 | frames 951–1000 |",
+        "| recipe | parameters | CPU ms per frame, frames 51–100 | frames 351–400 |",
         "|---|---|---|---|",
     ]
     for name in PUBLISHED:
@@ -164,7 +169,7 @@ def published_streams() -> str:
         card = ModelCard(settings=recipe.model, n_channels=size.channels, sessions=("a",), classes=CLASSES)
         model = Model(card).eval()
         bins = torch.randn(1, 400, size.channels)
-        early, late = (stream_ms(model, bins, None, n) for n in (100, 1000))
+        early, late = (stream_ms(model, bins, None, n) for n in (100, 400))
         n_parameters = sum(p.numel() for p in model.parameters())
         lines.append(f"| `{name}` | {n_parameters:,} | {early:.2f} | {late:.2f} |")
     return "\n".join(lines)
@@ -175,8 +180,8 @@ def final_per(run: Run) -> float | None:
     return rows[-1]["per"] if rows else None
 
 
-def rows(data: Path, out: Path, n_seeds: int) -> Iterator[dict[str, Any]]:
-    for arm in ARMS:
+def rows(arms: list[Arm], data: Path, out: Path, n_seeds: int) -> Iterator[dict[str, Any]]:
+    for arm in arms:
         runs = [Run(out / arm.name / f"seed-{seed}") for seed in range(n_seeds)]
         pers = [per for run in runs if run.metrics_file.is_file() and (per := final_per(run)) is not None]
         if not pers:
@@ -192,12 +197,12 @@ def rows(data: Path, out: Path, n_seeds: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def table(data: Path, out: Path, n_seeds: int) -> str:
+def table(arms: list[Arm], data: Path, out: Path, n_seeds: int) -> str:
     lines = [
         "| encoder | session layers | parameters | PER | SD | seeds | steps | CPU s per step | CPU ms per frame |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows(data, out, n_seeds):
+    for row in rows(arms, data, out, n_seeds):
         pers, arm = row["pers"], row["arm"]
         sd = f"{100 * statistics.stdev(pers):.1f}" if len(pers) > 1 else "–"
         lines.append(
@@ -212,7 +217,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/store"))
     parser.add_argument("--out", type=Path, default=Path("runs/encoders"))
-    parser.add_argument("--budget", type=float, default=40.0, help="CPU seconds of training per run")
+    parser.add_argument("--budget", type=float, default=25.0, help="CPU seconds of training per run")
+    parser.add_argument("--width", type=int, default=64, help="of every encoder")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--streaming", action="store_true", help="only time streams at the published sizes")
@@ -221,15 +227,16 @@ def main() -> None:
     if asked.streaming:
         print(published_streams())
         return
+    arms = make_arms(asked.width)
     if not asked.table:
-        steps = {arm: max(20, round(asked.budget / timed(arm, asked.data, asked.out))) for arm in ARMS}
+        steps = {arm: max(20, round(asked.budget / timed(arm, asked.data, asked.out))) for arm in arms}
         for seed in range(asked.seeds):  # seed by seed, so that what is there can be compared at any time
-            for arm in ARMS:
+            for arm in arms:
                 run = train(arm, seed, steps[arm], asked.data, asked.out)
                 per = final_per(run)
                 shown = "–" if per is None else f"{100 * per:.1f} %"
                 print(f"{arm.name} seed {seed}: {steps[arm]} steps, PER {shown}", file=sys.stderr, flush=True)
-    print(table(asked.data, asked.out, asked.seeds))
+    print(table(arms, asked.data, asked.out, asked.seeds))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,23 @@ def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path):
     assert told["sd_per"] is None
 
 
+def test_a_signal_ends_the_series(cohort_store, tmp_path, monkeypatch, capsys):
+    """The seed that was interrupted saves itself; the next one is not begun, and the way on is told."""
+    trained = []
+
+    def interrupted(asked: Asked) -> dict:
+        trained.append(asked.run.name)
+        return {"run": str(asked.run), "best_per": 0.5, "selected_on": "val", "exit_code": 130}
+
+    monkeypatch.setattr("arcuate.cli.seeds.train_run", interrupted)
+    asked = Asked("tiny", SMALL, cohort_store, tmp_path / "ensemble")
+    told = train_all(asked, plan(asked, 3))
+    assert (trained, told["exit_code"], told["n_finished"], told["mean_per"]) == (["seed-0"], 130, 0, None)
+    assert (
+        f"--seeds 3 --data {cohort_store} --run {tmp_path / 'ensemble'} --resume" in capsys.readouterr().err
+    )
+
+
 def test_dry_run_writes_nothing(cohort_store, tmp_path, capsys):
     run = tmp_path / "ensemble"
     asked = Asked("tiny", SMALL, cohort_store, run, dry_run=True)
