@@ -22,7 +22,7 @@ LAYERS = [
     {"word_scores"},
     {"tracking.settings", "training.settings", "training.guard_settings"},
     {"recipe"},
-    {"recipe_diff", "recipe_settings", "run"},
+    {"recipe_diff", "recipe_settings", "run", "seeded"},
     {"combine"},
     {"rescore", "submit"},
     {"coupling", "runtime", "environment", "search_space"},

@@ -44,9 +44,9 @@ def completed(words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("arcuate train b2t", ["b2t24-gru", "b2t25-gru"]),
-        ("arcuate recipes show ti", ["tiny"]),
-        ("arcuate recipes diff tiny ti", ["tiny"]),
+        ("arcuate train b2t24-", ["b2t24-gru", "b2t24-transformer"]),
+        ("arcuate recipes show ti", ["tiny", "tiny-transformer"]),
+        ("arcuate recipes diff tiny ti", ["tiny", "tiny-transformer"]),
         ("arcuate evaluate run --split ", ["val", "test", "dev", "train"]),
         ("arcuate simulate out --layout b", ["b2t25", "b2t24"]),
     ],

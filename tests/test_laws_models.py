@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate.batches.statistics import BatchStatistics
+from arcuate.models import attention
 from arcuate.models.model import Model
 from arcuate.models.outputs import Outputs
 from arcuate.models.settings import (
@@ -20,7 +21,9 @@ from arcuate.models.settings import (
     SessionLayer,
     Smoothing,
     SSMEncoder,
+    TransformerEncoder,
 )
+from arcuate.models.transformer import Transformer
 from arcuate.tokens import CLASSES
 
 TOLERANCE = 1e-5
@@ -28,6 +31,14 @@ N_CHANNELS, N_SESSIONS = 4, 3
 quick = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_windows():
+    """Attention that takes short trials several frames at a time, as it takes long ones otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "BLOCK", 3)
+        yield
 
 
 def gru(draw, bidirectional: bool) -> GRUEncoder:
@@ -40,7 +51,20 @@ def ssm(draw, bidirectional: bool) -> SSMEncoder:
     return SSMEncoder(width=8, depth=depth, heads=heads, state=3, taps=taps, bidirectional=bidirectional)
 
 
-KINDS = {"gru": gru, "ssm": ssm}  # every kind of encoder obeys the same laws
+def transformer(draw, bidirectional: bool) -> TransformerEncoder:
+    """Contexts shorter and longer than the trials, fewer and more buckets than distances."""
+    return TransformerEncoder(
+        width=8,
+        depth=draw(st.integers(1, 2)),
+        heads=draw(st.sampled_from([1, 2, 4])),
+        expansion=2,
+        context=draw(st.sampled_from([1, 2, 5, 16, 100])),
+        buckets=draw(st.sampled_from([2, 4, 8, 32])),
+        bidirectional=bidirectional,
+    )
+
+
+KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # every kind of encoder obeys the same laws
 
 
 @st.composite
@@ -68,6 +92,8 @@ def models(draw, bidirectional=st.booleans()) -> Model:
     with torch.no_grad():
         for parameter in model.front_end.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
+        if isinstance(model.encoder, Transformer):
+            model.encoder.distances.table.normal_()  # starts at 0, where no distance would matter
     return model
 
 
@@ -233,7 +259,11 @@ def test_not_finite_bins_still_get_an_answer():
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize(
     "encoder",
-    [GRUEncoder(width=5, depth=2, dropout=0.5), SSMEncoder(width=8, heads=2, depth=1, dropout=0.5)],
+    [
+        GRUEncoder(width=5, depth=2, dropout=0.5),
+        SSMEncoder(width=8, heads=2, depth=1, dropout=0.5),
+        TransformerEncoder(width=8, heads=2, depth=1, dropout=0.5),
+    ],
     ids=lambda e: e.kind,
 )
 def test_dropout_only_while_training(mode, encoder):

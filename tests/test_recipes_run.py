@@ -11,7 +11,12 @@ from arcuate.recipe import load_recipe, recipe_names
 from arcuate.tokens import CLASSES
 from test_cli import arcuate, one_object
 
-OFFICIAL = {"b2t25-gru": ("b2t25", 256), "b2t24-gru": ("b2t24", 128)}
+OFFICIAL = {
+    "b2t25-gru": ("b2t25", 256),
+    "b2t24-gru": ("b2t24", 128),
+    "b2t25-transformer": ("b2t25", 256),
+    "b2t24-transformer": ("b2t24", 128),
+}
 
 
 @pytest.mark.slow
@@ -33,7 +38,12 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     told = one_object(done.stdout)
     per_session = {512: 512 * 513, 256: 256 * 257}[2 * electrodes]
-    published = {"b2t25-gru": 44_315_177 - 43 * per_session, "b2t24-gru": 133_845_033 - 22 * per_session}
+    published = {
+        "b2t25-gru": 44_315_177 - 43 * per_session,
+        "b2t24-gru": 133_845_033 - 22 * per_session,
+        "b2t25-transformer": 9_674_985,
+        "b2t24-transformer": 9_378_537,
+    }
     assert told["steps"] == 2
     assert told["n_parameters"] == published[name]
 
@@ -53,8 +63,11 @@ def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
-    batching = load_recipe(name).data.batching
+    recipe = load_recipe(name)
+    batching = recipe.data.batching
     small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
+    if recipe.encoder.kind == "transformer":
+        small.append("encoder.heads=2")
     small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
     told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
     assert told is not None

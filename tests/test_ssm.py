@@ -5,7 +5,14 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.models.model import Model, count_parameters, make_encoder, parameter_groups
-from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, Patch, SSMEncoder
+from arcuate.models.settings import (
+    GRUEncoder,
+    ModelCard,
+    ModelSettings,
+    Patch,
+    SSMEncoder,
+    TransformerEncoder,
+)
 from arcuate.models.ssm import SSM
 from arcuate.recipe import load_recipe
 from arcuate.tokens import CLASSES
@@ -28,7 +35,15 @@ def test_full_size_on_meta():
     assert count_parameters(card) == 8 * block + around + front_and_head
 
 
-@pytest.mark.parametrize("kind", [GRUEncoder(width=8, depth=2), SSMEncoder(width=8, depth=2)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        GRUEncoder(width=8, depth=2),
+        SSMEncoder(width=8, depth=2),
+        TransformerEncoder(width=8, depth=2, heads=2, context=9),
+    ],
+    ids=lambda e: e.kind,
+)
 def test_every_kind_streams_frame_by_frame(kind):
     """Chunks of one frame, over a stream much longer than a chunk of the scan."""
     torch.manual_seed(0)

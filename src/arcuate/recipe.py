@@ -123,6 +123,8 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
             f"train.precision.kind=fp16 needs CUDA and runtime.device is {recipe.runtime.device};"
             " set train.precision.kind=fp32 or runtime.device=cuda"
         )
+    if max(recipe.loss.intermediate.layers, default=0) >= (depth := recipe.encoder.depth):
+        yield f"loss.intermediate.layers may name layers 1 to {depth - 1} of this encoder of {depth}"
     adaptive = recipe.guard.adaptive
     if adaptive.threshold is not None and adaptive.floor > recipe.schedule.peak:
         yield (

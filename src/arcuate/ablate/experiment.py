@@ -22,6 +22,7 @@ from arcuate.recipe import Recipe, load_recipe, to_tree
 from arcuate.recipe_diff import ABOUT
 from arcuate.run import Run, read_json, write_json
 from arcuate.search_space import as_text
+from arcuate.seeded import seed_settings
 from arcuate.store import Store
 from arcuate.training.signals import Stop
 
@@ -96,10 +97,8 @@ def cells(experiment: Experiment) -> list[Cell]:
 
 
 def seeded(experiment: Experiment, arm: Arm, recipe: Recipe, i: int) -> tuple[str, ...]:
-    """The settings of one run. The order of the data changes with the seed too, unless it also carves out `dev`."""
-    seeds = [f"train.seed={recipe.train.seed + i}"]
-    if recipe.data.dev_fraction == 0:
-        seeds.append(f"data.seed={recipe.data.seed + i}")
+    """The settings of one run."""
+    seeds = seed_settings(recipe, i)
     changed = ", ".join(sorted(arm.changed)) or "nothing"
     note = f"Ablation of {recipe.name}, arm {arm.name}: {changed} changed against the baseline; seed {i + 1}."
     notes = f"notes={as_text(note)}"

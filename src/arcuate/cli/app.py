@@ -16,21 +16,10 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 """
 
 ORDER = (
-    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "decode", "tune"),
-    *(
-        "rescore",
-        "combine",
-        "submit",
-        "report",
-        "live",
-        "bench",
-        "doctor",
-        "runs",
-        "compare",
-        "ledger",
-        "lm",
-        "import",
-    ),
+    *("demo", "simulate", "prepare", "recipes", "train", "average"),
+    *("sweep", "ablate", "evaluate", "decode", "tune"),
+    *("rescore", "combine", "submit", "report", "live", "bench"),
+    *("doctor", "runs", "compare", "ledger", "lm", "import"),
 )
 
 SPLITS = ("val", "test", "dev", "train")

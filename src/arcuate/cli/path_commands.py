@@ -158,13 +158,35 @@ def train(
         bool,
         typer.Option("--dry-run", help="Check recipe and data, say what would be trained; write nothing."),
     ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Train so many seeds, each into RUN/seed-K, and tell the spread."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model from a recipe on prepared data."""
     from arcuate.cli.train import Asked, train_command
 
     asked = Asked(recipe, overrides or [], data, run, resume, parent, keep_optimizer, dry_run)
-    raise typer.Exit(train_command(asked, as_json))
+    if seeds is None:
+        raise typer.Exit(train_command(asked, as_json))
+    from arcuate.cli.seeds import train_seeds_command
+
+    raise typer.Exit(train_seeds_command(asked, seeds, as_json))
+
+
+@app.command()
+def average(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    last: Annotated[
+        int | None, typer.Option(min=2, max=1_000_000, help="Only so many of the newest checkpoints.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The mean of a run's checkpoints, as checkpoints/average; they are kept by train.keep_checkpoints."""
+    from arcuate.cli.average import average_command
+
+    average_command(run, last, as_json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from arcuate.losses.settings import RNNT, Loss
 from arcuate.models.outputs import Joint, Outputs
 from arcuate.tokens import BLANK
 
-HEADS = ("ctc", "rnnt")
+HEADS = ("ctc", "rnnt", "intermediate")
 
 
 def head_losses(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: Loss) -> dict[str, Tensor]:
@@ -20,13 +20,23 @@ def head_losses(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: Lo
         losses["ctc"] = ctc_loss(log_probs, outputs.n_frames, tokens, n_tokens, settings.ctc)
     if settings.rnnt.weight > 0 and outputs.joint is not None:
         losses["rnnt"] = transducer_loss(outputs.joint, outputs.n_frames, tokens, n_tokens, settings.rnnt)
+    if settings.intermediate.weight > 0 and outputs.intermediate:
+        losses["intermediate"] = intermediate_loss(outputs, tokens, n_tokens, settings)
     return losses
+
+
+def intermediate_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: Loss) -> Tensor:
+    """The mean CTC loss of the inner layers that were listened to. (B,)"""
+    losses = [
+        ctc_loss(log_probs.float(), outputs.n_frames, tokens, n_tokens, settings.ctc)
+        for log_probs in outputs.intermediate.values()
+    ]
+    return torch.stack(losses).mean(0)
 
 
 def weigh(losses: dict[str, Tensor], settings: Loss) -> Tensor:
     """What is minimised, one number per trial. (B,)"""
-    weights = {"ctc": settings.ctc.weight, "rnnt": settings.rnnt.weight}
-    return torch.stack([weights[head] * values for head, values in losses.items()]).sum(0)
+    return torch.stack([getattr(settings, head).weight * loss for head, loss in losses.items()]).sum(0)
 
 
 def transducer_loss(

@@ -1,8 +1,8 @@
 """Settings of the losses."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from arcuate.settings import Settings
 
@@ -28,6 +28,27 @@ class RNNT(Settings):
     weight: float = Field(1.0, ge=0.0, le=1000.0, description="0 = left out")
 
 
+class Intermediate(Settings):
+    """The CTC loss of inner layers too, read by the same head; in training only, and reduced as `loss.ctc` is."""
+
+    layers: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
+        (), description="after which layers of the encoder (1 = the first); none = off"
+    )
+    weight: float = Field(0.3, ge=0.0, le=1000.0, description="of their mean; 0 = left out")
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "Intermediate":
+        if len(set(self.layers)) < len(self.layers):
+            raise ValueError(f"layers {list(self.layers)} names a layer twice; name each once")
+        return self
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The layers whose loss has any weight."""
+        return self.layers if self.weight > 0 else ()
+
+
 class Loss(Settings):
     ctc: CTC = CTC()
     rnnt: RNNT = RNNT()
+    intermediate: Intermediate = Intermediate()

@@ -3,6 +3,7 @@
 The state is a value of the encoder's own kind: whoever drives a stream hands it back and never looks inside.
 """
 
+from collections.abc import Collection
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -30,6 +31,11 @@ class Encoder(Protocol):
         self, bins: Tensor, n_frames: Tensor | None, state: EncoderState
     ) -> tuple[Tensor, EncoderState]:
         """Whole trials (B, T, C) with their true lengths -> all frames (B, F, D), and the state after them."""
+
+    def layered(
+        self, bins: Tensor, n_frames: Tensor | None, state: EncoderState, layers: Collection[int]
+    ) -> tuple[Tensor, EncoderState, dict[int, Tensor]]:
+        """The same, and what some inner layers (1 = the first) say in frames that the same head can read."""
 
 
 def refuse_both_ways(causal: bool) -> None:

@@ -6,6 +6,8 @@ product wants them. The first layer reads overlapping patches without writing th
 torch.nn.GRU itself runs.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -68,14 +70,20 @@ class GRU(nn.Module):
 
         `n_frames` are the true lengths, which only a backward direction needs to know.
         """
+        frames, last, _ = self.layered(bins, n_frames, state, ())
+        return frames, last
+
+    def layered(
+        self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]
+    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         if bins.device.type != "cpu":
-            return self._forward_torch(bins, n_frames, state)
+            return self._layered_torch(bins, n_frames, state, layers)
         held = None
         if self.settings.bidirectional and n_frames is not None:
             length = count_frames(bins.shape[1], self.patch)
             if bool((n_frames < length).any()):
                 held = torch.arange(length)[:, None] >= n_frames  # (F, B)
-        x, last = bins, []
+        x, last, inner = bins, [], {}
         for layer in range(self.settings.depth):
             if layer:
                 x = F.dropout(x, self.settings.dropout, self.training)
@@ -85,7 +93,9 @@ class GRU(nn.Module):
                 outputs.append(self._run_layer(x, h0, layer, direction, held if direction else None))
                 last.append(outputs[-1][0 if direction else -1])
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)  # (F, B, D)
-        return x.transpose(0, 1), torch.stack(last)
+            if layer + 1 in layers:
+                inner[layer + 1] = x.transpose(0, 1)
+        return x.transpose(0, 1), torch.stack(last), inner
 
     def step(self, state: Tensor, bins: Tensor, done: Ahead | None = None) -> tuple[Tensor, Tensor]:
         """The frames that these bins complete, and the state after them; `done` is what `ahead` gave."""
@@ -117,6 +127,28 @@ class GRU(nn.Module):
             project[..., width : 2 * width].masked_fill_(held[..., None], HELD)
         return recur(project, h0, w_hh, b_hh[2 * width :], reverse=bool(direction))
 
+    def _layered_torch(
+        self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]
+    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """torch's own kernels: all layers in one call, or one after the other where inner ones are asked for."""
+        if not layers:
+            return *self._forward_torch(bins, n_frames, state), {}
+        x = cut_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
+        lengths = None
+        if self.settings.bidirectional and n_frames is not None:
+            lengths = n_frames.cpu()
+        states, last, inner = state.unflatten(0, (-1, self.n_directions)), [], {}
+        for layer, before in enumerate(states, start=1):
+            if layer > 1:
+                x = F.dropout(x, self.settings.dropout, self.training)
+            mine = slice((layer - 1) * self.n_directions, layer * self.n_directions)
+            weights: list[Tensor] = [w for direction in self.gru.all_weights[mine] for w in direction]
+            x, after = run_torch(x, lengths, before.contiguous(), weights)
+            last.append(after)
+            if layer in layers:
+                inner[layer] = x.transpose(0, 1)
+        return x.transpose(0, 1), torch.cat(last), inner
+
     def _forward_torch(self, bins: Tensor, n_frames: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         x = cut_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         if not self.settings.bidirectional or n_frames is None:
@@ -127,6 +159,25 @@ class GRU(nn.Module):
         )
         frames, _ = pad_packed_sequence(packed, total_length=x.shape[0])
         return frames.transpose(0, 1), state
+
+
+def run_torch(
+    x: Tensor, lengths: Tensor | None, state: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One layer in one or both directions by torch's kernel. (F, B, D), (directions, B, H) -> (F, B, D)"""
+    rest = (weights, True, 1, 0.0, False, len(state) == 2)  # with biases, one layer, no dropout, directions
+    if lengths is None:
+        frames, state = torch.gru(x, state, *rest, False)
+        return frames, state
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    order = packed.sorted_indices
+    if order is not None:
+        state = state.index_select(1, order)
+    data, state = torch.gru(packed.data, packed.batch_sizes, state, *rest)
+    if packed.unsorted_indices is not None:
+        state = state.index_select(1, packed.unsorted_indices)
+    frames, _ = pad_packed_sequence(packed._replace(data=data), total_length=x.shape[0])
+    return frames, state
 
 
 def recur(projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False) -> Tensor:

@@ -1,5 +1,6 @@
 """Model: everything deterministic between stored bins and token scores, with the card that describes it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from arcuate.models.encoder import EncoderState, refuse_both_ways
 from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.outputs import Outputs
-from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder
+from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder, TransformerEncoder
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
+from arcuate.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,24 @@ class Model(nn.Module):
         self._check(bins, statistics)
         return normalise(bins, statistics, self.card.settings.front_end)[0]
 
-    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor, tokens: Tensor | None = None) -> Outputs:
-        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for."""
+    def encode(
+        self,
+        bins: Tensor,
+        n_bins: Tensor,
+        session: Tensor,
+        tokens: Tensor | None = None,
+        layers: Collection[int] = (),
+    ) -> Outputs:
+        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for.
+
+        `layers` of the encoder (1 = the first) are read by the same head, for losses on the way.
+        """
         ready = self.front_end(bins, n_bins, session)
         n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
-        frames, _ = self.encoder(ready, n_frames, self.encoder.start(len(bins)))
-        return self._outputs(frames, n_frames, tokens)
+        start: EncoderState = self.encoder.start(len(bins))
+        frames, _, inner = self.encoder.layered(ready, n_frames, start, layers)
+        outputs = self._outputs(frames, n_frames, tokens)
+        return replace(outputs, intermediate={i: self._scores(said) for i, said in inner.items()})
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
@@ -110,7 +124,10 @@ class Model(nn.Module):
         joint = None
         if self.transducer is not None and tokens is not None:
             joint = self.transducer(frames, tokens)
-        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)}, joint)
+        return Outputs(frames, n_frames, {"ctc": self._scores(frames)}, joint)
+
+    def _scores(self, frames: Tensor) -> Tensor:
+        return F.log_softmax(self.head(frames), dim=-1)
 
     def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
         if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.card.n_channels):
@@ -126,12 +143,14 @@ class Model(nn.Module):
             )
 
 
-def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM:
+def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM | Transformer:
     match settings.encoder:
         case GRUEncoder() as encoder:
             return GRU(encoder, settings.front_end.patch, n_channels)
         case SSMEncoder() as encoder:
             return SSM(encoder, settings.front_end.patch, n_channels)
+        case TransformerEncoder() as encoder:
+            return Transformer(encoder, settings.front_end.patch, n_channels)
 
 
 VECTORS = (

@@ -1,6 +1,6 @@
 """Outputs: what a model says about a batch. Losses and searches start here and know no more of the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,3 +27,6 @@ class Outputs:
     n_frames: Tensor  # (B,) int64; frames beyond it are padding and mean nothing
     log_probs: dict[str, Tensor]  # per head, {"ctc": (B, F, V)}
     joint: Joint | None = None  # of the transducer head, where there is one and tokens were given
+    intermediate: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # CTC scores of inner layers, where asked for

@@ -101,12 +101,47 @@ class SSMEncoder(Settings):
         return self
 
 
+class TransformerEncoder(Settings):
+    """Pre-norm attention over a bounded past, with relative positions; meant for heavy time masking.
+
+    Frames are the patches: non-overlapping ones keep it small (`front_end.patch: {bins: 5, stride: 5}`).
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    width: int = Field(384, ge=1, le=8192)
+    depth: int = Field(5, ge=1, le=64)
+    heads: int = Field(6, ge=1, le=1024, description="parts of the width that look for themselves")
+    expansion: int = Field(4, ge=1, le=64, description="the inner layer of a block is so many times wider")
+    context: int = Field(
+        125, ge=1, le=10_000, description="frames that a layer sees, itself and those before it"
+    )
+    buckets: int = Field(
+        32, ge=2, le=1024, description="distances told apart: near ones exactly, far ones in growing steps"
+    )
+    input_dropout: Probability = Field(0.2, description="share of embedded values set to 0 in training")
+    attention_dropout: Probability = Field(0.35, description="share of looks set to 0 in training")
+    dropout: Probability = 0.35
+    bidirectional: bool = Field(False, description="sees `context` frames ahead too; no streaming then")
+
+    @property
+    def causal(self) -> bool:
+        return not self.bidirectional
+
+    @model_validator(mode="after")
+    def _divides(self) -> "TransformerEncoder":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.bidirectional and self.buckets % 2:
+            raise ValueError(f"a bidirectional encoder needs an even number of buckets, not {self.buckets}")
+        return self
+
+
 def _gru_unless_named(value: Any) -> Any:
     """Cards and recipes written when there was one kind need not name it."""
     return {"kind": "gru", **value} if isinstance(value, dict) else value
 
 
-AnyEncoder = GRUEncoder | SSMEncoder
+AnyEncoder = GRUEncoder | SSMEncoder | TransformerEncoder
 Encoder = Annotated[AnyEncoder, Field(discriminator="kind"), BeforeValidator(_gru_unless_named)]
 
 

@@ -6,6 +6,7 @@ around it. Inner width equals outer width (expansion 1).
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -147,14 +148,22 @@ class SSM(nn.Module):
 
     def forward(self, bins: Tensor, n_frames: Tensor | None, state: SSMState) -> tuple[Tensor, SSMState]:
         """Bins (B, T, C), T at least one patch -> frames (B, F, W) and the state after the last frame."""
+        frames, after, _ = self.layered(bins, n_frames, state, ())
+        return frames, after
+
+    def layered(
+        self, bins: Tensor, n_frames: Tensor | None, state: SSMState, layers: Collection[int]
+    ) -> tuple[Tensor, SSMState, dict[int, Tensor]]:
         frames = project_patches(bins, self.input.weight, self.input.bias, self.patch).transpose(0, 1)
         frames = F.dropout(self.input_norm(frames), self.settings.dropout, self.training)
         turned = None if self.settings.causal else reversed_places(frames, n_frames)
-        after = []
-        for block, before in zip(self.blocks, state, strict=True):
+        after, inner = [], {}
+        for layer, (block, before) in enumerate(zip(self.blocks, state, strict=True), start=1):
             frames, left = block(frames, turned, before)
             after.append(left)
-        return self.output_norm(frames), tuple(after)
+            if layer in layers:
+                inner[layer] = self.output_norm(frames)
+        return self.output_norm(frames), tuple(after), inner
 
 
 def reversed_places(frames: Tensor, n_frames: Tensor | None) -> Tensor:

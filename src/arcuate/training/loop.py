@@ -29,7 +29,7 @@ from arcuate.training.state import Training, memory_mb
 from arcuate.training.tally import Tally
 from arcuate.training.world import World
 
-Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Outputs]
+Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, ...]], Outputs]
 Validate = Callable[[Model], dict[str, Any]]
 
 
@@ -159,7 +159,7 @@ def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe
     bins = model.normalise(batch.bins, batch.statistics)
     ids = [t.id for t in batch.trials]
     bins, n_bins = augment(bins, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
-    return encode(bins, n_bins, batch.session, batch.tokens)
+    return encode(bins, n_bins, batch.session, batch.tokens, recipe.loss.intermediate.counted)
 
 
 def summarise_outputs(

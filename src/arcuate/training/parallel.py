@@ -20,10 +20,16 @@ class Encoding(nn.Module):
         self.model = model
 
     def forward(
-        self, bins: Tensor, n_bins: Tensor, session: Tensor, tokens: Tensor | None
+        self,
+        bins: Tensor,
+        n_bins: Tensor,
+        session: Tensor,
+        tokens: Tensor | None,
+        layers: tuple[int, ...] = (),
     ) -> tuple[Tensor, ...]:
-        outputs = self.model.encode(bins, n_bins, session, tokens)
-        parts = (outputs.frames, outputs.n_frames, outputs.log_probs["ctc"])
+        outputs = self.model.encode(bins, n_bins, session, tokens, layers)
+        inner = (outputs.intermediate[layer] for layer in layers)
+        parts = (outputs.frames, outputs.n_frames, outputs.log_probs["ctc"], *inner)
         if outputs.joint is None:
             return parts
         joint = outputs.joint  # views, so that engines find the parameters among what came out
@@ -31,9 +37,10 @@ class Encoding(nn.Module):
         return *parts, joint.frames, joint.predicted, weight, bias
 
 
-def parallel_encode(
-    model: Model, recipe: Recipe, device: torch.device, world: World
-) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs]:
+Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]], Outputs]
+
+
+def parallel_encode(model: Model, recipe: Recipe, device: torch.device, world: World) -> Encode:
     """The function from normalised bins to outputs that training uses."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
@@ -44,13 +51,17 @@ def parallel_encode(
         module: nn.Module = DistributedDataParallel(
             Encoding(model), device_ids=where, find_unused_parameters=True
         )
-        return lambda bins, n_bins, session, tokens: as_outputs(module(bins, n_bins, session, tokens))
+        return lambda bins, n_bins, session, tokens, layers: as_outputs(
+            module(bins, n_bins, session, tokens, layers), layers
+        )
     if recipe.runtime.compile and device.type == "cuda":
-        compiled: Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs] = torch.compile(model.encode)
+        compiled: Encode = torch.compile(model.encode)
         return compiled
     return model.encode
 
 
-def as_outputs(parts: tuple[Tensor, ...]) -> Outputs:
-    frames, n_frames, log_probs, *joint = parts
-    return Outputs(frames, n_frames, {"ctc": log_probs}, Joint(*joint) if joint else None)
+def as_outputs(parts: tuple[Tensor, ...], layers: tuple[int, ...] = ()) -> Outputs:
+    frames, n_frames, log_probs, *rest = parts
+    inner, joint = rest[: len(layers)], rest[len(layers) :]
+    intermediate = dict(zip(layers, inner, strict=True))
+    return Outputs(frames, n_frames, {"ctc": log_probs}, Joint(*joint) if joint else None, intermediate)
