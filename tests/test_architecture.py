@@ -27,7 +27,7 @@ LAYERS = [
     {"rescore", "submit"},
     {"coupling", "runtime", "environment", "search_space"},
     {"training", "evaluate", "transcribe"},
-    {"tune", "adapt"},
+    {"tune", "adapt", "calibrate"},
     {"tracking"},
     {"api", "report", "sweep"},
     {"doctor"},

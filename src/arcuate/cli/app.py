@@ -16,7 +16,8 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 """
 
 ORDER = (
-    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "decode", "tune"),
+    *("demo", "simulate", "prepare", "recipes", "train", "sweep", "ablate", "evaluate", "calibrate"),
+    *("drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "doctor", "runs", "compare", "ledger", "lm", "import"),
 )
 

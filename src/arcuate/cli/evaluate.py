@@ -236,7 +236,7 @@ def tell_differences(subject: Subject, store: Store, split: str, card: ModelCard
         names = ", ".join(missing["sessions"][:3]) + (" …" if len(missing["sessions"]) > 3 else "")
         say(
             f"note: {counted(missing['trials'], f'{split} trial')} of {counted(len(missing['sessions']), 'session')}"
-            f" that this model does not know left out: {names}; read them with --adapt none, or add them: arcuate calibrate"
+            f" that this model does not know left out: {names}; read them with --adapt none, or calibrate"
         )
 
 
