@@ -22,9 +22,10 @@ from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.statistics import input_sums, matched
 from arcuate.adapt.steps import entropy_gradients, label_gradients, move, read_copies
 from arcuate.augment.settings import Augment
+from arcuate.days import nearest_session
 from arcuate.decode.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.models.days import layer_of, nearest_session, one_day
+from arcuate.models.days import layer_of, one_day
 from arcuate.models.model import Model
 from arcuate.seeds import derive
 

@@ -13,10 +13,10 @@ from arcuate.adapt.adapter import Adapter, read
 from arcuate.adapt.day import Day, Heard, confidence
 from arcuate.adapt.statistics import input_sums
 from arcuate.batches.batch import move_statistics, read_statistics
+from arcuate.days import days_between
 from arcuate.decode.greedy import greedy
 from arcuate.evaluate import Progress, Search, TrialResult
 from arcuate.metrics import Score, paired_difference, score, total
-from arcuate.models.days import days_between
 from arcuate.store import Store, TrialInfo
 
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances

@@ -8,8 +8,9 @@ import torch
 from arcuate.batches.batch import PlannedBatches, training_batches
 from arcuate.calibrate.sentences import MixedPlan
 from arcuate.calibrate.settings import Calibration
+from arcuate.days import nearest_session
 from arcuate.losses.settings import CTC, RNNT, Loss
-from arcuate.models.days import nearest_session, with_session
+from arcuate.models.days import with_session
 from arcuate.models.model import Model, parameter_groups
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe

@@ -17,10 +17,11 @@ from arcuate.calibrate.settings import Calibration
 from arcuate.cli.console import Report, counted, emit_json, out, percent, progress, say
 from arcuate.cli.evaluate import Subject, find_subject
 from arcuate.cli.train import store_facts
+from arcuate.days import days_between, nearest_session
 from arcuate.environment import describe
 from arcuate.errors import UserError
 from arcuate.evaluate import TrialResult, decode_trials
-from arcuate.models.days import days_between, nearest_session, one_day
+from arcuate.models.days import one_day
 from arcuate.models.files import load_model
 from arcuate.models.model import Model
 from arcuate.recipe import Recipe, apply_override

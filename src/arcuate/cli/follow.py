@@ -142,7 +142,7 @@ def choose_trials(
 
 def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
     """How days that the model was not trained on are read."""
-    from arcuate.models.days import days_between, nearest_session
+    from arcuate.days import days_between, nearest_session
 
     for session in dict.fromkeys(t.session for t in trials):
         if session in model.card.sessions:
