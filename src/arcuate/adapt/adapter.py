@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from arcuate.adapt.day import Day, Heard, Layer, Moments, Sums
-from arcuate.adapt.safety import compare, fall_back, gave_up, must_fall_back, worth_learning
+from arcuate.adapt.safety import compare, fall_back, gave_up, must_fall_back, need, worth_learning
 from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.statistics import input_sums, matched
 from arcuate.adapt.steps import entropy_gradients, label_gradients, move, read_copies
@@ -42,10 +42,11 @@ class Adapter:
     noise: Augment
     label: Label = greedy  # frame scores to the tokens to learn from
 
-    def start(self, session: str, reference: Sums | None = None) -> Day:
+    def start(self, session: str, reference: Sums | None = None, expected: float | None = None) -> Day:
         """A day begins: with its own layer where the model has one, else with that of the nearest known day.
 
-        `reference` is what that known day's input looked like (`input_sums` of its trials), for `statistics`.
+        `reference` is what that known day's input looked like (`input_sums` of its trials), for `statistics`;
+        `expected` is how sure the model is of trials of days it knows, without which every step is a whole one.
         """
         if self.settings.method == "statistics" and reference is None:
             raise UserError(
@@ -54,7 +55,7 @@ class Adapter:
             )
         like = self.start_like(session)
         layer = Layer(*layer_of(self.model, like))
-        return Day(session, like, layer, layer, Moments.zero(layer), reference)
+        return Day(session, like, layer, layer, Moments.zero(layer), reference, expected)
 
     def start_like(self, session: str) -> str:
         """The known session whose layer a day begins with."""
@@ -91,7 +92,9 @@ class Adapter:
             return replace(
                 day, seen=fresh if day.seen is None else day.seen + fresh, n_steps=day.n_steps + 1
             ), None
-        return (self._learn(day, heard) if worth_learning(heard, safety) else day), None
+        if need(day, safety) == 0.0 or not worth_learning(heard, safety):
+            return day, None
+        return self._learn(day, heard), None
 
     def _learn(self, day: Day, heard: Heard) -> Day:
         settings = self.settings
@@ -106,7 +109,7 @@ class Adapter:
                 day = replace(day, memory=(*day.memory, heard)[-settings.memory :])
             outputs, of = read_copies(self.model, day.layer, trials, self.noise, settings.seed, day.n_trials)
             gradients = label_gradients(outputs, trials, of)
-        rate = settings.rate * settings.safety.cool**day.trust.n_falls
+        rate = settings.rate * settings.safety.cool**day.trust.n_falls * need(day, settings.safety)
         layer, moments = move(day.layer, day.moments, gradients, day.start, rate, settings.reach)
         return replace(day, layer=layer, moments=moments, n_steps=day.n_steps + 1)
 

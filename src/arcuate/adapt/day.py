@@ -100,6 +100,7 @@ class Day:
     layer: Layer
     moments: Moments
     reference: Sums | None = None  # of the session it began with
+    expected: float | None = None  # confidence of the model on days it knows
     seen: Sums | None = None  # of this day
     memory: tuple[Heard, ...] = ()
     trust: Trust = field(default_factory=Trust)

@@ -11,6 +11,7 @@ import torch
 
 from arcuate.adapt.adapter import Adapter, read
 from arcuate.adapt.day import Day, Heard, confidence
+from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.statistics import input_sums
 from arcuate.batches.batch import move_statistics, read_statistics
 from arcuate.days import days_between
@@ -20,6 +21,9 @@ from arcuate.metrics import Score, paired_difference, score, total
 from arcuate.store import Store, TrialInfo
 
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances
+EXPECTED_TRIALS = 12  # of each known day, to know how sure the model usually is
+LEARNING = ("one-step", "replay", "entropy")  # methods that take steps
+UNADAPTED = Adaptation(method="none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +59,9 @@ def follow(
     """Each session by itself, in the order of recording."""
     done: list[Course] = []
     n_done = 0
+    expected = expected_confidence(adapter, store) if adapter.settings.method in LEARNING else None
     for session, group in groupby(in_order(trials, store.sessions), lambda t: t.session):
-        day = start_day(adapter, store, session)
+        day = start_day(adapter, store, session, expected)
         followed = []
         for trial in group:
             step, day = follow_trial(adapter, day, store, trial, search, keep_scores)
@@ -106,13 +111,27 @@ def normalised_bins(adapter: Adapter, store: Store, trial: TrialInfo) -> torch.T
     return adapter.model.normalise(bins, statistics)[0]
 
 
-def start_day(adapter: Adapter, store: Store, session: str) -> Day:
+def start_day(adapter: Adapter, store: Store, session: str, expected: float | None) -> Day:
     if adapter.settings.method != "statistics":
-        return adapter.start(session)
+        return adapter.start(session, expected=expected)
     like = adapter.start_like(session)
     known = [t for t in store.trials if t.session == like and t.split == "train"][:REFERENCE_TRIALS]
     sums = [input_sums(adapter.model, normalised_bins(adapter, store, t)) for t in known]
-    return adapter.start(session, sum(sums[1:], sums[0]) if sums else None)
+    return adapter.start(session, sum(sums[1:], sums[0]) if sums else None, expected)
+
+
+def expected_confidence(adapter: Adapter, store: Store, n_trials: int = EXPECTED_TRIALS) -> float | None:
+    """How sure the model is of days it knows, on trials it was not trained on where there are any; each day alike."""
+    means = []
+    for session in store.sessions:
+        if session not in adapter.model.card.sessions:
+            continue
+        own = [t for t in store.trials if t.session == session and t.n_bins]
+        trials = [t for t in own if t.split == "val"] or [t for t in own if t.split == "train"]
+        model = adapter.before(Adapter(adapter.model, UNADAPTED, adapter.noise).start(session))
+        read_ = [confidence(read(model, normalised_bins(adapter, store, t))) for t in trials[:n_trials]]
+        means += [float(np.mean(read_))] if read_ else []
+    return float(np.mean(means)) if means else None
 
 
 def in_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> list[TrialInfo]:
@@ -152,6 +171,7 @@ def summarise_course(course: Course) -> dict[str, Any]:
         "n_falls": sum(f.fell_back is not None for f in trials),
         "fell_back": [f.fell_back for f in trials if f.fell_back],
         "moved": trials[-1].moved if trials else 0.0,
+        "expected_confidence": course.day.expected,
         "confidence": float(np.mean([f.confidence for f in trials])) if trials else None,
         "seconds_per_trial": float(np.mean([f.seconds for f in trials])) if trials else None,
     }

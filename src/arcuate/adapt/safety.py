@@ -16,6 +16,17 @@ def worth_learning(heard: Heard, settings: Safety) -> bool:
     return len(heard.tokens) >= FEWEST_TOKENS and confidence(heard.log_probs) >= settings.min_confidence
 
 
+def need(day: Day, settings: Safety) -> float:
+    """How much of a step this day calls for: 0 where it is read as surely as known days are, 1 far from that.
+
+    A day without drift has nothing to learn, and learning from one's own readings would only add their errors.
+    """
+    if day.expected is None or not day.trust.unadapted:
+        return 1.0
+    doubt = (1.0 - float(np.mean(day.trust.unadapted))) / max(1.0 - day.expected, 1e-6)
+    return min(max((doubt - 1.0) / settings.full_doubt, 0.0), 1.0)
+
+
 def gave_up(day: Day, settings: Safety) -> bool:
     return day.trust.n_falls > settings.max_falls
 

@@ -23,6 +23,12 @@ class Safety(Settings):
     min_confidence: float = Field(
         0.35, ge=0.0, le=1.0, description="a trial read less surely than this teaches nothing"
     )
+    full_doubt: float = Field(
+        0.5,
+        gt=0.0,
+        le=100.0,
+        description="how much more doubt than on known days calls for whole steps (0.5 = half more); none, for none",
+    )
     window: int = Field(8, ge=1, le=1000, description="trials over which adapted and unadapted are compared")
     max_drop: float = Field(
         0.02,
