@@ -5,7 +5,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
-    {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments"},
+    {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments", "days"},
     {"pronounce", "lm"},
     {"g2p"},
     {"lexicon"},
@@ -27,10 +27,10 @@ LAYERS = [
     {"rescore", "submit"},
     {"coupling", "runtime", "environment", "search_space"},
     {"training", "evaluate", "transcribe"},
-    {"tune"},
+    {"tune", "adapt", "calibrate"},
     {"tracking"},
     {"api", "report", "sweep"},
-    {"doctor"},
+    {"doctor", "drift"},
     {"ledger"},
     {"ablate"},
     {"live"},

@@ -4,13 +4,12 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from arcuate.batches.plan import Plan
 from arcuate.batches.settings import Wanted
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.store import Store, TrialInfo
@@ -87,6 +86,12 @@ def read_statistics(store: Store, trials: Sequence[TrialInfo], wanted: Wanted) -
     )
 
 
+class Draws(Protocol):
+    """Anything that says which trials make up the batch at a position."""
+
+    def draw(self, position: int) -> list[int]: ...
+
+
 class PlannedBatches(Dataset[Batch]):
     """The training sequence as a dataset: index = position in the plan."""
 
@@ -94,7 +99,7 @@ class PlannedBatches(Dataset[Batch]):
         self,
         store: Store,
         trials: Sequence[TrialInfo],
-        plan: Plan,
+        plan: Draws,
         sessions: Sequence[str],
         wanted: Wanted,
         share: tuple[int, int] = (0, 1),

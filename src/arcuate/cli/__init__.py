@@ -6,12 +6,20 @@ import os
 import sys
 from typing import NoReturn
 
-from arcuate.cli import history_commands, live_commands, lm_commands, path_commands, word_commands
+from arcuate.cli import (
+    day_commands,
+    history_commands,
+    live_commands,
+    lm_commands,
+    path_commands,
+    word_commands,
+)
 from arcuate.cli.app import app
 from arcuate.errors import UserError
 
 __all__ = [
     "app",
+    "day_commands",
     "history_commands",
     "live_commands",
     "lm_commands",

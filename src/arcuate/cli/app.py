@@ -17,7 +17,7 @@ The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once 
 
 ORDER = (
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
-    *("sweep", "ablate", "evaluate", "decode", "tune"),
+    *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "live", "bench"),
     *("doctor", "runs", "compare", "ledger", "lm", "import"),
 )

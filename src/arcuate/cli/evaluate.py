@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.table import Table
 
@@ -29,6 +29,9 @@ from arcuate.store import Store, TrialInfo
 from arcuate.training.checkpoint import find_checkpoint
 from arcuate.training.settings import Validate
 from arcuate.trial import SPLITS
+
+if TYPE_CHECKING:
+    from arcuate.cli.follow import Following
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,16 @@ def evaluate_command(
     search: str | None = None,
     beam: int | None = None,
     head: str = "ctc",
+    following: "Following | None" = None,
 ) -> None:
     run = open_run(path)
     reading = Reading(search, beam, head)
+    if following is not None:
+        from arcuate.cli import follow
+
+        told = follow.follow_run(run, split, data, checkpoint, label, scores, following, reading)
+        emit_json(told) if as_json else follow.show(run, told)
+        return
     summary = evaluate_run(run, split, data, checkpoint, label, scores, reading=reading)
     if as_json:
         emit_json(summary)
@@ -226,7 +236,7 @@ def tell_differences(subject: Subject, store: Store, split: str, card: ModelCard
         names = ", ".join(missing["sessions"][:3]) + (" …" if len(missing["sessions"]) > 3 else "")
         say(
             f"note: {counted(missing['trials'], f'{split} trial')} of {counted(len(missing['sessions']), 'session')}"
-            f" that this model does not know left out: {names}"
+            f" that this model does not know left out: {names}; read them with --adapt none, or calibrate"
         )
 
 

@@ -47,13 +47,16 @@ def simulate(
         ),
     ] = "real",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    later: Annotated[
+        str, typer.Option(help="More sessions so many days after the last, such as 5,8.", metavar="DAYS")
+    ] = "",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Simulate a cohort of recordings, as files in exactly the layout of a release."""
     from arcuate.cli.simulate import simulate_command
 
-    simulate_command(out, layout, sessions, trials, electrodes, difficulty, seed, force, as_json)
+    simulate_command(out, layout, sessions, trials, electrodes, difficulty, seed, force, as_json, later)
 
 
 @app.command()
@@ -205,12 +208,35 @@ def evaluate(
     search: Annotated[str | None, typer.Option(help="greedy or beam; left out: as the recipe says.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
     head: Annotated[str, typer.Option(help="ctc, transducer, or both together.")] = "ctc",
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            help="Follow days in order, unknown ones too: none, statistics, one-step, replay or entropy.",
+            autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
+        ),
+    ] = None,
+    session: Annotated[list[str] | None, typer.Option(help="With --adapt: these sessions only.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+    ] = None,
+    lm: Annotated[
+        str | None, typer.Option(help="With --adapt: labels through this language model, or `default`.")
+    ] = None,
+    lexicon: Annotated[str, typer.Option(help="Of the language model, or `default`.")] = "default",
+    config: Annotated[Path | None, typer.Option(help="Weights of the search, from `arcuate tune`.")] = None,
     as_json: Json = False,
 ) -> None:
     """Score a run on a split: PER with its interval, by session and block, one line per trial."""
     from arcuate.cli.evaluate import evaluate_command
 
-    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam, head)
+    following = None
+    if adapt is not None:
+        from arcuate.cli.follow import Following
+
+        following = Following(adapt, tuple(session or ()), tuple(setting or ()), lm, lexicon, config)
+    elif session or setting or lm or config:
+        raise typer.BadParameter("--session, --set, --lm and --config belong to --adapt METHOD")
+    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam, head, following)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from arcuate.cli.console import counted, emit_json, progress, say
+from arcuate.errors import UserError
 from arcuate.simulate import simulate
 from arcuate.simulate.cohort import Layout, check_request
 
@@ -18,8 +19,10 @@ def simulate_command(
     seed: int,
     force: bool,
     as_json: bool,
+    later: str = "",
 ) -> None:
-    summary = simulate_cohort(out, layout, sessions, trials, electrodes, difficulty, seed, force)
+    days = later_days(later)
+    summary = simulate_cohort(out, layout, sessions, trials, electrodes, difficulty, seed, force, days)
     if as_json:
         emit_json(summary)
 
@@ -33,8 +36,11 @@ def simulate_cohort(
     difficulty: str,
     seed: int,
     force: bool,
+    later: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    check_request(out, layout, sessions, trials, electrodes, difficulty, seed, force)  # before a bar appears
+    check_request(  # before a bar appears
+        out, layout, sessions, trials, electrodes, difficulty, seed, force, later=later
+    )
     with progress("simulating trials") as report:
         summary = simulate(
             out,
@@ -44,9 +50,18 @@ def simulate_cohort(
             n_electrodes=electrodes,
             difficulty=difficulty,
             seed=seed,
+            later=later,
             replace=force,
             progress=lambda done, total: report(done, total, "simulating trials"),
         )
-    size = f"{counted(sessions, 'session')} of {trials} trials, {electrodes} electrodes"
+    size = f"{counted(sessions + len(later), 'session')} of {trials} trials, {electrodes} electrodes"
     say(f"{size}, difficulty {difficulty}: {out}")
     return summary
+
+
+def later_days(text: str) -> tuple[int, ...]:
+    """Days after the last session, a comma between them."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise UserError(f"--later {text!r} should be days with a comma between them, such as 5,8") from None

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -64,21 +64,26 @@ def simulate(
     difficulty: str | float = "real",
     seed: int = 0,
     ms_per_phoneme: float = 254.0,
+    later: Sequence[int] = (),
     replace: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, object]:
     """Write a cohort below `out` in one of the official layouts and return what was written.
 
     `n_trials` counts one session's trials over all splits; `difficulty` is a name or the noise itself, 1
-    being like the real recordings; `progress` hears (trials done, trials in all).
+    being like the real recordings; `later` are days after the last of `n_sessions` on which there is one session
+    more, for decoders to meet unprepared; `progress` hears (trials done, trials in all).
     """
     noise = _noise(difficulty)
-    check_request(out, layout, n_sessions, n_trials, n_electrodes, difficulty, seed, replace, ms_per_phoneme)
+    check_request(
+        out, layout, n_sessions, n_trials, n_electrodes, difficulty, seed, replace, ms_per_phoneme, later
+    )
+    names = session_names(layout, n_sessions, seed, later)
     with _aside(out, layout) as aside:
         totals = _write(
             aside,
             layout,
-            n_sessions,
+            names,
             n_trials,
             n_electrodes,
             difficulty,
@@ -90,7 +95,7 @@ def simulate(
     return {
         "path": str(out),
         "layout": layout,
-        "sessions": session_names(layout, n_sessions, seed),
+        "sessions": names,
         "trials": totals.counts,
         "electrodes": n_electrodes,
         "difficulty": difficulty,
@@ -113,7 +118,7 @@ class _Totals:
 def _write(
     out: Path,
     layout: Layout,
-    n_sessions: int,
+    names: list[str],
     n_trials: int,
     n_electrodes: int,
     difficulty: str | float,
@@ -123,7 +128,6 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> _Totals:
     """The whole cohort, session by session."""
-    names = session_names(layout, n_sessions, seed)
     arrays = _arrays(layout, n_electrodes)
     signal = Signal.at(noise)
     description: list[tuple[object, ...]] = []
@@ -145,7 +149,7 @@ def _write(
                     n_phonemes += len(trial.names)
                     done += 1
                     if progress is not None:
-                        progress(done, n_sessions * n_trials)
+                        progress(done, len(names) * n_trials)
             description.extend(_block_rows(names[index], _FIRST_DAY[layout], plan))
     if layout == "b2t25":
         write_description(out / DESCRIPTION, description)
@@ -178,6 +182,7 @@ def check_request(
     seed: int = 0,
     replace: bool = False,
     ms_per_phoneme: float = 254.0,
+    later: Sequence[int] = (),
 ) -> None:
     """Refuse what cannot be simulated, or not here, before anything is written."""
     _noise(difficulty)
@@ -191,6 +196,8 @@ def check_request(
         raise UserError(f"The seed must be a whole number from 0 to {2**63 - 1}.")
     if not 120 <= ms_per_phoneme <= 1000:
         raise UserError("Time per phoneme must lie between 120 and 1000 ms.")
+    if list(later) != sorted(set(later)) or any(not 1 <= days <= 1000 for days in later):
+        raise UserError("Later days must rise, each from 1 to 1000 days after the last session, as in 5,8.")
     if os.path.lexists(out) and not out.is_dir():
         raise UserError(f"{out} is not a folder; choose another one.")
     if any(os.path.lexists(out / name) for name in (*_FOLDERS, TRUTH)) and not (
@@ -236,14 +243,14 @@ def _explain(error: OSError, out: Path) -> str:
     return f"Cannot write {out} ({reason}): check the folder and your rights to it."
 
 
-def session_names(layout: Layout, n_sessions: int, seed: int) -> list[str]:
-    """Recording days, two to nine days apart."""
-    day = _FIRST_DAY[layout]
-    names = []
-    for index in range(n_sessions):
-        names.append(f"{_PARTICIPANT[layout]}.{day:%Y.%m.%d}")
-        day += timedelta(days=int(np.random.default_rng((seed, _CALENDAR, index)).integers(2, 10)))
-    return names
+def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[int] = ()) -> list[str]:
+    """Recording days, two to nine days apart; then those so many days later than the last of them."""
+    days = [_FIRST_DAY[layout]]
+    for index in range(n_sessions - 1):
+        gap = np.random.default_rng((seed, _CALENDAR, index)).integers(2, 10)
+        days.append(days[-1] + timedelta(days=int(gap)))
+    days += [days[-1] + timedelta(days=gap) for gap in later]
+    return [f"{_PARTICIPANT[layout]}.{day:%Y.%m.%d}" for day in days]
 
 
 def _date(session: str) -> date:

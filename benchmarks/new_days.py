@@ -1,0 +1,203 @@
+"""New days on simulated cohorts: unadapted, followed without labels, calibrated; and days without drift.
+
+python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --figure docs/images/new-days.svg --table table.md
+
+Per seed: six days of 250 trials at --difficulty real to train `tiny` on, and one day each 5 and 8 days after the last.
+Whatever is in --out already is not computed again, so the command can be stopped and repeated.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+
+from arcuate.run import read_json
+
+METHODS = ("statistics", "one-step", "replay", "entropy")
+LATER = (5, 8)
+COLOURS = {"statistics": "#8a6100", "one-step": "#1d5fa6", "replay": "#0b7269", "entropy": "#8a3f86"}
+
+
+def arcuate(*words: object) -> None:
+    print("arcuate", *words, flush=True)
+    subprocess.run([sys.executable, "-m", "arcuate", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+def cohort(out: Path, seed: int) -> tuple[Path, Path]:
+    """Store and run of one seed, made where they are missing."""
+    source, store, run = out / f"source-{seed}", out / f"store-{seed}", out / f"tiny-{seed}"
+    if not (store / "manifest.json").exists():
+        size = ("--sessions", 6, "--trials", 250, "--electrodes", 64, "--difficulty", "real")
+        arcuate("simulate", source, *size, "--later", ",".join(map(str, LATER)), "--seed", seed, "--force")
+        arcuate("prepare", source, store, "--force")
+    arcuate(
+        *("train", "tiny", "--data", store, "--run", run, "--resume"),
+        *("data.max_sessions=6", f"train.seed={seed}", f"data.seed={seed + 1}"),
+    )
+    return store, run
+
+
+def evaluate(store: Path, run: Path, split: str, label: str, *words: object) -> dict[str, Any]:
+    """The summary of an evaluation, computed where it is missing."""
+    file = run / "results" / f"{split}.{label}.json"
+    if not file.exists():
+        arcuate("evaluate", run, "--data", store, "--split", split, "--label", label, "--json", *words)
+    return read_json(file)
+
+
+def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[str, Any], Path]:
+    folder = run.with_name(f"{run.name}-{session}")
+    if not (folder / "calibration.json").exists():
+        arcuate(
+            *("calibrate", run, "--data", store, "--session", session, "--sentences", n, "--run", folder),
+            *("--curve", "5,10,20", "--json"),
+        )
+    return read_json(folder / "calibration.json"), folder
+
+
+def measure(out: Path, seed: int, methods: tuple[str, ...], lm: str | None) -> dict[str, Any]:
+    store, run = cohort(out, seed)
+    days = read_json(store / "manifest.json")["sessions"]
+    new = [entry["name"] for entry in days[6:]]
+    known = [word for entry in days[:6] for word in ("--session", entry["name"])]
+    result: dict[str, Any] = {"seed": seed, "known": evaluate(store, run, "val", "known")["per"], "days": {}}
+    arms = [(method, (method,)) for method in methods]
+    if lm is not None:
+        arms.append(("one-step, words", ("one-step", "--lm", lm)))
+    for gap, session in zip(LATER, new, strict=True):
+        told: dict[str, Any] = {"session": session, "adapted": {}}
+        for name, words in arms:
+            label = f"{session.replace('.', '-')}-{name.replace(', ', '-')}"
+            found = evaluate(store, run, "train", label, "--session", session, "--adapt", *words)
+            told["unadapted"] = found["per_unadapted"]
+            told["adapted"][name] = cost(found)
+        curve, folder = calibrate(store, run, session)
+        told["curve"] = curve["curve"]
+        told["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)["per"]
+        result["days"][gap] = told
+    result["still"] = {
+        name: cost(evaluate(store, run, "val", f"still-{name.replace(', ', '-')}", *known, "--adapt", *words))
+        for name, words in arms
+    }
+    return result
+
+
+def cost(found: dict[str, Any]) -> dict[str, Any]:
+    names = (
+        "per",
+        "per_unadapted",
+        "difference_low",
+        "difference_high",
+        "p",
+        "seconds_per_trial",
+        "peak_rss_mb",
+    )
+    return {name: found[name] for name in names} | {"n_falls": sum(d["n_falls"] for d in found["days"])}
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Markdown, means over seeds."""
+    arms = list(results[0]["still"])
+    lines = ["| | 5 days later | 8 days later | days without drift | ms per trial |", "|---|---|---|---|---|"]
+    plain = [percent(mean([r["days"][g]["unadapted"] for r in results])) for g in LATER]
+    still = percent(mean([r["still"][arms[0]]["per_unadapted"] for r in results]))
+    lines.append(f"| unadapted | {plain[0]} | {plain[1]} | {still} | |")
+    for arm in arms:
+        cells = [change(results, lambda r, g=gap: r["days"][g]["adapted"][arm]) for gap in LATER]  # type: ignore[misc]
+        spent = mean(
+            [1000 * r["days"][g]["adapted"][arm]["seconds_per_trial"] for r in results for g in LATER]
+        )
+        lines.append(
+            f"| {arm} | {cells[0]} | {cells[1]} | {change(results, lambda r: r['still'][arm])} | {spent:.0f} |"
+        )  # noqa: B023
+    for i, point in enumerate(results[0]["days"][LATER[0]]["curve"]):
+        cells = []
+        for gap in LATER:
+            before = mean([r["days"][gap]["curve"][0]["per"] for r in results])
+            after = mean([r["days"][gap]["curve"][i]["per"] for r in results])
+            floor = mean([r["known"] for r in results])
+            closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if i else ""
+            cells.append(f"{percent(after)}{closed}")
+        lines.append(f"| {point['sentences']} sentences of calibration | {cells[0]} | {cells[1]} | | |")
+    kept = [percent(mean([r["days"][g]["calibrated_known"] for r in results])) for g in LATER]
+    lines.append(f"| known days, after that calibration | {kept[0]} | {kept[1]} | | |")
+    return "\n".join(lines) + "\n"
+
+
+def change(results: list[dict[str, Any]], pick: Any) -> str:
+    before = mean([pick(r)["per_unadapted"] for r in results])
+    after = mean([pick(r)["per"] for r in results])
+    return f"{percent(after)} ({100 * (after - before) / before:+.0f} %)"
+
+
+def percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    plt.rcParams["svg.hashsalt"] = "arcuate"
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    floor = 100 * mean([r["known"] for r in results])
+    for gap, colour in zip(LATER, ("#1d5fa6", "#b4470b"), strict=True):
+        points = [r["days"][gap]["curve"] for r in results]
+        at = [p["sentences"] for p in points[0]]
+        rates = [100 * mean([curve[i]["per"] for curve in points]) for i in range(len(at))]
+        bands = [[100 * mean([c[i][k] for c in points]) for i in range(len(at))] for k in ("low", "high")]
+        axes[0].plot(at, rates, marker="o", color=colour, label=f"{gap} days later")
+        axes[0].fill_between(at, *bands, color=colour, alpha=0.2, linewidth=0)
+    axes[0].set(xlabel="sentences of calibration", ylabel="PER of the rest of the day, %", ylim=(0, None))
+    for i, arm in enumerate(results[0]["still"]):
+        for gap, place in zip(LATER, (0, 1), strict=True):
+            rate = 100 * mean([r["days"][gap]["adapted"][arm]["per"] for r in results])
+            colour = COLOURS.get(arm, "#5a6270")
+            x = place + 0.14 * (i + 1)
+            axes[1].bar(x, rate, 0.13, color=colour, label=arm if place == 0 else None)
+    for gap, place in zip(LATER, (0, 1), strict=True):
+        rate = 100 * mean([r["days"][gap]["unadapted"] for r in results])
+        axes[1].bar(place, rate, 0.13, color="#8a8f99", label="unadapted" if place == 0 else None)
+    axes[1].set(xticks=[0.3, 1.3], xticklabels=[f"{gap} days later" for gap in LATER], title="without labels")
+    axes[0].set_title("with labels")
+    for ax in axes:
+        ax.axhline(
+            floor,
+            color="#1b1f26",
+            linestyle="--",
+            linewidth=1,
+            label="days of training" if ax is axes[0] else None,
+        )
+        ax.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--lm", help="also learn from words, through this language model")
+    parser.add_argument("--figure", type=Path, help="SVG to write")
+    parser.add_argument("--table", type=Path, help="Markdown to write")
+    asked = parser.parse_args()
+    results = [measure(asked.out, seed, tuple(asked.methods), asked.lm) for seed in asked.seeds]
+    (asked.out / "new_days.json").write_text(json.dumps(results, indent=1) + "\n")
+    text = table(results)
+    print(text)
+    if asked.table:
+        asked.table.write_text(text)
+    if asked.figure:
+        draw(results, asked.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Settings of adaptation without labels."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from arcuate.settings import Settings
+
+Method = Literal["none", "statistics", "one-step", "replay", "entropy"]
+METHODS: tuple[Method, ...] = ("none", "statistics", "one-step", "replay", "entropy")
+MEANINGS: dict[Method, str] = {
+    "none": "the nearest known day's layer, unchanged",
+    "statistics": "mean and covariance of the day's input drawn towards those of the nearest known day",
+    "one-step": "one step on the session layer after each trial, towards what was read, on noisy copies of it",
+    "replay": "the same, with past trials of the day beside the last one",
+    "entropy": "one step on gains and offsets of the session layer after each trial, towards surer frames",
+}
+
+
+class Safety(Settings):
+    """When not to learn, and when to take back what was learned."""
+
+    min_confidence: float = Field(
+        0.35, ge=0.0, le=1.0, description="a trial read less surely than this teaches nothing"
+    )
+    full_doubt: float = Field(
+        0.5,
+        gt=0.0,
+        le=100.0,
+        description="how much more doubt than on known days calls for whole steps (0.5 = half more); none, for none",
+    )
+    window: int = Field(8, ge=1, le=1000, description="trials over which adapted and unadapted are compared")
+    max_drop: float = Field(
+        0.02,
+        ge=0.0,
+        le=1.0,
+        description="confidence below that of the unadapted model at which it falls back",
+    )
+    min_length: float = Field(
+        0.7,
+        ge=0.0,
+        le=1.0,
+        description="tokens read per token of the unadapted model below which it falls back",
+    )
+    cool: float = Field(0.5, gt=0.0, le=1.0, description="factor on the rate after each fall-back")
+    max_falls: int = Field(3, ge=0, le=100, description="fall-backs after which the day is left unadapted")
+
+
+class Adaptation(Settings):
+    """How a day is followed. A step moves no weight by more than `rate`; all of them together stay within `reach`."""
+
+    method: Method = "replay"
+    rate: float = Field(1e-3, ge=0.0, le=0.1, description="most that one step moves a weight")
+    reach: float = Field(
+        0.5, gt=0.0, le=10.0, description="most that a layer may move, relative to the norm it began with"
+    )
+    copies: int = Field(16, ge=1, le=1024, description="noisy copies of the last trial in a step")
+    past: int = Field(16, ge=1, le=1024, description="replay: past trials beside them")
+    memory: int = Field(200, ge=1, le=10_000, description="replay: trials of the day that are remembered")
+    prior_bins: int = Field(
+        10_000, ge=1, le=10_000_000, description="statistics: bins that the nearest known day counts as"
+    )
+    seed: int = Field(0, ge=0, lt=2**63)
+    safety: Safety = Safety()

@@ -1,0 +1,86 @@
+"""Which trials of a day calibrate, which are held back to score, and in which mix they are trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arcuate.errors import UserError
+from arcuate.frames import Patch
+from arcuate.quality import can_align
+from arcuate.store import Store, TrialInfo
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A day in two parts, each in the order of recording."""
+
+    first: tuple[TrialInfo, ...]  # to calibrate on
+    rest: tuple[TrialInfo, ...]  # to score on, later than those
+
+
+def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sentences:
+    """The first labelled training sentences of a day, and everything labelled that comes after them."""
+    if n_sentences < 1:
+        raise UserError(
+            "--sentences 0 leaves nothing to calibrate on; give at least 1, or use --adapt instead"
+        )
+    if session not in store.sessions:
+        raise UserError(f"{store.path.name} has no session {session}; it holds {', '.join(store.sessions)}")
+    labelled = sorted(
+        (t for t in store.trials if t.session == session and t.tokens is not None and t.split != "test"),
+        key=lambda t: (t.block, t.split, t.number),
+    )
+    usable = [
+        t
+        for t in labelled
+        if t.split == "train" and t.usable and can_align(t.n_bins, t.tokens or (), patch.bins, patch.stride)
+    ]
+    if not usable:
+        raise UserError(
+            f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
+            " or follow it without labels: arcuate evaluate RUN --adapt replay"
+        )
+    first = tuple(usable[:n_sentences])
+    refuse_flat(store, session, first)
+    after = {t.id for t in labelled} - {t.id for t in labelled[: labelled.index(first[-1]) + 1]}
+    return Sentences(first, tuple(t for t in labelled if t.id in after))
+
+
+def refuse_flat(store: Store, session: str, trials: Sequence[TrialInfo]) -> None:
+    """A day on which no electrode says anything cannot be learned."""
+    if not live_channels(store, trials).any():
+        raise UserError(
+            f"every channel of {session} is flat in these sentences: no electrode is recorded, so there is nothing"
+            " to calibrate on; check the recording"
+        )
+
+
+def live_channels(store: Store, trials: Sequence[TrialInfo]) -> np.ndarray:
+    """Channels that vary within some trial. (C,) bool"""
+    alive = np.zeros(store.n_channels, dtype=bool)
+    for trial in trials:
+        bins = store.read_bins(trial)
+        alive |= np.ptp(bins, axis=0) > 0 if len(bins) else False
+    return alive
+
+
+@dataclass(frozen=True)
+class MixedPlan:
+    """Batches of new and old trials: the first `n_new` of a list, and those after them."""
+
+    n_new: int
+    n_old: int
+    batch_size: int
+    old_share: float
+    seed: int
+
+    def draw(self, position: int) -> list[int]:
+        """Indices of the trials in the batch at this position, a function of (seed, position)."""
+        rng = np.random.default_rng((self.seed, 3, position))
+        n_old = min(round(self.batch_size * self.old_share), self.n_old)
+        n_new = self.batch_size - n_old
+        rounds = -(-n_new // self.n_new)  # every sentence once before any comes again
+        new = np.concatenate([rng.permutation(self.n_new) for _ in range(rounds)])[:n_new]
+        old = self.n_new + rng.permutation(self.n_old)[:n_old]
+        return [int(i) for i in (*new, *old)]

@@ -1,0 +1,105 @@
+"""`arcuate drift`: what changes in the recordings of a store from day to day."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from arcuate.cli.console import check_output, counted, emit_json, out, percent, progress, say
+from arcuate.days import date_of
+from arcuate.drift.arrays import array_groups
+from arcuate.drift.measure import DayNumbers, measure_days, profile_likeness
+from arcuate.drift.page import drift_page
+from arcuate.drift.summary import likeness_table, summarise
+from arcuate.errors import UserError
+from arcuate.run import open_run, write_aside
+from arcuate.store import Store
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for on the command line."""
+
+    store: Path
+    run: Path | None = None
+    out: Path = Path("drift.html")
+    adapt: str = "one-step"
+    split: str = "val"
+    reference: str | None = None
+    trials: int = 40
+
+
+def drift_command(asked: Asked, as_json: bool) -> None:
+    check_output(asked.out, "<!doctype html>", "drift.html")
+    run = open_run(asked.run) if asked.run is not None else None  # told before anything is measured
+    store = Store.open(asked.store)
+    with progress("measuring days") as report:
+        days = measure_days(store, asked.trials, report)
+    if not days:
+        raise UserError(f"{asked.store} has no trial long enough to measure; prepare some recordings first")
+    rates = None
+    if run is not None:
+        from arcuate.cli.evaluate import AS_TRAINED
+        from arcuate.cli.follow import Following, follow_run
+
+        rates = follow_run(
+            run, asked.split, asked.store, "best", None, None, Following(asked.adapt), AS_TRAINED
+        )
+    reference = choose_reference(days, asked.reference, rates)
+    groups = array_groups(store.layout, store.n_channels)
+    rows = summarise(days, groups, reference)
+    profiles = np.stack([profile_likeness(reference, day) for day in days], axis=1)  # (C, days)
+    every = likeness_table(days, np.arange(store.n_channels))
+    page = drift_page(asked.store.name, rows, reference.session, since_first(days), every, profiles, rates)
+    write_aside(asked.out, page)
+    summary = {
+        "store": str(asked.store),
+        "page": str(asked.out),
+        "reference": reference.session,
+        "n_channels": store.n_channels,
+        "days": rows,
+        "likeness": every.tolist(),
+        "errors": rates,
+    }
+    emit_json(summary) if as_json else show(asked, summary)
+
+
+def choose_reference(days: list[DayNumbers], named: str | None, rates: dict[str, Any] | None) -> DayNumbers:
+    """The day asked for; else the last one that the model knows; else the first."""
+    if named is not None:
+        found = [d for d in days if d.session == named]
+        if not found:
+            raise UserError(f"there is no session {named} to compare with; choose one of {days[0].session} …")
+        return found[0]
+    known = {d["session"] for d in (rates or {}).get("days", ()) if d["known"]}
+    return next((d for d in reversed(days) if d.session in known), days[0])
+
+
+def since_first(days: list[DayNumbers]) -> list[int | None]:
+    dates = [date_of(day.session) for day in days]
+    first = next((d for d in dates if d is not None), None)
+    return [(d - first).days if d is not None and first is not None else None for d in dates]
+
+
+def show(asked: Asked, summary: dict[str, Any]) -> None:
+    table = Table(
+        box=None,
+        header_style="bold",
+        title=f"likeness to {summary['reference']}",
+        title_justify="left",
+    )
+    table.add_column("session")
+    for name in ("channels", *summary["days"][0]["arrays"], "flat"):
+        table.add_column(name, justify="right")
+    for row in summary["days"]:
+        arrays = [percent(a["subspace_likeness"]) for a in row["arrays"].values()]
+        table.add_row(row["session"], percent(row["profile_likeness"]), *arrays, str(len(row["flat"])))
+    out.print(table)
+    for row in summary["days"]:
+        if row["reordered"]:
+            say(f"warning: the channels of {row['session']} look re-ordered against the day before")
+        if row["died"]:
+            say(f"{row['session']}: {counted(len(row['died']), 'channel')} fell silent")
+    say(f"page in {asked.out}")

@@ -1,0 +1,211 @@
+"""`arcuate evaluate --adapt METHOD`: days in the order of recording, followed without labels."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.table import Table
+
+from arcuate.adapt.adapter import Label, make_adapter
+from arcuate.adapt.follow import follow, summarise_courses
+from arcuate.adapt.settings import METHODS, Adaptation
+from arcuate.batches.select import trials_of_split
+from arcuate.cli.console import counted, out, percent, progress, say
+from arcuate.cli.evaluate import (
+    Reading,
+    Scored,
+    Subject,
+    check_places,
+    find_subject,
+    provenance,
+    remembered_store,
+    searched,
+)
+from arcuate.decode.greedy import greedy
+from arcuate.errors import UserError
+from arcuate.evaluate import phoneme_search, summarise, write_results, write_scores
+from arcuate.models.files import load_model
+from arcuate.models.model import Model
+from arcuate.models.settings import ModelCard
+from arcuate.recipe import apply_override
+from arcuate.run import Run
+from arcuate.runtime import set_up
+from arcuate.store import Store, TrialInfo
+from arcuate.transcribe import peak_rss_mb
+
+
+@dataclass(frozen=True)
+class Following:
+    """How days are to be followed, as asked for on the command line."""
+
+    method: str
+    sessions: tuple[str, ...] = ()  # none named: all of the store
+    settings: tuple[str, ...] = ()  # key=value, of Adaptation
+    lm: str | None = None  # a language model for the labels
+    lexicon: str = "default"
+    config: Path | None = None  # weights of the word search
+
+
+def follow_run(
+    run: Run,
+    split: str,
+    data: Path | None,
+    checkpoint: str,
+    label: str | None,
+    scores: Path | None,
+    following: Following,
+    reading: Reading,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Everything `arcuate evaluate --adapt` does; returns the summary it writes to results/<split>.<label>.json."""
+    settings = adaptation(following)
+    label = label or f"adapt-{settings.method}"
+    check_places(label, scores)
+    if reading.head != "ctc":
+        raise UserError("--adapt learns through the CTC head; use --head ctc")
+    subject = find_subject(run, checkpoint)
+    recipe, validate = subject.recipe, searched(subject.recipe.validate_, reading)
+    store = Store.open(data or remembered_store(subject))
+    model = load_model(subject.folder)
+    trials = choose_trials(subject, store, split, model.card, following.sessions)
+    tell_days(store, model, trials)
+    machine = set_up(recipe.runtime, recipe.encoder.width, 1)
+    reader = label_reader(following)
+    adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)
+    with nullcontext() if quiet else progress("checking trials") as report:
+        store.refuse_changed(trials, report)
+    with nullcontext() if quiet else progress("reading trials") as report:
+        courses = follow(adapter, store, trials, phoneme_search(validate), True, report)
+    results = [f.result for course in courses for f in course.trials]
+    scored = Scored(subject, store, model.card, validate, "ctc", results)
+    summary = {
+        **summarise(results),
+        **provenance(scored, split, label),
+        "adapt": settings.model_dump(mode="json"),
+        "labels_by": "greedy" if reader is greedy else f"words of {following.lm}",
+        **summarise_courses(courses),
+        "peak_rss_mb": peak_rss_mb(),
+    }
+    write_results(run, split, label, results, summary, store)
+    if scores is not None:
+        write_scores(scores, results)
+    return summary
+
+
+def adaptation(following: Following) -> Adaptation:
+    if following.method not in METHODS:
+        raise UserError(f"--adapt {following.method!r} is unknown; choose {', '.join(METHODS)}")
+    tree: dict[str, Any] = {"method": following.method}
+    for override in following.settings:
+        apply_override(tree, override)
+    try:
+        return Adaptation.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(n for n in Adaptation.model_fields if n != "method")
+        raise UserError(f"--set {where}: {first['msg']}; known settings are {known}") from None
+
+
+def choose_trials(
+    subject: Subject, store: Store, split: str, card: ModelCard, sessions: Sequence[str]
+) -> tuple[TrialInfo, ...]:
+    """The trials of a split in known and unknown sessions alike."""
+    if card.n_channels != store.n_channels:
+        raise UserError(
+            f"the model has {card.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation moves"
+            " a layer, it cannot add channels: prepare the same channels as for training"
+        )
+    missing = [s for s in sessions if s not in store.sessions]
+    if missing:
+        raise UserError(
+            f"{store.path.name} has no session {missing[0]}; it holds {', '.join(store.sessions)}"
+        )
+    wanted = set(sessions or store.sessions)
+    recipe = subject.recipe
+    known = tuple(s for s in card.sessions if s in wanted)
+    stored = "train" if split == "dev" else split
+    chosen = trials_of_split(store, recipe.data, recipe.front_end.patch, split, known) if known else ()
+    new = [
+        t
+        for t in store.trials
+        if t.session in wanted and t.session not in card.sessions and t.split == stored
+    ]
+    trials = (*chosen, *(t for t in new if t.usable or split != "train"))
+    if not trials:
+        raise UserError(f"{store.path.name} has no {split} trials in these sessions")
+    return trials
+
+
+def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
+    """How days that the model was not trained on are read."""
+    from arcuate.days import days_between, nearest_session
+
+    for session in dict.fromkeys(t.session for t in trials):
+        if session in model.card.sessions:
+            continue
+        if not model.card.settings.front_end.session_layer.enabled:
+            say(f"{session} is new to the model, which has no session layers and reads it as any other day")
+            continue
+        like = nearest_session(session, model.card.sessions)
+        gap = days_between(session, like)
+        when = "" if gap is None else f", {counted(abs(gap), 'day')} {'earlier' if gap > 0 else 'later'}"
+        say(f"{session} is new to the model: read with the layer of {like}{when}")
+
+
+def label_reader(following: Following) -> Label:
+    """What turns frame scores into the tokens to learn from: greedily, or through words."""
+    if following.lm is None:
+        return greedy
+    from arcuate.adapt.words import word_labels
+    from arcuate.decode.open import word_search
+    from arcuate.decode.settings import Decoding
+    from arcuate.lexicon import open_lexicon
+    from arcuate.lm.names import open_model
+    from arcuate.tokens import CLASSES, SILENCE
+    from arcuate.transcribe import read_weights
+
+    settings = read_weights(following.config)[0] if following.config else Decoding()
+    with progress("reading the lexicon and the language model") as report:
+        lexicon = open_lexicon(following.lexicon, CLASSES)
+        model = open_model(following.lm, report)
+    return word_labels(word_search(lexicon, model, settings, boundary=SILENCE))
+
+
+def show(run: Run, summary: dict[str, Any]) -> None:
+    """The result for a person."""
+    table = Table(
+        box=None, header_style="bold", title=f"PER by day ({summary['split']})", title_justify="left"
+    )
+    for name in ("session", "layer of", "trials", "unadapted", "adapted", "steps", "fell back"):
+        table.add_column(name, justify="left" if name in ("session", "layer of") else "right")
+    for day in summary["days"]:
+        table.add_row(
+            day["session"],
+            "its own" if day["known"] else day["layer_of"],
+            str(day["n_trials"]),
+            percent(day["per_unadapted"]),
+            percent(day["per"]),
+            str(day["n_steps"]),
+            str(day["n_falls"]),
+        )
+    out.print(table)
+    out.print(headline(summary), soft_wrap=True)
+    say(f"one line per trial in {run.results_file(summary['split'], summary['label'])}")
+
+
+def headline(summary: dict[str, Any]) -> str:
+    method = summary["adapt"]["method"]
+    if summary["per"] is None:
+        return f"{counted(summary['n_trials'], 'trial')} read without labels, so there is no PER"
+    spread = f"95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])}"
+    if method == "none":
+        return f"PER {percent(summary['per'])} unadapted, {spread}"
+    cost = 1000 * summary["seconds_per_trial"]
+    return (
+        f"PER {percent(summary['per'])} with {method}, {spread}; {percent(summary['per_unadapted'])} unadapted"
+        f" (p = {summary['p']:.4f}); {cost:.0f} ms of adapting per trial, {summary['peak_rss_mb']:.0f} MB"
+    )

@@ -1,0 +1,178 @@
+"""The page about drift: one file, no scripts, light and dark."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from arcuate.drift.charts import likeness_chart, matrix_chart, profile_chart, rates_chart
+from arcuate.report.document import document
+from arcuate.report.markup import Html, figure, join, legend, table, tag
+from arcuate.report.wording import MISSING, counted, percent
+
+KINDS = ("held", "second", "third", "train")  # line styles, one per array
+
+
+def drift_page(
+    store: str,
+    rows: Sequence[Mapping[str, Any]],
+    reference: str,
+    days: Sequence[int | None],
+    likeness: np.ndarray,
+    profiles: np.ndarray,
+    rates: Mapping[str, Any] | None,
+) -> str:
+    """`likeness` (days, days) of subspaces, `profiles` (channels, days) against the reference, `rates` of a run."""
+    parts = [
+        ("likeness", "How alike the days are", alike(rows, reference, days, likeness)),
+        ("channels", "Channels", channels(rows, reference, profiles)),
+    ]
+    if rates is not None:
+        parts.insert(0, ("errors", "Error rate by day", errors(rates)))
+    links = [tag("a", title, href=f"#{key}") for key, title, _ in parts]
+    body = join(
+        [
+            header(store, rows, reference),
+            tag("nav", *links, aria_label="Sections"),
+            tag("main", *(tag("section", tag("h2", t), b, id=k) for k, t, b in parts)),
+            tag(
+                "footer",
+                "Written by arcuate from the recordings of the store; labels served error rates only.",
+            ),
+        ]
+    )
+    return document(f"{store} · arcuate drift", body)
+
+
+def header(store: str, rows: Sequence[Mapping[str, Any]], reference: str) -> Html:
+    last = rows[-1]
+    dead = len(last["flat"])
+    moved = [r["session"] for r in rows if r["reordered"]]
+    lead = [
+        f"{counted(len(rows), 'recording day')} from {rows[0]['session']} to {last['session']}."
+        " On the last one the median channel keeps ",
+        tag("b", percent(last["profile_likeness"], 0) if last["profile_likeness"] is not None else MISSING),
+        f" of its likeness to {reference}; {counted(dead, 'channel')} flat.",
+    ]
+    notice = None
+    if moved:
+        notice = tag(
+            "p",
+            f"The channels of {', '.join(moved)} do not look like the same channels on the day before: the mapping may"
+            " have changed. No adaptation can undo that; put the channels in the old order and prepare the day again,"
+            " or calibrate it with many sentences.",
+            class_="notice",
+        )
+    return tag(
+        "header",
+        tag("p", "arcuate drift", class_="kicker"),
+        tag("h1", store),
+        tag("p", *lead, class_="lead"),
+        notice,
+    )
+
+
+def errors(rates: Mapping[str, Any]) -> Html:
+    days = rates["days"]
+    method = rates["adapt"]["method"]
+    key = legend(("train", "unadapted"), ("held", f"followed with {method}"))
+    new = [d for d in days if not d["known"]]
+    note = "Every day read from its first trial to its last; a hollow mark is a day the model was not trained on."
+    if new:
+        note += f" New days are read with the layer of the nearest known day ({new[0]['layer_of']})."
+    body: list[tuple[object, ...]] = [
+        (
+            d["session"],
+            "its own" if d["known"] else d["layer_of"],
+            d["n_trials"],
+            share(d["per_unadapted"]),
+            share(d["per"]),
+            d["n_steps"],
+            d["n_falls"],
+        )
+        for d in days
+    ]
+    head = ("day", "layer of", "trials", "unadapted", method, "steps", "fell back")
+    chart = rates_chart(days)
+    return join(
+        [
+            figure(f"{rates['run']}, {rates['split']} trials", chart, note, key, wide=True),
+            tag("div", table(head, body, "numbers"), class_="scroll"),
+        ]
+    )
+
+
+def alike(
+    rows: Sequence[Mapping[str, Any]], reference: str, days: Sequence[int | None], likeness: np.ndarray
+) -> Html:
+    names = list(rows[0]["arrays"])
+    key = legend(*((KINDS[i % len(KINDS)], name) for i, name in enumerate(names)))
+    lines = likeness_chart(rows, names, days, KINDS)
+    matrix = matrix_chart(likeness, [r["session"] for r in rows])
+    return tag(
+        "div",
+        figure(
+            "Likeness by array",
+            lines,
+            f"How much of the ten main directions of an array's activity a day shares with {reference}: 100 % the same,"
+            " 0 % no more than chance.",
+            key,
+        ),
+        figure(
+            "Every day with every other",
+            matrix,
+            "The same over all channels; dark is alike. Days fade from the diagonal as tuning wanders.",
+        ),
+        class_="pair",
+    )
+
+
+def channels(rows: Sequence[Mapping[str, Any]], reference: str, profiles: np.ndarray) -> Html:
+    body: list[tuple[object, ...]] = []
+    for row in rows:
+        arrays = row["arrays"].values()
+        levels = [a["level_change"] for a in arrays if a["level_change"] is not None]
+        spreads = [a["spread_factor"] for a in arrays if a["spread_factor"] is not None]
+        body.append(
+            (
+                row["session"],
+                listed(row["flat"]),
+                listed(row["died"]),
+                listed(row["came_back"]),
+                f"{max(levels):.2f} SD" if levels else MISSING,
+                f"× {max(spreads):.2f}" if spreads else MISSING,
+                "re-ordered?" if row["reordered"] else share(row["mapping_likeness"]),
+            )
+        )
+    head = ("day", "flat", "died", "came back", "level moved", "spread moved", "same channels")
+    note = (
+        f"Each line a channel, each column a day: how alike its correlations with all other channels are to those on"
+        f" {reference}. Dark is alike; a white stretch is a flat channel or one that listens to something else."
+    )
+    where = (
+        "Level and spread: the array that moved most, median over its channels, against the reference day; a z-scored"
+        " release shows next to nothing here. Same channels: rank correlation of shape and memory of the channels with"
+        " the day before."
+    )
+    return join(
+        [
+            figure(
+                "What channels go along with",
+                profile_chart(profiles, [r["session"] for r in rows]),
+                note,
+                wide=True,
+            ),
+            tag("div", table(head, body, "numbers"), class_="scroll"),
+            tag("p", where, class_="absent"),
+        ]
+    )
+
+
+def listed(channels: Sequence[int], n: int = 6) -> str:
+    if not channels:
+        return MISSING
+    return ", ".join(map(str, channels[:n])) + (f" … ({len(channels)})" if len(channels) > n else "")
+
+
+def share(rate: float | None) -> str:
+    return MISSING if rate is None else percent(rate)
