@@ -18,6 +18,7 @@ from arcuate.errors import UserError
 from arcuate.losses.heads import HEADS, head_losses, weigh
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.run import Run, save_npz, write_json, write_lines
 from arcuate.store import Store, TrialInfo
@@ -41,6 +42,11 @@ class TrialResult:
     log_probs: np.ndarray | None  # (F, V), kept only where asked for
     losses: dict[str, float] | None = None  # by head
     greedy_score: Score | None = None  # beside `score`, where another search than the greedy one made that
+    mode: tuple[float, ...] | None = None  # log-probabilities of MODES, where the model tells them
+
+    @property
+    def said_mode(self) -> str | None:
+        return None if self.mode is None else MODES[int(np.argmax(self.mode))]
 
 
 def phoneme_search(settings: Validate) -> Search:
@@ -81,6 +87,7 @@ def decode_trials(
             if loss is not None:
                 by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
                 losses = weigh(by_head, loss).tolist()
+            modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             frames = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
             for row, index in enumerate(chosen):
@@ -98,6 +105,7 @@ def decode_trials(
                     score(trial.tokens, greedy(logp))
                     if search is not greedy and trial.tokens is not None
                     else None,
+                    tuple(modes[row]) if modes is not None else None,
                 )
             if progress:
                 progress(len(results), len(trials), "scoring trials")
@@ -138,15 +146,38 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[s
         "deletions": whole.deletions,
         "loss": float(np.mean(losses)) if losses else None,
         "per_by_session": rates(scored, lambda r: r.trial.session),
-        "per_by_block": rates(scored, lambda r: f"{r.trial.session}/{r.trial.block}"),
+        "per_by_block": rates(scored, block_of),
+        **summarise_modes(results),
     }
 
 
-COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials")
+def block_of(result: TrialResult) -> str:
+    return f"{result.trial.session}/{result.trial.block}"
+
+
+def summarise_modes(results: Sequence[TrialResult]) -> dict[str, Any]:
+    """PER by speaking mode where that is known; how often the model tells it, trial by trial and block by block."""
+    known = [r for r in results if r.trial.mode in MODES]
+    if not known:
+        return {}
+    summary: dict[str, Any] = {
+        "per_by_mode": rates([r for r in known if r.score], lambda r: str(r.trial.mode))
+    }
+    if all(r.mode is not None for r in known):
+        right = [r.said_mode == r.trial.mode for r in known]
+        by_block: dict[str, np.ndarray] = {}
+        for r in known:
+            by_block[block_of(r)] = by_block.get(block_of(r), 0) + np.array(r.mode)
+        pooled = [MODES[int(by_block[block_of(r)].argmax())] == r.trial.mode for r in known]
+        summary |= {"mode_accuracy": float(np.mean(right)), "mode_accuracy_pooled": float(np.mean(pooled))}
+    return summary
+
+
+COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
 
 
 def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
-    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 6 + heads)"""
+    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 8 + heads)"""
     sums = torch.zeros(len(sessions), len(COUNTS) + len(HEADS), dtype=torch.float64)
     for result in results:
         if result.score is not None and result.loss is not None:
@@ -158,6 +189,8 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
                 counted.length,
                 result.loss,
                 1,
+                result.mode is not None and result.said_mode == result.trial.mode,
+                result.mode is not None and result.trial.mode in MODES,
                 *((result.losses or {}).get(head, 0.0) for head in HEADS),
             )
             sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
@@ -172,6 +205,7 @@ def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any
         "loss": whole["loss"] / whole["n_trials"] if whole["n_trials"] else None,
         "losses": {head: whole[head] / whole["n_trials"] for head in HEADS if whole[head]},
         "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
+        **({"mode_accuracy": whole["n_right"] / whole["n_modes"]} if whole["n_modes"] else {}),
         **{name: int(whole[name]) for name in COUNTS[:4]},
         "per_by_session": {s: e / n for s, e, n in zip(sessions, errors, lengths, strict=True) if n},
     }
@@ -193,6 +227,7 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "split": trial.split,
         "corpus": trial.corpus,
         "mode": trial.mode,
+        **({"mode_said": result.said_mode} if result.mode is not None else {}),
         "text": trial.text,
         "reference": names(trial.tokens) if trial.tokens is not None else None,
         "hypothesis": names(result.tokens),

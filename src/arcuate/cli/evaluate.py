@@ -194,6 +194,8 @@ def find_subject(run: Run, checkpoint: str) -> Subject:
         front_end=settings.front_end,
         encoder=settings.encoder,
         transducer=settings.transducer,
+        mode=settings.mode,
+        denoiser=settings.denoiser,
         output_init=settings.output_init,
     )
     return Subject(run, folder, recipe, None)
@@ -281,6 +283,10 @@ def show(run: Run, summary: dict[str, Any]) -> None:
         table.add_row(session, percent(rate))
     if summary["per_by_session"]:
         out.print(table)
+    if modes := summary.get("per_by_mode"):
+        told = summary.get("mode_accuracy")
+        right = f"; mode told right in {percent(told)} of trials" if told is not None else ""
+        out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in modes.items()) + right)
     out.print(headline(summary), soft_wrap=True)
     say(f"one line per trial in {run.results_file(summary['split'], summary['label'])}")
 

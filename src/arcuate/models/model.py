@@ -1,6 +1,6 @@
 """Model: everything deterministic between stored bins and token scores, with the card that describes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,12 @@ from torch.nn import functional as F
 
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
+from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.encoder import EncoderState, refuse_both_ways
 from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
-from arcuate.models.outputs import Outputs
+from arcuate.models.mode import ModeState, SpeakingMode
+from arcuate.models.outputs import Flow, Outputs
 from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
@@ -23,10 +25,15 @@ class State:
 
     front_end: FrontEndState
     encoder: EncoderState
+    mode: ModeState | None = None
+    denoiser: DenoiserState | None = None
 
 
 class Model(nn.Module):
-    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax; a transducer where asked for.
+    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax.
+
+    Where asked for: a speaking mode that scales channels before the patches, a denoiser after the encoder, and a
+    transducer.
 
     Whole trials: `model(bins, n_bins, session, statistics)`. Training puts its augmentation between the two
     halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
@@ -43,6 +50,12 @@ class Model(nn.Module):
         self.transducer: Transducer | None = None
         if settings.transducer.enabled:
             self.transducer = Transducer(settings.transducer, self.encoder.n_outputs, len(card.classes))
+        self.mode: SpeakingMode | None = None
+        if settings.mode.enabled:
+            self.mode = SpeakingMode(settings.mode, settings.front_end.patch, card.n_channels, causal)
+        self.denoiser: Denoiser | None = None
+        if settings.denoiser.enabled:
+            self.denoiser = Denoiser(settings.denoiser, self.encoder.n_outputs, causal)
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
 
@@ -61,46 +74,131 @@ class Model(nn.Module):
         self._check(bins, statistics)
         return normalise(bins, statistics, self.card.settings.front_end)[0]
 
-    def encode(self, bins: Tensor, n_bins: Tensor, session: Tensor, tokens: Tensor | None = None) -> Outputs:
-        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for."""
-        ready = self.front_end(bins, n_bins, session)
+    def encode(
+        self,
+        bins: Tensor,
+        n_bins: Tensor,
+        session: Tensor,
+        tokens: Tensor | None = None,
+        clean: Tensor | None = None,
+        match: bool = False,
+    ) -> Outputs:
+        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for.
+
+        `clean` (B, T, C) are the same bins without augmentation: the mode is told from them, and with `match` the
+        denoiser is led towards what the encoder makes of them.
+        """
         n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
-        frames, _ = self.encoder(ready, n_frames, self.encoder.start(len(bins)))
-        return self._outputs(frames, n_frames, tokens)
+        mode = self._tell_mode(bins if clean is None else clean, n_bins)
+        frames = self._frames(bins, n_bins, session, mode)
+        flow = None
+        if self.denoiser is not None:
+            if clean is not None and match:
+                flow = self._match(self.denoiser, frames, clean, n_bins, session, mode)
+            frames = self.denoiser(frames, n_frames)
+        return self._outputs(frames, n_frames, tokens, None if mode is None else mode[0], flow)
+
+    def _tell_mode(self, bins: Tensor, n_bins: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logits of each trial and for every bin; bins of short trials as the front end fills them up."""
+        if self.mode is None:
+            return None
+        least = self.card.settings.front_end.patch.bins
+        bins = F.pad(bins, (0, 0, 0, max(least - bins.shape[1], 0)))
+        beyond = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
+        return self.mode(bins.masked_fill(beyond[..., None], 0.0), n_bins.clamp(min=least))
+
+    def _frames(
+        self, bins: Tensor, n_bins: Tensor, session: Tensor, mode: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        ready = self.front_end(bins, n_bins, session)
+        if self.mode is not None and mode is not None:
+            ready = self.mode.condition(ready, mode[1][:, : ready.shape[1]])
+        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        frames: Tensor = self.encoder(ready, n_frames, self.encoder.start(len(bins)))[0]
+        return frames
+
+    def _match(
+        self,
+        denoiser: Denoiser,
+        noisy: Tensor,
+        clean: Tensor,
+        n_bins: Tensor,
+        session: Tensor,
+        mode: tuple[Tensor, Tensor] | None,
+    ) -> Flow:
+        """The denoiser somewhere between noisy frames and those of clean bins, made without dropout."""
+        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            target = self._frames(clean.clone(), n_bins, session, mode)
+        self.train(training)
+        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        return denoiser.match(noisy, target, n_frames, times)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
         refuse_both_ways(self.card.settings.encoder.causal)
         self._check(None, statistics)
         which = torch.tensor([session], device=self.head.weight.device)
-        return State(self.front_end.start(which, statistics), self.encoder.start(1))
+        front_end, like = self.front_end.start(which, statistics), self.head.weight.new_zeros(1, 0, 0)
+        mode = None if self.mode is None else self.mode.start(like)
+        denoiser = None if self.denoiser is None else self.denoiser.start(like)
+        return State(front_end, self.encoder.start(1), mode, denoiser)
 
     def step(self, state: State, bins: Tensor) -> tuple[Outputs, State]:
         """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
         self._check(bins, state.front_end.statistics)
-        ready, front_end = self.front_end.step(state.front_end, bins)
-        frames, encoder = self._encode_ready(ready, state.encoder)
-        return self._streamed(frames), State(front_end, encoder)
+        normalised, front_end = self.front_end.normalise(state.front_end, bins)
+        frames, state = self._take(replace(state, front_end=front_end), normalised, normalised)
+        return self._streamed(frames, state), state
 
     def finish(self, state: State) -> Outputs:
         """The frames that waited for bins which never came; the trial ends here."""
-        ready, _ = self.front_end.finish(state.front_end)
+        missing, beyond = self.front_end.missing(state.front_end), self.front_end.beyond(state.front_end)
+        frames, state = self._take(state, torch.cat([missing, beyond], dim=1), missing)
+        held = self.encoder.finish(state.encoder)
+        if self.denoiser is not None and state.denoiser is not None and held.shape[1]:
+            held = self.denoiser.step(state.denoiser, held)[0]
+        return self._streamed(torch.cat([frames, held], dim=1), state)
+
+    def _take(self, state: State, normalised: Tensor, heard: Tensor) -> tuple[Tensor, State]:
+        """Bins through all parts; `heard` are those among them that belong to the trial."""
+        fresh, front_end = self.front_end.step(state.front_end, normalised)
+        mode = state.mode
+        if self.mode is not None and mode is not None:
+            mode = self.mode.step(mode, heard)
+            fresh = self.mode.condition(fresh, mode.waiting[:, : fresh.shape[1]])
+            mode = replace(mode, waiting=mode.waiting[:, fresh.shape[1] :])
+        ready, front_end = self.front_end.cut(front_end, fresh)
         frames, encoder = self._encode_ready(ready, state.encoder)
-        return self._streamed(torch.cat([frames, self.encoder.finish(encoder)], dim=1))
+        denoiser = state.denoiser
+        if self.denoiser is not None and denoiser is not None:
+            frames, denoiser = self.denoiser.step(denoiser, frames)
+        return frames, State(front_end, encoder, mode, denoiser)
 
     def _encode_ready(self, ready: Tensor, encoder: EncoderState) -> tuple[Tensor, EncoderState]:
         if ready.shape[1] < self.card.settings.front_end.patch.bins:
             return ready.new_zeros(1, 0, self.encoder.n_outputs), encoder
         return self.encoder.step(encoder, ready)
 
-    def _streamed(self, frames: Tensor) -> Outputs:
-        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device))
+    def _streamed(self, frames: Tensor, state: State) -> Outputs:
+        mode = None if state.mode is None else state.mode.logits[:, 0]
+        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
 
-    def _outputs(self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None = None) -> Outputs:
+    def _outputs(
+        self,
+        frames: Tensor,
+        n_frames: Tensor,
+        tokens: Tensor | None = None,
+        mode: Tensor | None = None,
+        flow: Flow | None = None,
+    ) -> Outputs:
         joint = None
         if self.transducer is not None and tokens is not None:
             joint = self.transducer(frames, tokens)
-        return Outputs(frames, n_frames, {"ctc": F.log_softmax(self.head(frames), dim=-1)}, joint)
+        log_probs = {"ctc": F.log_softmax(self.head(frames), dim=-1)}
+        return Outputs(frames, n_frames, log_probs, joint, mode, flow)
 
     def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
         if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.card.n_channels):
@@ -128,6 +226,8 @@ VECTORS = (
     "encoder.",
     "front_end.stem.",
     "transducer.",
+    "mode.",
+    "denoiser.",
 )  # parts whose biases and gains make up the bias group
 
 
