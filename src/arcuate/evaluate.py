@@ -12,6 +12,7 @@ import torch
 from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
+from arcuate.decode.joint import JointBeam, search_both
 from arcuate.decode.transducer import Beam, rescore
 from arcuate.decode.transducer import search as search_transducer
 from arcuate.errors import UserError
@@ -42,6 +43,7 @@ class TrialResult:
     log_probs: np.ndarray | None  # (F, V), kept only where asked for
     losses: dict[str, float] | None = None  # by head
     greedy_score: Score | None = None  # beside `score`, where another search than the greedy one made that
+    frames: torch.Tensor | None = None  # (F, D) of the encoder, kept only where asked for
     mode: tuple[float, ...] | None = None  # log-probabilities of MODES, where the model tells them
 
     @property
@@ -67,6 +69,7 @@ def decode_trials(
     batch_size: int = 32,
     loss: Loss | None = None,
     keep_scores: bool = False,
+    keep_frames: bool = False,
     search: Search = greedy,
     head: Head = "ctc",
     progress: Progress | None = None,
@@ -105,6 +108,7 @@ def decode_trials(
                     score(trial.tokens, greedy(logp))
                     if search is not greedy and trial.tokens is not None
                     else None,
+                    outputs.frames[row, : len(logp)].clone() if keep_frames else None,
                     tuple(modes[row]) if modes is not None else None,
                 )
             if progress:
@@ -116,13 +120,14 @@ def decode_trials(
 def read_transducer(
     model: Model, frames: torch.Tensor, log_probs: np.ndarray, greedy_tokens: tuple[int, ...], head: Head
 ) -> tuple[int, ...]:
-    """Tokens of one trial by its transducer, or by both heads: what either found, scored by both."""
+    """Tokens of one trial by its transducer, or by both heads in one pass and what CTC alone had read."""
     if model.transducer is None:
         raise UserError("this model has no transducer; use --head ctc, or train with transducer.enabled=true")
-    found = search_transducer(Beam(model.transducer), frames)
-    if head == "both":
-        readings = [greedy_tokens, *(h.tokens for h in found)]
-        found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
+    if head == "transducer":
+        return search_transducer(Beam(model.transducer), frames)[0].tokens
+    found = search_both(JointBeam(model.transducer), frames, log_probs)
+    readings = [greedy_tokens, *(h.tokens for h in found)]
+    found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
     return found[0].tokens
 
 

@@ -21,6 +21,7 @@ from arcuate.evaluate import (
     write_scores,
 )
 from arcuate.models.files import load_card, load_model
+from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe
 from arcuate.run import Run, open_run, read_json
@@ -65,10 +66,14 @@ class Scored:
 
     subject: Subject
     store: Store
-    card: ModelCard
+    model: Model
     validate: Validate
     head: Head
     results: list[TrialResult]
+
+    @property
+    def card(self) -> ModelCard:
+        return self.model.card
 
 
 def evaluate_command(
@@ -123,6 +128,7 @@ def score_run(
     checkpoint: str,
     reading: Reading = AS_TRAINED,
     quiet: bool = False,
+    keep_frames: bool = False,
 ) -> Scored:
     """Every trial of a split with its frame scores, and read by the search asked for."""
     subject = find_subject(run, checkpoint)
@@ -148,11 +154,12 @@ def score_run(
             batch_size=recipe.validate_.batch_size,
             loss=recipe.loss,
             keep_scores=True,
+            keep_frames=keep_frames,
             search=phoneme_search(validate),
             head=head,
             progress=report,
         )
-    return Scored(subject, store, model.card, validate, head, results)
+    return Scored(subject, store, model, validate, head, results)
 
 
 def check_head(name: str) -> Head:
