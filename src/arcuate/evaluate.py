@@ -89,7 +89,7 @@ def decode_trials(
             losses, by_head = None, {}
             if loss is not None:
                 by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
-                losses = weigh(by_head, loss).tolist()
+                losses = weigh(by_head, loss).tolist() if by_head else None
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             frames = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
@@ -185,14 +185,14 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
     """Counts and summed losses by session, in a form that adds up over processes. (sessions, 8 + heads)"""
     sums = torch.zeros(len(sessions), len(COUNTS) + len(HEADS), dtype=torch.float64)
     for result in results:
-        if result.score is not None and result.loss is not None:
+        if result.score is not None:
             counted = result.score
             row = (
                 counted.substitutions,
                 counted.insertions,
                 counted.deletions,
                 counted.length,
-                result.loss,
+                float("nan") if result.loss is None else result.loss,
                 1,
                 result.mode is not None and result.said_mode == result.trial.mode,
                 result.mode is not None and result.trial.mode in MODES,
@@ -207,7 +207,9 @@ def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any
     whole = dict(zip((*COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
     errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
     return {
-        "loss": whole["loss"] / whole["n_trials"] if whole["n_trials"] else None,
+        "loss": whole["loss"] / whole["n_trials"]
+        if whole["n_trials"] and whole["loss"] == whole["loss"]
+        else None,
         "losses": {head: whole[head] / whole["n_trials"] for head in HEADS if whole[head]},
         "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
         **({"mode_accuracy": whole["n_right"] / whole["n_modes"]} if whole["n_modes"] else {}),

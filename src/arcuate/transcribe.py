@@ -133,8 +133,8 @@ def transcript_row(transcript: Transcript) -> dict[str, Any]:
         "text": transcript.text,
         "score": best.total,
         "words": [
-            {"word": word, "first": when.first, "last": when.last}
-            for word, when in zip(best.words, best.times, strict=True)
+            {"word": word, "first": when.first if when else None, "last": when.last if when else None}
+            for word, when in zip(best.words, best.times or [None] * len(best.words), strict=True)
         ],
         "reference": reference.text,
         "errors": counted.errors if counted else None,
