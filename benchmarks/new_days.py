@@ -114,13 +114,13 @@ def table(results: list[dict[str, Any]]) -> str:
     still = percent(mean([r["still"][arms[0]]["per_unadapted"] for r in results]))
     lines.append(f"| unadapted | {plain[0]} | {plain[1]} | {still} | |")
     for arm in arms:
-        cells = [change(results, lambda r, g=gap: r["days"][g]["adapted"][arm]) for gap in LATER]  # type: ignore[misc]
+        cells = [change(results, lambda r, g=gap, a=arm: r["days"][g]["adapted"][a]) for gap in LATER]  # type: ignore[misc]
         spent = mean(
             [1000 * r["days"][g]["adapted"][arm]["seconds_per_trial"] for r in results for g in LATER]
         )
         lines.append(
-            f"| {arm} | {cells[0]} | {cells[1]} | {change(results, lambda r: r['still'][arm])} | {spent:.0f} |"
-        )  # noqa: B023
+            f"| {arm} | {cells[0]} | {cells[1]} | {change(results, lambda r, a=arm: r['still'][a])} | {spent:.0f} |"
+        )
     for i, point in enumerate(results[0]["days"][LATER[0]]["curve"]):
         cells = []
         for gap in LATER:

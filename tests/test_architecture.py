@@ -6,6 +6,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
     {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments", "days"},
+    {"overrides"},
     {"pronounce", "lm"},
     {"g2p"},
     {"lexicon"},
@@ -21,6 +22,7 @@ LAYERS = [
     {"foreign", "metrics", "paired"},
     {"word_scores"},
     {"tracking.settings", "training.settings", "training.guard_settings"},
+    {"training.stage_settings", "training.stage_checks"},
     {"recipe"},
     {"recipe_diff", "recipe_settings", "run", "seeded"},
     {"combine"},

@@ -12,6 +12,7 @@ from arcuate.models.outputs import Outputs
 from arcuate.models.settings import (
     ChannelGate,
     ConvStem,
+    Denoiser,
     Encoder,
     FrontEnd,
     GRUEncoder,
@@ -20,6 +21,7 @@ from arcuate.models.settings import (
     Patch,
     SessionLayer,
     Smoothing,
+    SpeakingMode,
     SSMEncoder,
     TransformerEncoder,
 )
@@ -83,17 +85,25 @@ def models(draw, bidirectional=st.booleans()) -> Model:
     encoder: Encoder = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
     torch.manual_seed(draw(st.integers(0, 99)))
     card = ModelCard(
-        settings=ModelSettings(front_end=front_end, encoder=encoder),
+        settings=ModelSettings(
+            front_end=front_end,
+            encoder=encoder,
+            mode=SpeakingMode(enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3),
+            denoiser=Denoiser(enabled=draw(st.booleans()), width=4, taps=draw(st.integers(2, 4)), steps=2),
+        ),
         n_channels=N_CHANNELS,
         sessions=tuple(f"s{i}" for i in range(N_SESSIONS)),
         classes=CLASSES,
     )
     model = Model(card).eval()
     with torch.no_grad():
-        for parameter in model.front_end.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+        for part in filter(None, (model.front_end, model.mode, model.denoiser)):
+            for parameter in part.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
         if isinstance(model.encoder, Transformer):
             model.encoder.distances.table.normal_()  # starts at 0, where no distance would matter
+        if model.mode is not None:
+            model.mode.fit(torch.full_like(model.mode.centre, 4.0), torch.full_like(model.mode.spread, 9.0))
     return model
 
 
@@ -119,6 +129,11 @@ def assert_same(a, b, n: int) -> None:
     torch.testing.assert_close(a.frames[0, :n], b.frames[0, :n], atol=TOLERANCE, rtol=0)
 
 
+def assert_same_mode(a, b) -> None:
+    if b is not None:
+        torch.testing.assert_close(a[:1], b[:1], atol=TOLERANCE, rtol=0)
+
+
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
@@ -142,6 +157,7 @@ def test_padding_changes_nothing(model, lengths, extra, filling):
                 together.frames[i : i + 1], alone.n_frames, {"ctc": together.log_probs["ctc"][i : i + 1]}
             )
             assert_same(mine, alone, n_frames)
+            assert_same_mode(None if together.mode is None else together.mode[i : i + 1], alone.mode)
 
 
 @quick
@@ -164,7 +180,8 @@ def stream(model: Model, bins: torch.Tensor, session: int, past: BatchStatistics
         assert outputs.n_frames.tolist() == [outputs.frames.shape[1]]
         pieces.append(outputs)
     pieces.append(model.finish(state))
-    return torch.cat([p.log_probs["ctc"] for p in pieces], 1), torch.cat([p.frames for p in pieces], 1)
+    log_probs, frames = [p.log_probs["ctc"] for p in pieces], [p.frames for p in pieces]
+    return torch.cat(log_probs, 1), torch.cat(frames, 1), pieces[-1].mode
 
 
 @quick
@@ -175,7 +192,8 @@ def test_chunked_equals_whole(model, n, cuts):
     with torch.no_grad():
         whole = model(bins, lengths, session, past)
         for chosen in (sorted(min(c, n) for c in cuts), list(range(1, n))):
-            log_probs, frames = stream(model, bins, int(session), past, chosen)
+            log_probs, frames, mode = stream(model, bins, int(session), past, chosen)
+            assert_same_mode(mode, whole.mode)
             assert frames.shape[1] == int(whole.n_frames)
             torch.testing.assert_close(log_probs, whole.log_probs["ctc"], atol=TOLERANCE, rtol=0)
             torch.testing.assert_close(frames, whole.frames, atol=TOLERANCE, rtol=0)
@@ -270,7 +288,10 @@ def test_dropout_only_while_training(mode, encoder):
     torch.manual_seed(0)
     front_end = FrontEnd(session_layer=SessionLayer(dropout=0.5))
     card = ModelCard(
-        settings=ModelSettings(front_end=front_end, encoder=encoder),
+        settings=ModelSettings(
+            front_end=front_end,
+            encoder=encoder,
+        ),
         n_channels=2,
         sessions=("s",),
         classes=CLASSES,

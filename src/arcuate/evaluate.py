@@ -12,12 +12,14 @@ import torch
 from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
+from arcuate.decode.joint import JointBeam, search_both
 from arcuate.decode.transducer import Beam, rescore
 from arcuate.decode.transducer import search as search_transducer
 from arcuate.errors import UserError
 from arcuate.losses.heads import HEADS, head_losses, weigh
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.run import Run, save_npz, write_json, write_lines
 from arcuate.store import Store, TrialInfo
@@ -41,6 +43,12 @@ class TrialResult:
     log_probs: np.ndarray | None  # (F, V), kept only where asked for
     losses: dict[str, float] | None = None  # by head
     greedy_score: Score | None = None  # beside `score`, where another search than the greedy one made that
+    frames: torch.Tensor | None = None  # (F, D) of the encoder, kept only where asked for
+    mode: tuple[float, ...] | None = None  # log-probabilities of MODES, where the model tells them
+
+    @property
+    def said_mode(self) -> str | None:
+        return None if self.mode is None else MODES[int(np.argmax(self.mode))]
 
 
 def phoneme_search(settings: Validate) -> Search:
@@ -61,6 +69,7 @@ def decode_trials(
     batch_size: int = 32,
     loss: Loss | None = None,
     keep_scores: bool = False,
+    keep_frames: bool = False,
     search: Search = greedy,
     head: Head = "ctc",
     progress: Progress | None = None,
@@ -80,7 +89,8 @@ def decode_trials(
             losses, by_head = None, {}
             if loss is not None:
                 by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
-                losses = weigh(by_head, loss).tolist()
+                losses = weigh(by_head, loss).tolist() if by_head else None
+            modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             frames = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
             for row, index in enumerate(chosen):
@@ -98,6 +108,8 @@ def decode_trials(
                     score(trial.tokens, greedy(logp))
                     if search is not greedy and trial.tokens is not None
                     else None,
+                    outputs.frames[row, : len(logp)].clone() if keep_frames else None,
+                    tuple(modes[row]) if modes is not None else None,
                 )
             if progress:
                 progress(len(results), len(trials), "scoring trials")
@@ -108,13 +120,14 @@ def decode_trials(
 def read_transducer(
     model: Model, frames: torch.Tensor, log_probs: np.ndarray, greedy_tokens: tuple[int, ...], head: Head
 ) -> tuple[int, ...]:
-    """Tokens of one trial by its transducer, or by both heads: what either found, scored by both."""
+    """Tokens of one trial by its transducer, or by both heads in one pass and what CTC alone had read."""
     if model.transducer is None:
         raise UserError("this model has no transducer; use --head ctc, or train with transducer.enabled=true")
-    found = search_transducer(Beam(model.transducer), frames)
-    if head == "both":
-        readings = [greedy_tokens, *(h.tokens for h in found)]
-        found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
+    if head == "transducer":
+        return search_transducer(Beam(model.transducer), frames)[0].tokens
+    found = search_both(JointBeam(model.transducer), frames, log_probs)
+    readings = [greedy_tokens, *(h.tokens for h in found)]
+    found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
     return found[0].tokens
 
 
@@ -138,26 +151,51 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[s
         "deletions": whole.deletions,
         "loss": float(np.mean(losses)) if losses else None,
         "per_by_session": rates(scored, lambda r: r.trial.session),
-        "per_by_block": rates(scored, lambda r: f"{r.trial.session}/{r.trial.block}"),
+        "per_by_block": rates(scored, block_of),
+        **summarise_modes(results),
     }
 
 
-COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials")
+def block_of(result: TrialResult) -> str:
+    return f"{result.trial.session}/{result.trial.block}"
+
+
+def summarise_modes(results: Sequence[TrialResult]) -> dict[str, Any]:
+    """PER by speaking mode where that is known; how often the model tells it, trial by trial and block by block."""
+    known = [r for r in results if r.trial.mode in MODES]
+    if not known:
+        return {}
+    summary: dict[str, Any] = {
+        "per_by_mode": rates([r for r in known if r.score], lambda r: str(r.trial.mode))
+    }
+    if all(r.mode is not None for r in known):
+        right = [r.said_mode == r.trial.mode for r in known]
+        by_block: dict[str, np.ndarray] = {}
+        for r in known:
+            by_block[block_of(r)] = by_block.get(block_of(r), 0) + np.array(r.mode)
+        pooled = [MODES[int(by_block[block_of(r)].argmax())] == r.trial.mode for r in known]
+        summary |= {"mode_accuracy": float(np.mean(right)), "mode_accuracy_pooled": float(np.mean(pooled))}
+    return summary
+
+
+COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
 
 
 def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
-    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 6 + heads)"""
+    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 8 + heads)"""
     sums = torch.zeros(len(sessions), len(COUNTS) + len(HEADS), dtype=torch.float64)
     for result in results:
-        if result.score is not None and result.loss is not None:
+        if result.score is not None:
             counted = result.score
             row = (
                 counted.substitutions,
                 counted.insertions,
                 counted.deletions,
                 counted.length,
-                result.loss,
+                float("nan") if result.loss is None else result.loss,
                 1,
+                result.mode is not None and result.said_mode == result.trial.mode,
+                result.mode is not None and result.trial.mode in MODES,
                 *((result.losses or {}).get(head, 0.0) for head in HEADS),
             )
             sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
@@ -169,9 +207,12 @@ def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any
     whole = dict(zip((*COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
     errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
     return {
-        "loss": whole["loss"] / whole["n_trials"] if whole["n_trials"] else None,
+        "loss": whole["loss"] / whole["n_trials"]
+        if whole["n_trials"] and whole["loss"] == whole["loss"]
+        else None,
         "losses": {head: whole[head] / whole["n_trials"] for head in HEADS if whole[head]},
         "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
+        **({"mode_accuracy": whole["n_right"] / whole["n_modes"]} if whole["n_modes"] else {}),
         **{name: int(whole[name]) for name in COUNTS[:4]},
         "per_by_session": {s: e / n for s, e, n in zip(sessions, errors, lengths, strict=True) if n},
     }
@@ -193,6 +234,7 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "split": trial.split,
         "corpus": trial.corpus,
         "mode": trial.mode,
+        **({"mode_said": result.said_mode} if result.mode is not None else {}),
         "text": trial.text,
         "reference": names(trial.tokens) if trial.tokens is not None else None,
         "hypothesis": names(result.tokens),

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 import reprlib
 import types
 import typing
@@ -19,7 +18,16 @@ from arcuate.augment.settings import Augment
 from arcuate.batches.settings import Data
 from arcuate.errors import UserError
 from arcuate.losses.settings import Loss
-from arcuate.models.settings import Encoder, FrontEnd, GRUEncoder, ModelSettings, Transducer
+from arcuate.models.settings import (
+    Denoiser,
+    Encoder,
+    FrontEnd,
+    GRUEncoder,
+    ModelSettings,
+    SpeakingMode,
+    Transducer,
+)
+from arcuate.overrides import apply_override
 from arcuate.settings import Settings
 from arcuate.tracking.settings import Track
 from arcuate.training.guard_settings import Guard
@@ -27,15 +35,14 @@ from arcuate.training.settings import (
     Average,
     Constant,
     Ema,
-    HoldDecay,
     Optimizer,
-    Restarts,
     Runtime,
     Schedule,
     Train,
     Validate,
-    WarmupCosine,
 )
+from arcuate.training.stage_checks import fill_length, stage_problems, too_short
+from arcuate.training.stage_settings import Stage
 
 
 class OneOfEach(yaml.SafeLoader):
@@ -48,9 +55,6 @@ class OneOfEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
-
-
 class Recipe(Settings):
     name: str = Field(min_length=1, max_length=100, description="left out: the name of the file")
     extends: str | None = Field(None, description="the recipe this one states its differences from")
@@ -60,6 +64,8 @@ class Recipe(Settings):
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = GRUEncoder()
     transducer: Transducer = Transducer()
+    mode: SpeakingMode = SpeakingMode()
+    denoiser: Denoiser = Denoiser()
     output_init: typing.Literal["default", "xavier"] = Field(
         "default", description="how the output layer starts; the '25 release uses xavier"
     )
@@ -74,6 +80,7 @@ class Recipe(Settings):
     average: Average = Average()
     guard: Guard = Guard()
     train: Train = Train()
+    stages: tuple[Stage, ...] = ()
     validate_: Validate = Field(Validate(), alias="validate")
     runtime: Runtime = Runtime()
     track: Track = Track()
@@ -84,8 +91,22 @@ class Recipe(Settings):
             front_end=self.front_end,
             encoder=self.encoder,
             transducer=self.transducer,
+            mode=self.mode,
+            denoiser=self.denoiser,
             output_init=self.output_init,
         )
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The parts of the model that stages can name."""
+        asked = (self.transducer.enabled, self.mode.enabled, self.denoiser.enabled)
+        more = zip(("transducer", "mode", "denoiser"), asked, strict=True)
+        return ("front_end", "encoder", "ctc", *(name for name, enabled in more if enabled))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_long_as_its_stages(cls, tree: Any) -> Any:
+        return fill_length(tree)
 
     @model_validator(mode="after")
     def _something_is_learnt(self) -> "Recipe":
@@ -106,13 +127,9 @@ class Recipe(Settings):
 def contradictions(recipe: Recipe) -> Iterator[str]:
     """Settings that are right on their own and wrong together, each with what to change."""
     steps, average, precision = recipe.train.steps, recipe.average, recipe.train.precision
+    yield from stage_problems(recipe.stages, recipe.components)
     for name in ("schedule", "session_schedule"):
-        for part, length in lead_in(getattr(recipe, name)):
-            if length > steps:
-                yield (
-                    f"{name}.{part} {length} is longer than train.steps {steps}; lower {name}.{part} or raise"
-                    " train.steps"
-                )
+        yield from too_short(name, getattr(recipe, name), steps, recipe.stages)
     if average.start is not None and average.start > steps:
         yield (
             f"average.start {average.start} lies beyond train.steps {steps}, so that nothing would be averaged;"
@@ -131,16 +148,6 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
             f"guard.adaptive.floor {adaptive.floor:g} lies above the highest rate {recipe.schedule.peak:g} of the"
             " schedule; lower guard.adaptive.floor or raise the rate"
         )
-
-
-def lead_in(schedule: Any) -> Iterator[tuple[str, int]]:
-    """Lengths that have to fit into the run. A schedule laid out for longer than this run may be cut anywhere."""
-    if isinstance(schedule, Restarts):
-        yield "warmup", schedule.warmup
-    if isinstance(schedule, WarmupCosine) and schedule.decay_steps is None:
-        yield "warmup", schedule.warmup
-    if isinstance(schedule, HoldDecay) and schedule.decay_steps is None:
-        yield "hold", schedule.hold
 
 
 def recipe_names() -> list[str]:
@@ -256,36 +263,13 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
-def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in the tree; the value is read as YAML."""
-    path, sign, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not sign or not all(keys):
-        raise UserError(f"override {override!r} is not of the form key.sub=value, such as train.steps=200")
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        value = text
-    if isinstance(value, str) and NUMBER.fullmatch(value):
-        value = float(value)  # YAML takes 1e4 for text
-    *parents, last = keys
-    node = tree
-    for key in parents:
-        child = node.get(key)
-        node[key] = dict(child) if isinstance(child, Mapping) else {}
-        node = node[key]
-    if last == "kind" and node.get("kind") != value:
-        node.clear()
-    node[last] = value
-
-
 def explain(error: ValidationError, where: str) -> Iterator[str]:
     """One sentence per problem, with the path of the setting and the nearest known one."""
     known = sorted(known_paths(Recipe))
     for problem in error.errors():
         path = plain_path(problem["loc"], known)
         if problem["type"] == "extra_forbidden":
-            near = nearest(path, known)
+            near = nearest(".".join(p for p in path.split(".") if not p.isdecimal()), known)
             yield f"recipe {where}: there is no setting {path!r}" + (
                 f"; did you mean {near!r}?" if near else ""
             )
@@ -384,7 +368,7 @@ def known_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
 def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
         for part in typing.get_args(annotation):
             yield from inner_models(part)
 

@@ -15,7 +15,7 @@ from arcuate.errors import UserError
 from arcuate.recipe import Recipe, parse_recipe, to_yaml
 
 AT_START = {
-    *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", ".lock"),
+    *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
 }  # what a run folder may hold before the first step
 
@@ -41,6 +41,10 @@ class Run:
     @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def modes_file(self) -> Path:
+        return self.path / "modes.jsonl"
 
     @property
     def incidents_file(self) -> Path:

@@ -5,10 +5,10 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import yaml
@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from arcuate.decode.hypothesis import Hypothesis
 from arcuate.decode.settings import Decoding
-from arcuate.decode.words import WordSearch
 from arcuate.errors import UserError
 from arcuate.lm.model import LanguageModel
 from arcuate.metrics import Score
@@ -25,6 +24,7 @@ from arcuate.text import normalise_text
 from arcuate.word_scores import ScoredTrial, score_text, summarise_words
 
 Progress = Callable[[int, int, str], None]
+Heard = TypeVar("Heard", bound=Sized, contravariant=True)  # a trial as a search takes it
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,15 @@ class Transcript:
         return self.scored.score.words if self.scored else None
 
 
+class Searcher(Protocol[Heard]):
+    """Whoever reads a trial in words: from frame scores, or from whatever else it takes."""
+
+    def search(self, trial: Heard, n_best: int = 1, /) -> list[Hypothesis]: ...
+
+
 def transcribe(
-    search: WordSearch,
-    trials: Sequence[np.ndarray],
+    search: Searcher[Heard],
+    trials: Sequence[Heard],
     references: Sequence[Reference],
     n_best: int = 10,
     progress: Progress | None = None,
@@ -130,8 +136,8 @@ def transcript_row(transcript: Transcript, lm: str) -> dict[str, Any]:
         "text": transcript.text,
         "score": best.total,
         "words": [
-            {"word": word, "first": when.first, "last": when.last}
-            for word, when in zip(best.words, best.times, strict=True)
+            {"word": word, "first": when.first if when else None, "last": when.last if when else None}
+            for word, when in zip(best.words, best.times or [None] * len(best.words), strict=True)
         ],
         "lm": lm,
         "in_lm_text": reference.in_lm_text,

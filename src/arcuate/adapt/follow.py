@@ -17,7 +17,8 @@ from arcuate.batches.batch import move_statistics, read_statistics
 from arcuate.days import days_between
 from arcuate.decode.greedy import greedy
 from arcuate.evaluate import Progress, Search, TrialResult
-from arcuate.metrics import Score, paired_difference, score, total
+from arcuate.metrics import Score, score, total
+from arcuate.paired import score_difference
 from arcuate.store import Store, TrialInfo
 
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances
@@ -145,7 +146,7 @@ def summarise_courses(courses: Sequence[Course]) -> dict[str, Any]:
     everything = [f for course in courses for f in course.trials]
     pairs = [(f.result.score, f.unadapted) for f in everything if f.result.score and f.unadapted]
     adapted, plain = [a for a, _ in pairs], [b for _, b in pairs]
-    difference = paired_difference(adapted, plain) if pairs else None
+    difference = score_difference(adapted, plain) if pairs else None
     return {
         "per_unadapted": total(plain).rate,
         "difference": difference.rate if difference else None,

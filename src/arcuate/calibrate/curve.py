@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from arcuate.evaluate import TrialResult
-from arcuate.metrics import bootstrap_interval, paired_difference, total
+from arcuate.metrics import bootstrap_interval, total
+from arcuate.paired import score_difference
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,6 @@ def measure(
     low, high = bootstrap_interval(scores)
     rate = total(scores).rate
     before = [r.score for r in without or () if r.score is not None]
-    found = paired_difference(before, scores) if before and scores else None
+    found = score_difference(before, scores) if before and scores else None
     gain = (found.rate, found.low, found.high) if found else (None, None, None)
     return Point(sentences, rate, low, high, len(scores), *gain)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import yaml
@@ -30,6 +30,14 @@ from arcuate.transcribe import (
 )
 from arcuate.word_scores import leakage_warning
 
+if TYPE_CHECKING:  # torch is needed only where a transducer is asked
+    from torch import Tensor
+
+    from arcuate.decode.transducer_words import BothHeads, Heard
+    from arcuate.models.transducer import Transducer
+
+HeardByTransducer: TypeAlias = "tuple[Transducer, list[Tensor]]"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -45,6 +53,7 @@ class Source:
     split: str = "val"
     data: Path | None = None
     words: tuple[str, ...] = ()  # added at run time, as word or word=weight
+    head: str = "ctc"  # of a run: ctc, or both
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +65,7 @@ class Task:
     references: list[Reference]
     facts: dict[str, Any]
     tuned: dict[str, Any]
+    both: "tuple[BothHeads, tuple[Heard, ...]] | None" = None  # where the transducer is asked too
 
 
 def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> None:
@@ -70,7 +80,10 @@ def decode_source(source: Source, hyps: Path, n_best: int) -> tuple[dict[str, An
     """Everything `arcuate decode` does; returns what it prints as JSON, and what it found."""
     task = open_task(source)
     with progress("searching words") as report:
-        transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
+        if task.both is not None:
+            transcripts = transcribe(*task.both, task.references, n_best, report)
+        else:
+            transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
     write_lines(hyps, (transcript_row(t, task.facts["lm"]) for t in transcripts))
     summary = {
         **summarise(transcripts, task.facts["lm"]),
@@ -148,7 +161,13 @@ def open_task(source: Source) -> Task:
     settings = Decoding.model_validate(
         settings.model_dump() | {k: v for k, v in asked.items() if v is not None}
     )
-    trials, classes, boundary, references = read_trials(source, settings)
+    if source.head not in ("ctc", "both"):
+        raise UserError(f"--head {source.head!r} is unknown; choose ctc or both")
+    if source.head == "both" and not source.scores.is_dir():
+        raise UserError(
+            "--head both needs a run folder: a file of frame scores knows nothing of a transducer"
+        )
+    trials, classes, boundary, references, heard = read_trials(source, settings)
     with progress("reading the lexicon and the language model") as report:
         lexicon = open_lexicon(source.lexicon, classes)
         model = open_model(source.model, report)
@@ -172,16 +191,31 @@ def open_task(source: Source) -> Task:
         "n_pronunciations": len(lexicon),
         "beam": settings.beam,
         "threshold": settings.threshold,
+        "head": source.head,
     }
-    return Task(search, trials, mark_leakage(references, model), facts, tuned)
+    both = None if heard is None else both_heads(search, lexicon, trials, *heard)
+    return Task(search, trials, mark_leakage(references, model), facts, tuned, both)
+
+
+def both_heads(
+    search: WordSearch,
+    lexicon: Lexicon,
+    trials: Sequence[np.ndarray],
+    head: "Transducer",
+    frames: "Sequence[Tensor]",
+) -> "tuple[BothHeads, tuple[Heard, ...]]":
+    from arcuate.decode.transducer_words import BothHeads, Heard
+
+    heard = tuple(Heard(scores, f) for scores, f in zip(trials, frames, strict=True))
+    return BothHeads(search, lexicon, head), heard
 
 
 def read_trials(
     source: Source, settings: Decoding
-) -> tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference]]:
+) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """Frames, classes, boundary and references, from a score file or from a run folder."""
     if source.scores.is_dir():
-        return run_trials(source, settings)
+        return run_trials(source)
     scores = read_scores(source.scores, settings.boundary, settings.fold)
     names = scores.ids or tuple(str(i) for i in range(len(scores.trials)))
     references = (
@@ -189,23 +223,30 @@ def read_trials(
         if source.references
         else [Reference(name) for name in names]
     )
-    return scores.trials, scores.classes, scores.boundary, references
+    return scores.trials, scores.classes, scores.boundary, references, None
 
 
 def run_trials(
-    source: Source, settings: Decoding
-) -> tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference]]:
+    source: Source,
+) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """The trials of a split as the best model of a run hears them; their own texts are the references."""
     from arcuate.cli.evaluate import score_run
+    from arcuate.decode.transducer_words import refuse_without
     from arcuate.run import open_run
     from arcuate.tokens import CLASSES, SILENCE
 
-    results = score_run(open_run(source.scores), source.split, source.data, "best").results
+    both = source.head == "both"
+    scored = score_run(open_run(source.scores), source.split, source.data, "best", keep_frames=both)
+    results = scored.results
     frames = [arrange(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
     if source.references:
         references = read_references(source.references, len(frames), [r.id for r in references])
-    return tuple(frames), CLASSES, SILENCE, references
+    heard = None
+    if both:
+        head = refuse_without(scored.model.transducer, str(source.scores))
+        heard = head, [r.frames for r in results if r.frames is not None]
+    return tuple(frames), CLASSES, SILENCE, references, heard
 
 
 def add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:

@@ -21,6 +21,7 @@ from arcuate.evaluate import (
     write_scores,
 )
 from arcuate.models.files import load_card, load_model
+from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe
 from arcuate.run import Run, open_run, read_json
@@ -68,10 +69,14 @@ class Scored:
 
     subject: Subject
     store: Store
-    card: ModelCard
+    model: Model
     validate: Validate
     head: Head
     results: list[TrialResult]
+
+    @property
+    def card(self) -> ModelCard:
+        return self.model.card
 
 
 def evaluate_command(
@@ -133,6 +138,7 @@ def score_run(
     checkpoint: str,
     reading: Reading = AS_TRAINED,
     quiet: bool = False,
+    keep_frames: bool = False,
 ) -> Scored:
     """Every trial of a split with its frame scores, and read by the search asked for."""
     subject = find_subject(run, checkpoint)
@@ -158,11 +164,12 @@ def score_run(
             batch_size=recipe.validate_.batch_size,
             loss=recipe.loss,
             keep_scores=True,
+            keep_frames=keep_frames,
             search=phoneme_search(validate),
             head=head,
             progress=report,
         )
-    return Scored(subject, store, model.card, validate, head, results)
+    return Scored(subject, store, model, validate, head, results)
 
 
 def check_head(name: str) -> Head:
@@ -204,6 +211,8 @@ def find_subject(run: Run, checkpoint: str) -> Subject:
         front_end=settings.front_end,
         encoder=settings.encoder,
         transducer=settings.transducer,
+        mode=settings.mode,
+        denoiser=settings.denoiser,
         output_init=settings.output_init,
     )
     return Subject(run, folder, recipe, None)
@@ -291,6 +300,10 @@ def show(run: Run, summary: dict[str, Any]) -> None:
         table.add_row(session, percent(rate))
     if summary["per_by_session"]:
         out.print(table)
+    if modes := summary.get("per_by_mode"):
+        told = summary.get("mode_accuracy")
+        right = f"; mode told right in {percent(told)} of trials" if told is not None else ""
+        out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in modes.items()) + right)
     out.print(headline(summary), soft_wrap=True)
     say(f"one line per trial in {run.results_file(summary['split'], summary['label'])}")
 

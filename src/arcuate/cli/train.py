@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from arcuate.batches.batch import PlannedBatches, training_batches
 from arcuate.batches.plan import make_plan, padding_waste
 from arcuate.batches.select import Selection, select
 from arcuate.batches.settings import Bucketed, Days
-from arcuate.cli.console import counted, emit_json, percent, say
+from arcuate.cli.console import counted, emit_json, percent, progress, say
 from arcuate.cli.watch import TerminalWatcher
 from arcuate.coupling import coupling_warnings
 from arcuate.environment import describe
@@ -33,10 +33,12 @@ from arcuate.training.begin import Start, begin, check_parent, refuse_other_reci
 from arcuate.training.cautions import cautions
 from arcuate.training.lock import sole_writer
 from arcuate.training.loop import train
+from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
 from arcuate.training.parallel import parallel_encode
 from arcuate.training.precision import Choice, choose_precision
 from arcuate.training.settings import Runtime
 from arcuate.training.signals import listening
+from arcuate.training.stages import settle
 from arcuate.training.state import Training
 from arcuate.training.world import World, join_world, leave_world
 
@@ -67,10 +69,14 @@ def train_run(asked: Asked) -> dict[str, Any]:
     """Everything `arcuate train` does; returns what it prints as JSON, and of other processes only the exit code."""
     recipe = load_recipe(asked.recipe, asked.overrides)
     check_trackers(recipe.track)
-    refuse_early(asked, recipe)
+    if not asked.dry_run:
+        refuse_taken(asked.run, asked.resume)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
+    per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
+    recipe = settle(recipe, per_epoch / recipe.train.accumulate)
+    refuse_early(asked, recipe)
     store.close()  # loading processes start from here, and must not inherit open files
     before = began_with(Run(asked.run)) if asked.resume else {}
     machine = set_up(same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size)
@@ -149,11 +155,28 @@ def run_training(
             if world.writes:
                 held.enter_context(sole_writer(training.run, say))
         begin(training, start, environment, world, say)
-        if training.step >= recipe.train.steps:
+        if training.finished:
             if world.writes:
                 say(f"{asked.run} is finished: {training.step} steps")
             return {**facts, **result(training, selection, 0.0)}
+        find_modes(training, store, selection, world)
         return {**facts, **train_in(training, store, selection, machine, world)}
+
+
+def find_modes(training: Training, store: Store, selection: Selection, world: World) -> None:
+    """Speaking modes of the training trials: found once, and remembered in the run folder."""
+    file, head = training.run.modes_file, training.model.mode
+    if head is None:
+        return
+    if training.position > 0 and file.is_file():
+        training.modes = read_modes(file)
+        return
+    with progress("looking for speaking modes") if world.writes else nullcontext() as report:
+        training.modes = learn_modes(training.model, store, selection.train, report)
+    store.close()  # loading processes must not inherit open files
+    if world.writes:
+        write_modes(file, training.modes)
+        say(describe_modes(selection.train, training.modes, training.recipe.mode))
 
 
 def began_with(run: Run) -> dict[str, Any]:
@@ -190,14 +213,17 @@ def train_in(
     batches = training_batches(
         planned, training.position, None, worker_count(recipe), pin_memory=machine.device.type == "cuda"
     )
-    encode = parallel_encode(training.model, recipe, machine.device, world)
     shown = Watchers()  # only the process that writes has anyone watching
     if world.writes:
         tracked = trackers(recipe, training.run, training.step, say)
         shown = Watchers(*tracked, TerminalWatcher(recipe.train.steps))
-    validate = validator(recipe, store, selection, world, shown.sample) if selection.validation else None
+    validate = validator(training, store, selection, world, shown.sample) if selection.validation else None
     with listening(patient=world.size > 1) as stop, shown as watcher:
-        train(training, batches, validate, machine.device, watcher, stop, encode, world)
+        train(
+            *(training, batches, validate, machine.device, watcher, stop),
+            lambda: parallel_encode(training.model, recipe, machine.device, world),
+            world,
+        )
     seconds = time.perf_counter() - started
     if world.writes:
         if stop.signal is not None:
@@ -231,20 +257,20 @@ def result(training: Training, selection: Selection, seconds: float) -> dict[str
 
 
 def validator(
-    recipe: Recipe,
+    training: Training,
     store: Store,
     selection: Selection,
     world: World,
     show: Callable[[Sequence[str], Sequence[str]], None],
 ) -> Callable[[Model], dict[str, Any]]:
     """Scores this process's share of the validation trials; sums are added over all processes."""
-    mine = selection.validation[world.rank :: world.size]
+    mine, recipe = selection.validation[world.rank :: world.size], training.recipe
     settings, search = recipe.validate_, phoneme_search(recipe.validate_)
 
     def validate(model: Model) -> dict[str, Any]:
         started = time.perf_counter()
         results = decode_trials(
-            model, store, mine, batch_size=settings.batch_size, loss=recipe.loss, search=search
+            model, store, mine, batch_size=settings.batch_size, loss=training.loss, search=search
         )
         if results and results[0].trial.tokens is not None:
             show(names(results[0].trial.tokens), names(results[0].tokens))

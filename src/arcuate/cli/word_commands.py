@@ -44,12 +44,15 @@ def decode(
     word: Words = None,
     split: SplitName = "val",
     data: DataPath = None,
+    head: Annotated[str, typer.Option(help="Of a run: ctc, or both, where it has a transducer.")] = "ctc",
     as_json: Json = False,
 ) -> None:
     """Frame scores to words, with a pronunciation lexicon and a language model."""
     from arcuate.cli.decode import Source, decode_command
 
-    source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ()))
+    source = Source(
+        *(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ())), head
+    )
     decode_command(source, out, nbest, as_json)
 
 

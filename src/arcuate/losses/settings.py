@@ -48,7 +48,21 @@ class Intermediate(Settings):
         return self.layers if self.weight > 0 else ()
 
 
+class ModeLoss(Settings):
+    """Cross-entropy of the speaking mode, where the model has one; both modes count alike however rare one is."""
+
+    weight: float = Field(0.1, ge=0.0, le=1000.0, description="0 = left out")
+
+
+class Denoise(Settings):
+    """Error of the denoiser's flow over that of no flow at all, where the model has a denoiser."""
+
+    weight: float = Field(0.05, ge=0.0, le=1000.0, description="0 = left out")
+
+
 class Loss(Settings):
     ctc: CTC = CTC()
     rnnt: RNNT = RNNT()
     intermediate: Intermediate = Intermediate()
+    mode: ModeLoss = ModeLoss()
+    denoise: Denoise = Denoise()

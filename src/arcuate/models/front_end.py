@@ -4,7 +4,7 @@ Every function here works on a whole padded batch and on one chunk of a stream a
 remember between chunks goes in and comes out as a value.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -135,7 +135,10 @@ class FrontEnd(nn.Module):
             self.stem = Stem(settings.channel_gate, settings.stem, n_channels, causal)
 
     def forward(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Tensor:
-        """Normalised bins to the bins that patches are cut from. (B, T, C) -> (B, max(T, patch), C)"""
+        """Normalised bins to the bins that patches are cut from. (B, T, C) -> (B, max(T, patch), C)
+
+        What a speaking mode changes is changed after this.
+        """
         missing = max(self.settings.patch.bins - bins.shape[1], 0)
         bins = F.pad(bins, (0, 0, self.left, self.right + missing))
         beyond = torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]  # (B, T)
@@ -149,37 +152,33 @@ class FrontEnd(nn.Module):
         stem = None if self.stem is None else self.stem.start(zeros)
         return FrontEndState(session, statistics, None, 0, zeros, zeros[:, :0], stem)
 
-    def step(self, state: FrontEndState, bins: Tensor) -> tuple[Tensor, FrontEndState]:
-        """One chunk of raw bins in, the bins of all complete patches out (none: shorter than a patch)."""
+    def normalise(self, state: FrontEndState, bins: Tensor) -> tuple[Tensor, FrontEndState]:
+        """The next raw bins of a stream as the model sees them."""
         normalised, running = normalise(bins, state.statistics, self.settings, state.running)
-        return self._advance(state, normalised, running, state.n_bins + bins.shape[1])
+        return normalised, replace(state, running=running, n_bins=state.n_bins + bins.shape[1])
 
-    def finish(self, state: FrontEndState) -> tuple[Tensor, FrontEndState]:
-        """The bins that waited for a future that turned out to be zeros."""
-        missing = max(self.settings.patch.bins - state.n_bins, 0)
-        zeros = state.normalised.new_zeros(1, self.right + missing, self.n_channels)
-        return self._advance(state, zeros, state.running, state.n_bins)
+    def missing(self, state: FrontEndState) -> Tensor:
+        """The zeros that a trial shorter than a patch is filled up with."""
+        n = max(self.settings.patch.bins - state.n_bins, 0)
+        return state.normalised.new_zeros(1, n, self.n_channels)
 
-    def _advance(
-        self, state: FrontEndState, normalised: Tensor, running: Running | None, n_bins: int
-    ) -> tuple[Tensor, FrontEndState]:
+    def beyond(self, state: FrontEndState) -> Tensor:
+        """The zeros that smoothing sees after the last bin."""
+        return state.normalised.new_zeros(1, self.right, self.n_channels)
+
+    def step(self, state: FrontEndState, normalised: Tensor) -> tuple[Tensor, FrontEndState]:
+        """Normalised bins in; out the bins ready for patches that are new, (1, n, C)."""
         waiting = torch.cat([state.normalised, normalised], dim=1)
         n_smooth = max(waiting.shape[1] - len(self.kernel) + 1, 0)
-        ready, stem = state.ready, state.stem
+        fresh, stem = state.ready[:, :0], state.stem
         if n_smooth:
             fresh = self.session_layer(smooth(waiting, self.kernel), state.session)
             if self.stem is not None and stem is not None:
                 fresh, stem = self.stem.step(fresh, stem)
-            ready = torch.cat([ready, fresh], dim=1)
-        patch = self.settings.patch
+        return fresh, replace(state, normalised=waiting[:, n_smooth:], stem=stem)
+
+    def cut(self, state: FrontEndState, fresh: Tensor) -> tuple[Tensor, FrontEndState]:
+        """The bins of all complete patches (none: shorter than a patch), and what later ones still need."""
+        ready, patch = torch.cat([state.ready, fresh], dim=1), self.settings.patch
         n_frames = count_frames(ready.shape[1], patch) if ready.shape[1] >= patch.bins else 0
-        rest = FrontEndState(
-            state.session,
-            state.statistics,
-            running,
-            n_bins,
-            waiting[:, n_smooth:],
-            ready[:, n_frames * patch.stride :],
-            stem,
-        )
-        return ready, rest
+        return ready, replace(state, ready=ready[:, n_frames * patch.stride :])

@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from arcuate.batches.statistics import BatchStatistics
 from arcuate.errors import UserError
+from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.encoder import EncoderState, refuse_both_ways
 from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
 from arcuate.models.gru import GRU
-from arcuate.models.outputs import Outputs
+from arcuate.models.mode import ModeState, SpeakingMode
+from arcuate.models.outputs import Flow, Outputs
 from arcuate.models.settings import GRUEncoder, ModelCard, ModelSettings, SSMEncoder, TransformerEncoder
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
@@ -26,11 +28,16 @@ class State:
 
     front_end: FrontEndState
     encoder: EncoderState
+    mode: ModeState | None = None
+    denoiser: DenoiserState | None = None
     ahead: Any = None  # work done for the next frame already, where the encoder can
 
 
 class Model(nn.Module):
-    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax; a transducer where asked for.
+    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax.
+
+    Where asked for: a speaking mode that scales channels before the patches, a denoiser after the encoder, and a
+    transducer.
 
     Whole trials: `model(bins, n_bins, session, statistics)`. Training puts its augmentation between the two
     halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
@@ -47,6 +54,12 @@ class Model(nn.Module):
         self.transducer: Transducer | None = None
         if settings.transducer.enabled:
             self.transducer = Transducer(settings.transducer, self.encoder.n_outputs, len(card.classes))
+        self.mode: SpeakingMode | None = None
+        if settings.mode.enabled:
+            self.mode = SpeakingMode(settings.mode, settings.front_end.patch, card.n_channels, causal)
+        self.denoiser: Denoiser | None = None
+        if settings.denoiser.enabled:
+            self.denoiser = Denoiser(settings.denoiser, self.encoder.n_outputs, causal)
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
 
@@ -71,45 +84,119 @@ class Model(nn.Module):
         n_bins: Tensor,
         session: Tensor,
         tokens: Tensor | None = None,
+        clean: Tensor | None = None,
+        match: bool = False,
         layers: Collection[int] = (),
     ) -> Outputs:
         """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for.
 
-        `layers` of the encoder (1 = the first) are read by the same head, for losses on the way.
+        `clean` (B, T, C) are the same bins without augmentation: the mode is told from them, and with `match` the
+        denoiser is led towards what the encoder makes of them. `layers` of the encoder (1 = the first) are read by
+        the same head, for losses on the way.
         """
+        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        mode = self._tell_mode(bins if clean is None else clean, n_bins)
+        frames, inner = self._frames(bins, n_bins, session, mode, layers)
+        flow = None
+        if self.denoiser is not None:
+            if clean is not None and match:
+                flow = self._match(self.denoiser, frames, clean, n_bins, session, mode)
+            frames = self.denoiser(frames, n_frames)
+        outputs = self._outputs(frames, n_frames, tokens, None if mode is None else mode[0], flow)
+        return replace(outputs, intermediate={i: self._scores(said) for i, said in inner.items()})
+
+    def _tell_mode(self, bins: Tensor, n_bins: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logits of each trial and for every bin; bins of short trials as the front end fills them up."""
+        if self.mode is None:
+            return None
+        least = self.card.settings.front_end.patch.bins
+        bins = F.pad(bins, (0, 0, 0, max(least - bins.shape[1], 0)))
+        beyond = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
+        return self.mode(bins.masked_fill(beyond[..., None], 0.0), n_bins.clamp(min=least))
+
+    def _frames(
+        self,
+        bins: Tensor,
+        n_bins: Tensor,
+        session: Tensor,
+        mode: tuple[Tensor, Tensor] | None,
+        layers: Collection[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         ready = self.front_end(bins, n_bins, session)
+        if self.mode is not None and mode is not None:
+            ready = self.mode.condition(ready, mode[1][:, : ready.shape[1]])
         n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
         start: EncoderState = self.encoder.start(len(bins))
         frames, _, inner = self.encoder.layered(ready, n_frames, start, layers)
-        outputs = self._outputs(frames, n_frames, tokens)
-        return replace(outputs, intermediate={i: self._scores(said) for i, said in inner.items()})
+        return frames, inner
+
+    def _match(
+        self,
+        denoiser: Denoiser,
+        noisy: Tensor,
+        clean: Tensor,
+        n_bins: Tensor,
+        session: Tensor,
+        mode: tuple[Tensor, Tensor] | None,
+    ) -> Flow:
+        """The denoiser somewhere between noisy frames and those of clean bins, made without dropout."""
+        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            target, _ = self._frames(clean.clone(), n_bins, session, mode)
+        self.train(training)
+        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        return denoiser.match(noisy, target, n_frames, times)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
         refuse_both_ways(self.card.settings.encoder.causal)
         self._check(None, statistics)
         which = torch.tensor([session], device=self.head.weight.device)
-        return State(self.front_end.start(which, statistics), self.encoder.start(1))
+        front_end, like = self.front_end.start(which, statistics), self.head.weight.new_zeros(1, 0, 0)
+        mode = None if self.mode is None else self.mode.start(like)
+        denoiser = None if self.denoiser is None else self.denoiser.start(like)
+        return State(front_end, self.encoder.start(1), mode, denoiser)
 
     def step(self, state: State, bins: Tensor) -> tuple[Outputs, State]:
         """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
         self._check(bins, state.front_end.statistics)
-        ready, front_end = self.front_end.step(state.front_end, bins)
-        frames, encoder = self._encode_ready(ready, state)
-        return self._streamed(frames), State(front_end, encoder, None if frames.shape[1] else state.ahead)
+        normalised, front_end = self.front_end.normalise(state.front_end, bins)
+        frames, state = self._take(replace(state, front_end=front_end), normalised, normalised)
+        return self._streamed(frames, state), state
 
     def ahead(self, state: State) -> State:
         """The same state with all work done that needs no bins to come: the next frame is then sooner there."""
         work = getattr(self.encoder, "ahead", None)
-        if work is None or getattr(self, "mode", None) is not None:  # a mode may still change the bins
+        if work is None:
             return state
         return replace(state, ahead=work(state.encoder, state.front_end.ready, state.ahead))
 
     def finish(self, state: State) -> Outputs:
         """The frames that waited for bins which never came; the trial ends here."""
-        ready, _ = self.front_end.finish(state.front_end)
+        missing, beyond = self.front_end.missing(state.front_end), self.front_end.beyond(state.front_end)
+        frames, state = self._take(state, torch.cat([missing, beyond], dim=1), missing)
+        held = self.encoder.finish(state.encoder)
+        if self.denoiser is not None and state.denoiser is not None and held.shape[1]:
+            held = self.denoiser.step(state.denoiser, held)[0]
+        return self._streamed(torch.cat([frames, held], dim=1), state)
+
+    def _take(self, state: State, normalised: Tensor, heard: Tensor) -> tuple[Tensor, State]:
+        """Bins through all parts; `heard` are those among them that belong to the trial."""
+        fresh, front_end = self.front_end.step(state.front_end, normalised)
+        mode = state.mode
+        if self.mode is not None and mode is not None:
+            mode = self.mode.step(mode, heard)
+            fresh = self.mode.condition(fresh, mode.waiting[:, : fresh.shape[1]])
+            mode = replace(mode, waiting=mode.waiting[:, fresh.shape[1] :])
+        ready, front_end = self.front_end.cut(front_end, fresh)
         frames, encoder = self._encode_ready(ready, state)
-        return self._streamed(torch.cat([frames, self.encoder.finish(encoder)], dim=1))
+        ahead = None if frames.shape[1] else state.ahead
+        denoiser = state.denoiser
+        if self.denoiser is not None and denoiser is not None:
+            frames, denoiser = self.denoiser.step(denoiser, frames)
+        return frames, State(front_end, encoder, mode, denoiser, ahead)
 
     def _encode_ready(self, ready: Tensor, state: State) -> tuple[Tensor, EncoderState]:
         if ready.shape[1] < self.card.settings.front_end.patch.bins:
@@ -117,14 +204,23 @@ class Model(nn.Module):
         done = () if state.ahead is None else (state.ahead,)
         return self.encoder.step(state.encoder, ready, *done)
 
-    def _streamed(self, frames: Tensor) -> Outputs:
-        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device))
+    def _streamed(self, frames: Tensor, state: State) -> Outputs:
+        mode = None if state.mode is None else state.mode.logits[:, 0]
+        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
 
-    def _outputs(self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None = None) -> Outputs:
+    def _outputs(
+        self,
+        frames: Tensor,
+        n_frames: Tensor,
+        tokens: Tensor | None = None,
+        mode: Tensor | None = None,
+        flow: Flow | None = None,
+    ) -> Outputs:
         joint = None
         if self.transducer is not None and tokens is not None:
             joint = self.transducer(frames, tokens)
-        return Outputs(frames, n_frames, {"ctc": self._scores(frames)}, joint)
+        log_probs = {"ctc": self._scores(frames)}
+        return Outputs(frames, n_frames, log_probs, joint, mode, flow)
 
     def _scores(self, frames: Tensor) -> Tensor:
         return F.log_softmax(self.head(frames), dim=-1)
@@ -157,6 +253,8 @@ VECTORS = (
     "encoder.",
     "front_end.stem.",
     "transducer.",
+    "mode.",
+    "denoiser.",
 )  # parts whose biases and gains make up the bias group
 
 

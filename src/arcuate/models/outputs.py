@@ -22,11 +22,21 @@ class Joint:
 
 
 @dataclass(frozen=True)
+class Flow:
+    """How fast the denoiser would move frames somewhere along the way, and how fast it should."""
+
+    said: Tensor  # (B, F, D)
+    wanted: Tensor  # (B, F, D)
+
+
+@dataclass(frozen=True)
 class Outputs:
     frames: Tensor  # (B, F, D) what the encoder says
     n_frames: Tensor  # (B,) int64; frames beyond it are padding and mean nothing
     log_probs: dict[str, Tensor]  # per head, {"ctc": (B, F, V)}
     joint: Joint | None = None  # of the transducer head, where there is one and tokens were given
+    mode: Tensor | None = None  # (B, 2) logits of the speaking mode, where the model tells it
+    flow: Flow | None = None  # of the denoiser, where clean bins were given
     intermediate: dict[int, Tensor] = field(
         default_factory=dict
     )  # CTC scores of inner layers, where asked for

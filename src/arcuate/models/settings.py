@@ -158,10 +158,43 @@ class Transducer(Settings):
     dropout: Probability = 0.1
 
 
+class SpeakingMode(Settings):
+    """Whether a trial was voiced or silent, told from its bins; channel gains follow the answer."""
+
+    enabled: bool = False
+    lags: int = Field(5, ge=1, le=64, description="frames over which each channel is compared with itself")
+    prior_frames: int = Field(
+        25,
+        ge=1,
+        le=10_000,
+        description="before anything was heard the answer weighs as much as so many frames",
+    )
+    conditions: bool = Field(
+        True, description="channels are scaled and shifted by the mode; false = only told"
+    )
+    labels: Literal["use", "ignore"] = Field(
+        "use", description="modes that the data know: learnt from, or set aside so that all are inferred"
+    )
+    shared_by: Literal["block", "trial"] = Field(
+        "block", description="inference: trials of a block share one mode, or each has its own"
+    )
+
+
+class Denoiser(Settings):
+    """A flow that carries frames of noisy bins towards those of clean bins, in a few steps."""
+
+    enabled: bool = False
+    width: int = Field(64, ge=1, le=8192, description="of its hidden layer")
+    taps: int = Field(5, ge=2, le=101, description="frames that it sees at once")
+    steps: int = Field(2, ge=1, le=64, description="steps along the flow")
+
+
 class ModelSettings(Settings):
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = GRUEncoder()
     transducer: Transducer = Transducer()
+    mode: SpeakingMode = SpeakingMode()
+    denoiser: Denoiser = Denoiser()
     output_init: Literal["default", "xavier"] = "default"
 
 

@@ -11,6 +11,7 @@ TRAIN = {
     "blank_share": "train/blank_share",
     "n_distinct": "train/distinct_phonemes",
     "length_ratio": "train/length_ratio",
+    "stage_index": "train/stage",
     "lr": "learning_rate",
     "lr_bias": "learning_rate_bias",
     "lr_session": "learning_rate_session",

@@ -16,7 +16,7 @@ from arcuate.training.checkpoint import (
     candidates,
     find_checkpoint,
     load_checkpoint,
-    mend_best,
+    mend_bests,
     point,
     sweep_up,
 )
@@ -57,8 +57,8 @@ def write_start(
     """The run folder as it has to be when the first step is taken."""
     run = training.run
     if found is not None:
-        mend_best(run, training.best.step, training.best.position)
-        if training.step < training.recipe.train.steps:
+        mend_bests(run, training.best, training.bests)
+        if not training.finished:
             training.cut_files(found)
             point(run, "last", found.folder)
             sweep_up(run)
@@ -88,7 +88,7 @@ def go_on(training: Training, environment: dict[str, Any], say: Say) -> Checkpoi
             continue
         for problem in problems:
             say(f"{problem}; using an earlier checkpoint")
-        if training.step < training.recipe.train.steps:
+        if not training.finished:
             say(f"going on after step {training.step}")
         return checkpoint
     if problems:

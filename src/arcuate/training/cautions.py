@@ -17,6 +17,12 @@ def cautions(recipe: Recipe, validates: bool, device: str) -> Iterator[str]:
             )
         if isinstance(schedule, Plateau) and not validates:
             yield f"{name}.kind=plateau never lowers the rate, for there are no validation trials"
+    planned = sum(stage.steps or 0 for stage in recipe.stages)
+    if planned > steps:
+        yield f"train.steps {steps} ends this run before its stages, which add up to {planned} steps, are over"
+    for stage in recipe.stages:
+        if stage.plateau is not None and not validates:
+            yield f"stages.{stage.name}.plateau never ends the stage, for there are no validation trials"
     if recipe.train.precision.below_per is not None and not validates:
         yield "train.precision.below_per never turns mixed precision on, for there are no validation trials"
     for name in ("compile", "cudnn_benchmark", "tf32"):

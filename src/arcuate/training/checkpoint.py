@@ -20,7 +20,7 @@ from arcuate.errors import UserError
 from arcuate.models.files import CARD, WEIGHTS, save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run, read_json, write_json
-from arcuate.training.saved import Saved, seal, unseal
+from arcuate.training.saved import Best, Saved, seal, unseal
 
 STATE, TENSORS = "state.json", "training.safetensors"
 NAMED = re.compile(r"(step|best)-\d{8,9}")
@@ -75,12 +75,21 @@ def make_room(run: Run, folder: Path, step: int) -> None:
         shutil.rmtree(folder)
 
 
-def mend_best(run: Run, step: int | None, position: int | None) -> None:
+def mend_best(run: Run, step: int | None, position: int | None, link: str = "best") -> None:
     """Make `best` what the state says it is: a run killed between saving and linking comes back without the link."""
     for name in (f"best-{step:08d}", f"step-{step:08d}") if step is not None else ():
         if position is not None and position_of(run.checkpoints / name) == position:
-            point(run, "best", run.checkpoints / name)
+            point(run, link, run.checkpoints / name)
             return
+
+
+def mend_bests(run: Run, best: Best, bests: dict[str, Best]) -> None:
+    """The links to the best checkpoint, and to the best one of every stage that is over."""
+    for name, earlier in bests.items():
+        mend_best(run, earlier.step, earlier.position, f"stage-{name}")
+    if best.step is None and bests:  # nothing validated since: the best of the stage before
+        best = list(bests.values())[-1]
+    mend_best(run, best.step, best.position)
 
 
 def position_of(folder: Path) -> int | None:
@@ -123,10 +132,10 @@ def sweep_up(run: Run) -> None:
 
 def forget_newer(run: Run, target: Checkpoint) -> None:
     """Remove the checkpoints of steps that a rewind undoes; the best one stays, for it was validated."""
-    best = run.checkpoints / "best"
-    kept = best.readlink().name if best.is_symlink() else ""
+    links = (run.checkpoints / "best", *run.checkpoints.glob("stage-*"))
+    kept = {link.readlink().name for link in links if link.is_symlink()}
     for folder in run.checkpoints.glob("step-*"):
-        if folder.name > target.folder.name and folder.name != kept:
+        if folder.name > target.folder.name and folder.name not in kept:
             shutil.rmtree(folder)
 
 
@@ -157,7 +166,8 @@ def point(run: Run, name: str, folder: Path) -> None:
 
 def prune(run: Run, keep: int, needed: set[str]) -> None:
     """Remove all but the newest `keep` checkpoints, those a link points to, and those named as needed."""
-    kept = {p.readlink().name for p in (run.checkpoints / "best", run.checkpoints / "last") if p.is_symlink()}
+    links = (run.checkpoints / "best", run.checkpoints / "last", *run.checkpoints.glob("stage-*"))
+    kept = {p.readlink().name for p in links if p.is_symlink()}
     folders = sorted(p for p in run.checkpoints.glob("step-*") if p.is_dir())
     for folder in folders[:-keep]:
         if folder.name not in kept | needed:

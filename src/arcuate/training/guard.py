@@ -100,6 +100,14 @@ class Guard:
         self.warned = False
         self.norms.clear()
 
+    def new_stage(self) -> None:
+        """Told when other losses begin to count: levels and streaks start anew, what was learned stays learned."""
+        self.losses.clear()
+        self.norms.clear()
+        self.lowest, self.fell_to, self.spread = None, None, 0.0
+        self.n_judged = self.fell_at = self.n_high = self.n_skipped = self.n_collapsed = 0
+        self.warned = False
+
     def _judge_nonfinite(self, numbers: Numbers) -> Verdict:
         self.n_skipped += 1
         what = " and ".join(n for n in ("loss", "grad_norm") if not math.isfinite(getattr(numbers, n)))

@@ -11,7 +11,7 @@ import torch
 from arcuate.augment.steps import augment
 from arcuate.batches.batch import Batch
 from arcuate.errors import UserError
-from arcuate.losses.heads import HEADS, head_losses, weigh
+from arcuate.losses.heads import HEADS, TEXT, head_losses, weigh
 from arcuate.losses.settings import Loss
 from arcuate.models.model import Model
 from arcuate.models.outputs import Outputs
@@ -19,17 +19,17 @@ from arcuate.recipe import Recipe
 from arcuate.run import append_line
 from arcuate.seeds import derive
 from arcuate.tokens import BLANK
-from arcuate.training.checkpoint import forget_newer, load_checkpoint, point
+from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
 from arcuate.training.guard import Numbers, Verdict
 from arcuate.training.incidents import keep_batch, record
 from arcuate.training.optimizer import fill_absent, set_rates
+from arcuate.training.parallel import Encode
 from arcuate.training.precision import autocast
 from arcuate.training.signals import Stop
 from arcuate.training.state import Training, memory_mb
 from arcuate.training.tally import Tally
 from arcuate.training.world import World
 
-Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, ...]], Outputs]
 Validate = Callable[[Model], dict[str, Any]]
 
 
@@ -50,23 +50,26 @@ def train(
     device: torch.device,
     watcher: Watcher,
     stop: Stop,
-    encode: Encode | None = None,
+    wrap: Callable[[], Encode] | None = None,
     world: World | None = None,
 ) -> None:
-    """Train until recipe.train.steps optimizer steps are done, or a signal or the guard says stop."""
+    """Train until recipe.train.steps optimizer steps or all stages are done, or a signal or the guard says stop.
+
+    `wrap` makes the function from bins to outputs, once for every stage, for what learns differs.
+    """
     model, recipe, world = training.model, training.recipe, world or World()
     settings = recipe.train
-    encode = encode or model.encode
+    encode = wrap() if wrap else model.encode
     model.train()
     training.tally.started = time.perf_counter()
     if training.step == 0 and world.writes:
         training.save()
     leaving = False  # once any process was told to, all leave after the same step
-    while training.step < settings.steps and not leaving:
+    while not training.finished and not leaving:
         waiting = time.perf_counter()
         drawn = [next(batches).to(device) for _ in range(settings.accumulate)]
         waiting = time.perf_counter() - waiting
-        rates = set_rates(training.optimizer, recipe, training.step, training.rate_scale, training.plateaus)
+        rates = rates_now(training)
 
         numbers = backward(training, encode, drawn, device, world)
         verdict = training.guard.judge(numbers, rates["rest"])
@@ -84,11 +87,16 @@ def train(
         if verdict.action == "rewind":
             continue
         watcher.step(training.step)
-        done = training.step == settings.steps
+        done = training.step == settings.steps or training.stage_is_over
         if training.step % settings.log_every == 0 or done:
             log(training, rates, device, watcher, world)
         validated = training.step % settings.validate_every == 0 or done
         improved = validated and validate_now(training, validate, watcher, world)
+        if validated and training.stage_is_over:
+            if training.tally.n_steps:  # over because nothing improved, which only this validation told
+                log(training, rates, device, watcher, world)
+            training.next_stage()
+            encode = wrap() if wrap and not training.finished else encode
         scheduled = validated or training.step % settings.checkpoint_every == 0
         if scheduled or leaving:
             checkpoint(training, improved, scheduled, world)
@@ -96,11 +104,22 @@ def train(
         stop.signal = signal.SIGTERM  # another process was told to stop, and this one goes with it
 
 
+def rates_now(training: Training) -> dict[str, float]:
+    """Rates of the schedule over the run, or over the stage it spans."""
+    stage, step, n_steps = training.stage, training.step, training.recipe.train.steps
+    scale = training.rate_scale
+    if stage is not None:
+        scale *= stage.rate
+        if stage.schedule == "anew" and stage.steps is not None:
+            step, n_steps = step - training.progress.began, stage.steps
+    return set_rates(training.optimizer, training.recipe, step, scale, training.plateaus, n_steps)
+
+
 def backward(
     training: Training, encode: Encode, drawn: Sequence[Batch], device: torch.device, world: World
 ) -> Numbers:
     """Gradients of the mean loss per trial over all batches drawn, clipped; and what the step looked like."""
-    recipe, model = training.recipe, training.model
+    recipe, model, weights = training.recipe, training.model, training.loss
     n_trials = sum(b.n_trials for b in drawn)  # over all processes
     training.optimizer.zero_grad(set_to_none=True)
     # loss, blank frames, frames, tokens read, tokens said, trials, losses by head
@@ -109,9 +128,10 @@ def backward(
     for batch in drawn:
         torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
         with autocast(training.precision, device):
-            outputs = forward_augmented(model, encode, batch, recipe)
-        by_head = head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss)
-        losses = weigh(by_head, recipe.loss)
+            outputs = forward_augmented(model, encode, batch, recipe, weights)
+        wanted = training.modes.wanted([t.id for t in batch.trials], device) if training.modes else None
+        by_head = head_losses(outputs, batch.tokens, batch.n_tokens, weights, wanted)
+        losses = weigh(by_head, weights)
         loss = losses[: batch.n_counted].sum() + 0.0 * losses.sum()
         training.scaler.scale(loss * (world.size / n_trials)).backward()
         with torch.no_grad():
@@ -131,7 +151,7 @@ def backward(
     return Numbers(
         loss=loss_sum / n_trials,
         grad_norm=norm,
-        ignorance=ignorance(means, recipe.loss, tokens_said / n_trials, frames / n_trials, len(heard)),
+        ignorance=ignorance(means, weights, tokens_said / n_trials, frames / n_trials, len(heard)),
         blank_share=blank / max(frames, 1),
         n_distinct=int(distinct),
         length_ratio=tokens_read / max(tokens_said, 1),
@@ -142,8 +162,13 @@ def backward(
 def ignorance(
     losses: dict[str, float], settings: Loss, n_tokens: float, n_frames: float, n_classes: int
 ) -> float:
-    """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials."""
-    head = next(iter(losses))
+    """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials.
+
+    Where no head reads tokens, nobody is ignorant of them.
+    """
+    head = next((head for head in TEXT if head in losses), None)
+    if head is None:
+        return 0.0
     match getattr(settings, head).reduction:
         case "mean_per_token":
             per_token = losses[head]
@@ -154,12 +179,17 @@ def ignorance(
     return per_token / math.log(n_classes)
 
 
-def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe) -> Outputs:
+def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe, weights: Loss) -> Outputs:
     """Augmentation acts on normalised bins, so that its strengths mean the same on every data set."""
-    bins = model.normalise(batch.bins, batch.statistics)
+    clean = model.normalise(batch.bins, batch.statistics)
     ids = [t.id for t in batch.trials]
-    bins, n_bins = augment(bins, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
-    return encode(bins, n_bins, batch.session, batch.tokens, recipe.loss.intermediate.counted)
+    bins, n_bins = augment(clean, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
+    clean = clean[:, clean.shape[1] - bins.shape[1] :]  # cut as the others were
+    tokens = batch.tokens if weights.rnnt.weight > 0 else None
+    asked = model.mode is not None or model.denoiser is not None
+    layers = weights.intermediate.counted
+    match = weights.denoise.weight > 0
+    return encode(bins, n_bins, batch.session, tokens, clean if asked else None, match, layers)
 
 
 def summarise_outputs(
@@ -215,6 +245,8 @@ def checkpoint(training: Training, improved: bool, scheduled: bool, world: World
         name = training.save(scheduled)
         if improved:
             point(training.run, "best", training.run.checkpoints / name)
+        if training.progress.began == training.step:  # a stage is over, and its best keeps a name
+            mend_bests(training.run, training.best, training.bests)
     world.wait()
 
 
@@ -273,6 +305,9 @@ def rewind(training: Training, world: World, to_start: bool = False) -> dict[str
 
 
 def write(training: Training, watcher: Watcher, row: dict[str, Any], world: World) -> None:
+    if training.stage is not None:
+        place = min(training.progress.index, len(training.recipe.stages) - 1)
+        row |= {"stage": training.stage.name, "stage_index": place}
     if world.writes:
         append_line(training.run.metrics_file, row)
         watcher.row(row)

@@ -14,9 +14,9 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
     decay = settings.weight_decay
     decays = {"bias": decay.biases, "session": decay.session_layers, "rest": decay.weights}
     groups = [
-        {"params": parameters, "weight_decay": decays[name], "name": name}
+        {"params": learning, "weight_decay": decays[name], "name": name}
         for name, parameters in parameter_groups(model).items()
-        if parameters
+        if (learning := [p for p in parameters if p.requires_grad])
     ]
     fused = settings.fused and next(model.parameters()).device.type in ("cpu", "cuda")
     if settings.kind == "sgd":
@@ -33,13 +33,14 @@ def set_rates(
     step: int,
     scale: float = 1.0,
     plateaus: tuple[PlateauState, PlateauState] = (PlateauState(), PlateauState()),
+    n_steps: int | None = None,
 ) -> dict[str, float]:
-    """Set and return the rate of each group for the update that follows `step` finished ones."""
+    """Set and return the rate of each group for the update that follows `step` finished ones of `n_steps`."""
     rates = {}
     for group in optimizer.param_groups:
         own = group["name"] == "session" and recipe.session_schedule is not None
         schedule = (recipe.session_schedule if own else None) or recipe.schedule
-        rate = rate_at(schedule, step, recipe.train.steps, plateaus[1 if own else 0])
+        rate = rate_at(schedule, step, n_steps or recipe.train.steps, plateaus[1 if own else 0])
         group["lr"] = rates[group["name"]] = scale * rate
     return rates
 
@@ -51,6 +52,14 @@ def fill_absent(optimizer: torch.optim.Optimizer) -> None:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+
+
+def carry_over(old: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
+    """What the old optimizer remembers of weights that go on learning; the others start afresh."""
+    for group in new.param_groups:
+        for parameter in group["params"]:
+            if parameter in old.state:
+                new.state[parameter] = old.state[parameter]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

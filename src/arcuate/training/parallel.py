@@ -7,9 +7,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.models.model import Model
-from arcuate.models.outputs import Joint, Outputs
+from arcuate.models.outputs import Flow, Joint, Outputs
 from arcuate.recipe import Recipe
 from arcuate.training.world import World
+
+# normalised bins, lengths, sessions, tokens, the same bins before augmentation, whether the denoiser is to be matched,
+# inner layers to listen to
+Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool, tuple[int, ...]], Outputs]
+INNER = "intermediate."
 
 
 class Encoding(nn.Module):
@@ -24,24 +29,27 @@ class Encoding(nn.Module):
         bins: Tensor,
         n_bins: Tensor,
         session: Tensor,
-        tokens: Tensor | None,
+        tokens: Tensor | None = None,
+        clean: Tensor | None = None,
+        match: bool = False,
         layers: tuple[int, ...] = (),
-    ) -> tuple[Tensor, ...]:
-        outputs = self.model.encode(bins, n_bins, session, tokens, layers)
-        inner = (outputs.intermediate[layer] for layer in layers)
-        parts = (outputs.frames, outputs.n_frames, outputs.log_probs["ctc"], *inner)
-        if outputs.joint is None:
-            return parts
-        joint = outputs.joint  # views, so that engines find the parameters among what came out
-        weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
-        return *parts, joint.frames, joint.predicted, weight, bias
-
-
-Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]], Outputs]
+    ) -> dict[str, Tensor]:
+        outputs = self.model.encode(bins, n_bins, session, tokens, clean, match, layers)
+        parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
+        parts |= {f"{INNER}{layer}": said for layer, said in outputs.intermediate.items()}
+        if outputs.joint is not None:
+            joint = outputs.joint  # views, so that engines find the parameters among what came out
+            weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
+            parts |= {"joint.0": joint.frames, "joint.1": joint.predicted, "joint.2": weight, "joint.3": bias}
+        if outputs.mode is not None:
+            parts["mode"] = outputs.mode
+        if outputs.flow is not None:
+            parts |= {"flow.0": outputs.flow.said, "flow.1": outputs.flow.wanted}
+        return parts
 
 
 def parallel_encode(model: Model, recipe: Recipe, device: torch.device, world: World) -> Encode:
-    """The function from normalised bins to outputs that training uses."""
+    """The function from normalised bins to outputs that training uses, for what learns now."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
         torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
@@ -51,17 +59,22 @@ def parallel_encode(model: Model, recipe: Recipe, device: torch.device, world: W
         module: nn.Module = DistributedDataParallel(
             Encoding(model), device_ids=where, find_unused_parameters=True
         )
-        return lambda bins, n_bins, session, tokens, layers: as_outputs(
-            module(bins, n_bins, session, tokens, layers), layers
-        )
+        return lambda *given: as_outputs(module(*given))
     if recipe.runtime.compile and device.type == "cuda":
         compiled: Encode = torch.compile(model.encode)
         return compiled
     return model.encode
 
 
-def as_outputs(parts: tuple[Tensor, ...], layers: tuple[int, ...] = ()) -> Outputs:
-    frames, n_frames, log_probs, *rest = parts
-    inner, joint = rest[: len(layers)], rest[len(layers) :]
-    intermediate = dict(zip(layers, inner, strict=True))
-    return Outputs(frames, n_frames, {"ctc": log_probs}, Joint(*joint) if joint else None, intermediate)
+def as_outputs(parts: dict[str, Tensor]) -> Outputs:
+    joint = [parts[f"joint.{i}"] for i in range(4) if f"joint.{i}" in parts]
+    flow = [parts[f"flow.{i}"] for i in range(2) if f"flow.{i}" in parts]
+    return Outputs(
+        parts["frames"],
+        parts["n_frames"],
+        {"ctc": parts["ctc"]},
+        Joint(*joint) if joint else None,
+        parts.get("mode"),
+        Flow(*flow) if flow else None,
+        {int(name.removeprefix(INNER)): part for name, part in parts.items() if name.startswith(INNER)},
+    )

@@ -11,6 +11,7 @@ from arcuate.errors import UserError
 from arcuate.run import finite
 from arcuate.settings import Settings
 from arcuate.training.schedule import PlateauState
+from arcuate.training.stages import Progress
 from arcuate.training.tally import Tally
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -62,6 +63,8 @@ class Saved(Settings):
     rewound_to: Count | None
     averages: Averaged
     mixed_on: bool
+    progress: Progress = Progress()
+    bests: dict[str, Best] = Field(default_factory=dict)  # of stages that are over, by name
     scaler: dict[str, int | float]
     files_at: FilesAt
     files: dict[str, str]

@@ -11,14 +11,18 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
+from arcuate.losses.settings import Loss
 from arcuate.models.model import Model
 from arcuate.recipe import Recipe
 from arcuate.run import Run, read_jsonl, write_lines
 from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint, sync
 from arcuate.training.guard import Guard
-from arcuate.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer
+from arcuate.training.modes import Modes
+from arcuate.training.optimizer import carry_over, make_optimizer, optimizer_tensors, restore_optimizer
 from arcuate.training.saved import Best, check_like
 from arcuate.training.schedule import PlateauState, after_validation
+from arcuate.training.stage_settings import Stage
+from arcuate.training.stages import Progress, let_learn, stage_at, weighed
 from arcuate.training.tally import Tally
 from arcuate.training.weights import Averages
 
@@ -33,6 +37,8 @@ class Training:
 
     def __init__(self, model: Model, recipe: Recipe, run: Run, mixed: str) -> None:
         self.model, self.recipe, self.run = model, recipe, run
+        self.progress = Progress()
+        let_learn(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.averages = Averages(model, recipe.ema, recipe.average)
         self.guard = Guard(recipe.guard)
@@ -43,11 +49,51 @@ class Training:
         self.position = 0
         self.rate_scale = 1.0
         self.plateaus = (PlateauState(), PlateauState())
-        self.best = Best()
+        self.best = Best()  # since the last stage began
+        self.bests: dict[str, Best] = {}  # of the stages before
         self.validations: list[tuple[int, float]] = []
         self.tally = Tally()
         self.good: list[int] = []  # steps of checkpoints to come back to
         self.rewound_to: int | None = None
+        self.modes: Modes | None = None  # of training trials, where the model has a head for them
+
+    @property
+    def stage(self) -> Stage | None:
+        return stage_at(self.recipe, self.progress.index)
+
+    @property
+    def loss(self) -> Loss:
+        """The losses as they count now."""
+        return weighed(self.recipe.loss, self.stage)
+
+    @property
+    def finished(self) -> bool:
+        over = bool(self.recipe.stages) and self.progress.index >= len(self.recipe.stages)
+        return over or self.step >= self.recipe.train.steps
+
+    @property
+    def stage_is_over(self) -> bool:
+        return self.stage is not None and self.progress.is_over(self.stage, self.step)
+
+    def next_stage(self) -> None:
+        """Other losses and other learners: the optimizer keeps what it knows of weights that go on learning.
+
+        The best checkpoint is sought anew, for those before lack what this stage trains; they keep a link of their
+        own. The guard's levels, the schedule and the checkpoints to rewind to begin anew; a rate that the guard
+        lowered stays low.
+        """
+        assert self.stage is not None
+        self.bests[self.stage.name] = self.best
+        self.progress = Progress(self.progress.index + 1, self.step)
+        if self.progress.index >= len(self.recipe.stages):
+            return
+        self.best, self.good, self.rewound_to = Best(), [], None
+        self.guard.new_stage()
+        if self.stage.schedule == "anew":
+            self.plateaus = (PlateauState(), PlateauState())
+        let_learn(self.model, self.stage)
+        old, self.optimizer = self.optimizer, make_optimizer(self.model, self.recipe.optimizer)
+        carry_over(old, self.optimizer)
 
     @property
     def precision(self) -> str:
@@ -61,6 +107,8 @@ class Training:
             after_validation(recipe.schedule, self.plateaus[0], per),
             after_validation(session, self.plateaus[1], per),
         )
+        if self.stage is not None:
+            self.progress = self.progress.after_validation(self.stage, per)
         if per is None:
             return None
         below = recipe.train.precision.below_per
@@ -107,6 +155,8 @@ class Training:
             "rewound_to": self.rewound_to,
             "averages": self.averages.counts(),
             "mixed_on": self.mixed_on,
+            "progress": asdict(self.progress),
+            "bests": {name: asdict(best) for name, best in self.bests.items()},
             "scaler": self.scaler.state_dict(),
             "files_at": {
                 "metrics": self.run.metrics_file.stat().st_size,
@@ -117,6 +167,7 @@ class Training:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Everything as it was when this checkpoint was written."""
         saved = checkpoint.saved
+        self.progress, self.bests = saved.progress, saved.bests
         self.restore_weights(checkpoint)
         with fitting(checkpoint):
             check_like(Guard(self.recipe.guard).to_json(), saved.guard, "guard")
@@ -135,6 +186,7 @@ class Training:
             whole = load_model(checkpoint.folder).state_dict()
             self.model.load_state_dict(whole | own)
             self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
+            let_learn(self.model, self.stage)
             self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
             restore_optimizer(self.optimizer, tensors)
             if saved.scaler:

@@ -1,0 +1,162 @@
+"""What each part of MODE-SSM buys on simulated recordings at equal budget: trains, evaluates and tabulates.
+
+    python benchmarks/mode_ssm.py --data data/demo/store --out runs/mode-ssm [--seeds 3] [--only ssm-ctc ...]
+
+Every row is an ordinary run folder below OUT; whatever is finished there is not done again, so that the command can be
+stopped and given anew. The recordings are those of `arcuate demo` (six sessions, 64 electrodes, difficulty real).
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from arcuate.models.model import Model, count_parameters
+from arcuate.models.settings import ModelCard
+from arcuate.recipe import load_recipe
+from arcuate.run import Run
+from arcuate.tokens import CLASSES
+
+STEPS = 300
+SSM = [
+    *("encoder.kind=ssm", "encoder.width=128", "encoder.depth=3", "encoder.heads=4", "encoder.state=32"),
+    *("encoder.taps=4", "encoder.dropout=0.1"),
+]
+BOTH = ["transducer.enabled=true", "transducer.width=128", "loss.ctc.weight=0.3"]
+MODE = ["mode.enabled=true", "mode.labels=ignore"]
+FLOW = ["denoiser.enabled=true"]
+STAGES = """stages=[
+ {name: ctc, steps: 75, losses: {ctc: 1.0}, train: [front_end, encoder, ctc], schedule: "on"},
+ {name: transducer, steps: 100, losses: {ctc: 0.3, rnnt: 1.0}, train: [front_end, encoder, ctc, transducer],
+  schedule: "on"},
+ {name: mode, steps: 75, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1},
+  train: [front_end, encoder, ctc, transducer, mode], schedule: "on"},
+ {name: denoise, steps: 50, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1, denoise: 0.05}, rate: 0.3}]"""
+VARIANTS = {
+    "gru-ctc": [],
+    "gru-both": BOTH,
+    "ssm-ctc": SSM,
+    "ssm-both": [*SSM, *BOTH],
+    "ssm-curriculum": [*SSM, *BOTH[:2], *MODE, *FLOW, STAGES],
+    "ssm-ctc-mode": [*SSM, *MODE],
+    "ssm-ctc-flow": [*SSM, *FLOW],
+}
+ARCUATE = [sys.executable, "-m", "arcuate"]
+HEADS = ("ctc", "transducer", "both")
+
+
+def arguments(variant: str, seed: int) -> list[str]:
+    return [f"train.seed={seed}", f"train.steps={STEPS}", "runtime.threads=1", *VARIANTS[variant]]
+
+
+def train(variant: str, seed: int, data: Path, out: Path) -> None:
+    """Go on where that is not finished."""
+    asked = ["--data", data, "--run", out / f"{variant}-s{seed}", "--resume"]
+    subprocess.run([*ARCUATE, "train", "tiny", *asked, *arguments(variant, seed)], check=True)
+
+
+def evaluate(variant: str, seed: int, head: str, data: Path, out: Path) -> None:
+    """The weights of the last step, so that nothing is selected on the trials that are scored."""
+    folder = out / f"{variant}-s{seed}"
+    has_head = head == "ctc" or "transducer.enabled=true" in VARIANTS[variant]
+    if has_head and not Run(folder).results_file("val", head, "json").exists():
+        asked = ["--data", data, "--head", head, "--label", head, "--checkpoint", "last"]
+        subprocess.run([*ARCUATE, "evaluate", folder, *asked], check=True, stdout=subprocess.DEVNULL)
+
+
+def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
+    """Parameters, seconds per training step (batch 16, 500 bins, 35 tokens) and milliseconds per streamed frame."""
+    from arcuate.losses.heads import head_losses, weigh
+
+    torch.set_num_threads(1)
+    recipe = load_recipe("tiny", arguments(variant, 0))
+    card = ModelCard(settings=recipe.model, n_channels=128, sessions=tuple("abcdef"), classes=CLASSES)
+    torch.manual_seed(0)
+    model = Model(card)
+    bins, tokens = torch.randn(16, 500, 128), torch.randint(1, 41, (16, 35))
+    n_bins, n_tokens, session = (
+        torch.full((16,), 500),
+        torch.full((16,), 35),
+        torch.zeros(16, dtype=torch.int64),
+    )
+    seconds = []
+    for _ in range(n_steps):
+        started = time.process_time()
+        outputs = model.encode(bins, n_bins, session, tokens, bins, match=True)
+        wanted = torch.full((16, 2), 0.5)
+        weigh(head_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss).mean().backward()
+        seconds.append(time.process_time() - started)
+    return count_parameters(card), min(seconds), stream_ms(model.eval())
+
+
+@torch.inference_mode()
+def stream_ms(model: Model, n_bins: int = 800) -> float:
+    """CPU time of one frame, four bins at a time, after the first hundred bins."""
+    from arcuate.batches.statistics import BatchStatistics
+
+    state = model.start(0, BatchStatistics(torch.zeros(1, 128), torch.ones(1, 128), torch.tensor([1000])))
+    bins, spent = torch.randn(1, n_bins, 128), []
+    for first in range(0, n_bins, 4):
+        started = time.process_time()
+        _, state = model.step(state, bins[:, first : first + 4])
+        spent.append(time.process_time() - started)
+    return 1000 * statistics.median(spent[25:])
+
+
+def summary(folder: Path, head: str) -> dict | None:
+    file = Run(folder).results_file("val", head, "json")
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def spread(values: list[float]) -> str:
+    if not values:
+        return "–"
+    mean = f"{100 * statistics.mean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.1f}"
+
+
+def table(out: Path, seeds: int) -> str:
+    lines = [
+        "| | seeds | PER CTC | PER transducer | PER both | silent | vocalised | mode told | parameters | s/step |"
+        " ms/frame |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for variant in VARIANTS:
+        found = {h: [s for n in range(seeds) if (s := summary(out / f"{variant}-s{n}", h))] for h in HEADS}
+        ctc = found["ctc"]
+        modes = [spread([s["per_by_mode"][m] for s in ctc]) for m in ("silent", "vocalised")]
+        told = spread([s["mode_accuracy"] for s in ctc if "mode_accuracy" in s])
+        n, step, frame = costs(variant)
+        cells = [variant, str(len(ctc)), *(spread([s["per"] for s in found[h]]) for h in HEADS), *modes, told]
+        lines.append("| " + " | ".join([*cells, f"{n:,}", f"{step:.2f}", f"{frame:.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=sorted(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--table", action="store_true", help="only the table of what is there")
+    asked = parser.parse_args()
+    for seed in range(0 if asked.table else asked.seeds):
+        for variant in asked.only:
+            train(variant, seed, asked.data, asked.out)
+            evaluate(variant, seed, "ctc", asked.data, asked.out)
+    for head in HEADS[1:] if not asked.table else ():
+        for seed in range(asked.seeds):
+            for variant in asked.only:
+                evaluate(variant, seed, head, asked.data, asked.out)
+    print(table(asked.out, asked.seeds))
+
+
+if __name__ == "__main__":
+    main()
