@@ -143,12 +143,14 @@ def _unfinished(lead: Finding, facts: Facts) -> list[Cause]:
 
 
 def _too_short(lead: Finding, facts: Facts) -> list[Cause]:
+    dead = _collapsed(lead, facts) if facts.dead else []
     return [
+        *dead,
         Cause(
             "too few evaluations to judge by",
             f"{facts.n} in the whole log",
             "train longer, or evaluate more often: train.validate_every=100",
-        )
+        ),
     ]
 
 
