@@ -56,7 +56,7 @@ def judge(log: Log, reading: Reading, dataset: str | None, planned_steps: int | 
         last_per=last_value(log.per),
         last_step=log.last_step,
         causes=causes,
-        suggestion=suggestion_of(lead, causes),
+        suggestion=suggestion_of(lead, causes, facts),
         name=log.name,
         source=reading.source,
         dataset=setting.dataset,

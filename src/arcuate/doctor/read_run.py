@@ -26,9 +26,12 @@ def read_run(run: Run) -> list[Log]:
     collector, rows = Collector(), _Output()
     read_jsonl(map(rows.look, line_blocks(run.metrics_file, "utf-8")), collector)
     logs = assemble(collector, run.name) or [Log(name=run.name)]
-    recipe = _recipe(run)
+    recipe, damage = _recipe(run)
     incidents = _incidents(run)
-    return [_own(log, run, recipe, incidents, rows, alone=len(logs) == 1) for log in logs]
+    return [
+        _own(replace(log, notes=(*log.notes, *damage)), run, recipe, incidents, rows, len(logs) == 1)
+        for log in logs
+    ]
 
 
 class _Output:
@@ -64,11 +67,12 @@ class _Output:
         return self.seen[spoke[-1] + 1 if spoke else 0][0]
 
 
-def _recipe(run: Run) -> Recipe | None:
+def _recipe(run: Run) -> tuple[Recipe | None, tuple[str, ...]]:
+    """The recipe, or why there is none: damaged, or of another version; the curves can be judged without it."""
     try:
-        return run.recipe()
-    except UserError:
-        return None  # a recipe of another version: the curves can be judged without it
+        return run.recipe(), ()
+    except UserError as error:
+        return None, (f"judged without its recipe: {error}",)
 
 
 def _incidents(run: Run) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ RECOVERED = 0.05  # within this share of its best a run has come back
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict that holds. A mild one is true, but never the first thing to say of a run."""
+    """A verdict that holds. A mild one is true, but never the first thing to say of a run; one without a name is
+    evidence and nothing else."""
 
     verdict: str
     evidence: tuple[str, ...]
@@ -50,7 +51,7 @@ def findings(facts: Facts) -> list[Finding]:
 def beside(lead: Finding, rest: Sequence[Finding]) -> tuple[str, ...]:
     """The other verdicts by name. Healthy means that nothing is broken, so it never stands beside a verdict that
     says otherwise: beside a worse lead it is left out, and beside a healthy lead what was overcome stays evidence."""
-    others = dict.fromkeys(f.verdict for f in rest if f.verdict != lead.verdict)
+    others = dict.fromkeys(f.verdict for f in rest if f.verdict not in ("", lead.verdict))
     if lead.verdict == "healthy":
         return tuple(v for v in others if v not in BROKEN)
     if lead.verdict in LOST:
@@ -104,7 +105,7 @@ def collapsed(facts: Facts) -> Finding | None:
 
 
 def degraded(facts: Facts) -> Finding | None:
-    """Learnt first, then lost at least 15 % and 0.03 of it, and did not come back; a loss alone, if training lost too."""
+    """Learnt first, then lost at least 15 % and 0.03 of it and did not come back; a loss alone, if training lost too."""
     if facts.n < FEW or facts.fallen_back < WORSE:
         return None
     if not _rising(facts) if facts.by_loss else facts.end - facts.best < WORSE_BY:
@@ -171,6 +172,8 @@ def unfinished(facts: Facts) -> Finding | None:
     unknown = facts.level is None and (facts.by_loss or facts.best >= HIGH_ANYWHERE)
     leads = falling and (cut or high or unknown)
     told = f"{_judged(facts)} was still falling, {_percent(facts.gain)} over the last third, best at the end"
+    if facts.finished and not leads:
+        return Finding("", (f"{told}: a longer plan may gain more",), None, mild=True)
     stop = (
         f"the log stops at step {facts.log.last_step:,} of {facts.planned:,}" if cut and facts.planned else ""
     )

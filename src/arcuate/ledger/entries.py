@@ -92,20 +92,29 @@ def read_entry(path: Path, name: str) -> Entry:
 
     recipe = attempt(run.recipe, None)
     environment = attempt(run.environment, {})
-    rows = attempt(run.metrics, [])
+    rows = attempt(run.metrics, None)
     planned = recipe.train.steps if recipe else None
-    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows else None
+    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows != [] else None
+    if rows is None and diagnosis is not None and diagnosis.last_step is None:
+        diagnosis = None  # nothing of the log is left to judge
     return Entry(
         run=run,
         name=name,
         recipe=recipe,
         environment=environment,
-        logged=read_log(rows, environment.get("selected_on")),
+        logged=from_diagnosis(diagnosis) if rows is None else read_log(rows, environment.get("selected_on")),
         diagnosis=diagnosis,
         results=attempt(lambda: read_results(run), {}),
         n_incidents=attempt(lambda: count_lines(run.incidents_file), 0),
         problems=tuple(dict.fromkeys(problems)),
     )
+
+
+def from_diagnosis(diagnosis: Diagnosis | None) -> Logged:
+    """What the doctor could read of a log that has damaged lines."""
+    if diagnosis is None:
+        return Logged()
+    return Logged(diagnosis.last_step, diagnosis.best_per, diagnosis.best_step, diagnosis.last_per)
 
 
 def read_log(rows: Sequence[Mapping[str, Any]], selected_on: Any) -> Logged:
