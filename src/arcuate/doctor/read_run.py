@@ -24,7 +24,7 @@ def read_run(run: Run) -> list[Log]:
     if not run.metrics_file.is_file():
         raise UserError(f"{run.path} has no metrics.jsonl yet: nothing has been trained there")
     collector, rows = Collector(), _Output()
-    read_jsonl(map(rows.look, line_blocks(run.metrics_file, "utf-8")), collector)
+    read_jsonl(line_blocks(run.metrics_file, "utf-8"), collector, rows.look)
     logs = assemble(collector, run.name) or [Log(name=run.name)]
     recipe, damage = _recipe(run)
     incidents = _incidents(run)
@@ -41,22 +41,20 @@ class _Output:
         self.seen: list[tuple[int, bool]] = []  # step, whether the output said nothing
         self.broken: list[int] = []  # steps whose row has no finite loss: arcuate writes null for it
 
-    def look(self, lines: list[str]) -> list[str]:
-        for line in lines:
-            if '"blank_share"' in line or '"loss": null' in line:
-                self._take(line)
-        return lines
+    def look(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if "blank_share" in row or row.get("loss", 0) is None:
+                self._take(row)
 
-    def _take(self, line: str) -> None:
+    def _take(self, row: dict[str, Any]) -> None:
         try:
-            row = json.loads(line)
             step = int(row["step"])
             if "loss" in row and row["loss"] is None:
                 self.broken.append(step)
             mute = row["blank_share"] >= MUTE_BLANK or row["n_distinct"] <= MUTE_CLASSES
             self.seen.append((step, bool(mute)))
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            return  # half a line, or a row that has no output to speak of
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return  # a row that has no output to speak of
 
     def mute_since(self) -> int | None:
         """From where on every row was mute, if that is at least the last third."""

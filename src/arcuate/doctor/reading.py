@@ -66,7 +66,8 @@ def read(path: Path, allow_pickle: bool = False) -> Reading:
 def read_folder(path: Path, allow_pickle: bool) -> Reading:
     if (path / "recipe.yaml").is_file():
         run = open_run(path)
-        return Reading(run.name, "a run folder of arcuate", tuple(read_run(run)))
+        with without_collecting():
+            return Reading(run.name, "a run folder of arcuate", tuple(read_run(run)))
     pickles = []
     for group in candidates(path):
         if not allow_pickle and is_pickle(group[0], read_head(group[0])):

@@ -105,7 +105,7 @@ def collapsed(facts: Facts) -> Finding | None:
 
 
 def degraded(facts: Facts) -> Finding | None:
-    """Learnt first, then lost at least 15 % and 0.03 of it and did not come back; a loss alone, if training lost too."""
+    """Learnt first, then lost 15 % and 0.03 of it at least and did not come back; a loss alone if training lost too."""
     if facts.n < FEW or facts.fallen_back < WORSE:
         return None
     if not _rising(facts) if facts.by_loss else facts.end - facts.best < WORSE_BY:
