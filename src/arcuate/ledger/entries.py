@@ -58,6 +58,23 @@ class Entry:
         return str(parent) if parent else None
 
     @property
+    def ablation(self) -> Path | None:
+        """The folder of the ablation that this run is a part of: runs lie in it by arm and seed."""
+        home = self.run.path.resolve().parent.parent
+        return home if (home / "experiment.json").is_file() else None
+
+    @property
+    def revision(self) -> str | None:
+        """Which code it was trained with: the commit, or the release where there is none."""
+        told = self.environment.get("revision") or self.environment.get("arcuate")
+        return str(told)[:12] if told else None
+
+    @property
+    def stopped_early(self) -> bool:
+        done, planned = self.logged.steps, self.planned_steps
+        return done is not None and planned is not None and done < planned
+
+    @property
     def data_hashes(self) -> Any:
         data = self.environment.get("data")
         return data.get("hashes") if isinstance(data, Mapping) else None
