@@ -59,7 +59,14 @@ def write_log(run: Run, per: float) -> None:
         append_line(run.metrics_file, {"step": step, "split": "val", "loss": 2 * rate, "per": float(rate)})
 
 
-def write_val(run: Run, per: float, seed: int = 0, n_trials: int = N_TRIALS, split: str = "val") -> None:
+def write_val(
+    run: Run,
+    per: float,
+    seed: int = 0,
+    n_trials: int = N_TRIALS,
+    split: str = "val",
+    label: str | None = None,
+) -> None:
     """Results whose trials are the same for every run; `seed` draws the errors."""
     lengths = np.random.default_rng(1).integers(15, 40, size=n_trials)
     hard = np.random.default_rng(2).uniform(0.6, 1.4, size=n_trials)
@@ -75,14 +82,15 @@ def write_val(run: Run, per: float, seed: int = 0, n_trials: int = N_TRIALS, spl
         }
         for i, (e, n) in enumerate(zip(errors, lengths, strict=True))
     ]
-    write_lines(run.results_file(split), rows)
+    write_lines(run.results_file(split, label), rows)
     rate = float(errors.sum() / lengths.sum())
     summary = {
         "per": rate,
         "per_low": rate - 0.02,
         "per_high": rate + 0.02,
         "split": split,
+        "label": label,
         "n_trials": n_trials,
     }
     more = {"selected_on": "val", "step": 600, "data_hash": HASHES[split], "search": "greedy"}
-    write_json(run.results_file(split, ending="json"), summary | more)
+    write_json(run.results_file(split, label, "json"), summary | more)

@@ -162,3 +162,39 @@ def test_the_official_25_run_is_healthy_though_its_loss_rises_by_a_third() -> No
     setting = infer(made, None, None)
     assert (setting.dataset, setting.planned) == ("b2t25", 120_000)
     assert findings(facts_of(made, setting))[0].verdict == "healthy"
+
+
+def test_a_run_that_stops_just_before_its_plan_is_finished() -> None:
+    creeping = falling(end=0.215, speed=4)
+    for n in (100, 99, 97):
+        assert verdict(log(creeping[:n])) == "healthy", n
+    assert verdict(log(creeping[:80])) == "unfinished"
+
+
+def test_noise_between_evaluations_is_no_over_fitting() -> None:
+    rising = bent(falling(6.5, 0.8, 30), 20, 1.1)
+    tail = falling(end=0.21, speed=12)
+    shaken = [
+        tail * (1 + 0.02 * np.random.default_rng(seed).standard_normal(len(STEPS))) for seed in range(20)
+    ]
+    assert sum(verdict(log(per, rising)) == "overfit" for per in shaken) <= 2
+    assert verdict(log(bent(tail, 60, 1.045 * tail[60]), rising)) == "overfit"
+
+
+def test_a_loss_alone_tells_lost_ground_from_rest() -> None:
+    nothing = np.empty(0)
+    worse = bent(LOSS, 20, 3.0)
+    assert verdict(log(nothing, worse, bent(LOSS, 20, 3.5))) == "degraded"
+    assert verdict(log(nothing, worse, LOSS)) == "overfit"
+    rest = judged(log(nothing, falling(6.5, 0.8, 30)))
+    assert [f.verdict for f in rest] == ["healthy", "plateaued"]
+    assert verdict(log(nothing, falling(6.5, 2.0, 2)[:40])) == "unfinished"
+
+
+def test_a_training_loss_of_next_to_nothing_cannot_rise() -> None:
+    train = falling(700, 0.010, 40)
+    train[-15:] = 0.013  # a third more than at the best evaluation, and nothing at all
+    per = bent(GOOD, 60, 1.06 * GOOD[60])
+    found = judged(log(per, bent(LOSS, 50, 1.3), train))
+    assert found[0].verdict == "overfit"
+    assert "by heart" in " ".join(found[0].evidence)

@@ -187,3 +187,68 @@ def test_the_ledger_needs_no_torch(tmp_path: Path, command: str) -> None:
     code = NO_TORCH.format(arguments=[command, str(tmp_path)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def ablation(home: Path, label: str = "last") -> None:
+    """An ablation of two factors with one seed, every arm scored at its last checkpoint."""
+    arms = {
+        "base": ([], 0.4), "eps": (["optimizer.eps=0.01"], 0.4), "noise": (["augment.white_noise_sd=0.9"], 0.2),
+        "all": (["optimizer.eps=0.01", "augment.white_noise_sd=0.9"], 0.2),
+    }  # fmt: skip
+    for minute, (arm, (overrides, per)) in enumerate(arms.items()):
+        run = make_run(home / arm / "seed-0", overrides, per=per, minute=minute, results=False)
+        write_val(run, per, label=label)
+    (home / "experiment.json").write_text("{}")
+
+
+def test_arms_of_an_ablation_are_measured_against_its_baseline(tmp_path: Path) -> None:
+    ablation(tmp_path / "abl")
+    rows = rows_of(tmp_path)
+    assert [r["parent"] for r in rows.values()] == ["tiny", *["abl/base/seed-0"] * 3]
+    assert rows["abl/all/seed-0"]["parent_kind"] == "base"
+    changed = [c["path"] for c in rows["abl/all/seed-0"]["changes"]]
+    assert changed == ["augment.white_noise_sd", "optimizer.eps"]
+
+
+def test_labelled_results_are_tested_and_not_called_selected(tmp_path: Path) -> None:
+    ablation(tmp_path / "abl")
+    text = diary(read_entries(tmp_path), "x")
+    assert "abl/noise/seed-0 is better than abl/base/seed-0 by" in text
+    assert "evaluated on val (last checkpoint)" in text
+    assert "was not tested" not in text and "the split it was selected on" not in text
+
+
+def test_the_best_checkpoint_on_its_own_split_is_called_selected(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    assert "the split it was selected on" in diary(read_entries(tmp_path), "x")
+
+
+def test_what_the_ablation_found_stands_before_its_runs(tmp_path: Path) -> None:
+    ablation(tmp_path / "abl")
+    assert "**Ablation abl** (4 of the runs): not judged yet" in diary(read_entries(tmp_path), "x")
+    (tmp_path / "abl" / "ablation.json").write_text('{"verdict": "noise caused it."}')
+    assert "(4 of the runs): noise caused it." in diary(read_entries(tmp_path), "x")
+
+
+def test_a_parent_that_stopped_early_or_ran_other_code_is_named(tmp_path: Path) -> None:
+    early = make_run(tmp_path / "a", per=0.4, minute=0, revision="a" * 40)
+    lines = early.metrics_file.read_text().splitlines()
+    early.metrics_file.write_text("\n".join(lines[:24]) + "\n")
+    make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, revision="b" * 40)
+    text = diary(read_entries(tmp_path), "x")
+    assert "a stopped at step 300 of 600" in text
+    assert f"different code ({'a' * 12} and {'b' * 12})" in text
+
+
+def test_changes_are_named_in_full_and_lines_fit_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "runs"
+    make_run(home / "a", minute=0)
+    make_run(home / "a-run-with-quite-a-long-name", ["encoder.dropout=0.5", "schedule.peak=0.01"], minute=1)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = arcuate("runs", cwd=tmp_path).stdout.splitlines()
+    assert all(len(line) <= 60 for line in lines), lines
+    told = " ".join(" ".join(lines).split())
+    assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak 0.003 → 0.01" in told
+    assert "encoder.dropout 0.2 → 0.5" in diary(read_entries(home), "x").partition("##")[0]

@@ -71,7 +71,7 @@ class Run:
         try:
             tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{self.recipe_file} cannot be read: {str(error).splitlines()[0]}") from None
+            raise UserError(f"{self.recipe_file} cannot be read: {brief(error)}") from None
         if not isinstance(tree, dict):
             raise UserError(f"{self.recipe_file} is not a recipe")
         return parse_recipe(tree, str(self.recipe_file))
@@ -195,11 +195,19 @@ def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
         aside.unlink(missing_ok=True)
 
 
+def brief(error: Exception) -> str:
+    """What went wrong with a file in one line: the system's words, or what the parser met and where."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        told = " ".join(part for part in (error.context, error.problem) if part)
+        return f"{told} (line {error.problem_mark.line + 1})" if error.problem_mark else told
+    return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} cannot be read: {brief(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} should hold one JSON object")
     return value
@@ -209,7 +217,7 @@ def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} cannot be read: {brief(error)}") from None
     unfinished = lines.pop()
     if unfinished and not growing:
         lines.append(unfinished)

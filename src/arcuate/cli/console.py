@@ -101,6 +101,8 @@ def check_output(path: Path | None, begins: str, example: str) -> None:
         return
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no ordinary file; name another to write to, such as {example}")
     if path.exists():
         with path.open("rb") as file:
             start = file.read(len(begins)).decode("utf-8", "replace")

@@ -56,7 +56,8 @@ def show(diagnosis: Diagnosis) -> None:
             out.print(Padding(Text(f"{i}. {cause.cause}: {cause.because}"), (0, 0, 0, 2)))
             out.print(Padding(Text(f"try {cause.change}", style="dim"), (0, 0, 0, 5)))
     if diagnosis.suggestion:
-        out.print(Text.assemble(("\ntry first ", "bold"), diagnosis.suggestion))
+        first = ("\ntry first ", "bold") if diagnosis.causes else "\n"
+        out.print(Text.assemble(first, diagnosis.suggestion))
     told = [*diagnosis.inferences, *diagnosis.notes, f"read as {diagnosis.source}"]
     out.print(Padding(Text("\n".join(told), style="dim"), (1, 0, 0, 0)))
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
@@ -40,12 +40,19 @@ def read(folder: Path) -> list[Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None, header_style="bold")
-    for heading in ("run", "verdict", "best PER", "steps", "changed against"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, (row["name"], verdict(row), best(row), steps(row), changes(row))))
-    out.print(table)
+    """One line a run, what changed below it: names and settings are long, and terminals narrow."""
+    head = ("run", "verdict", "best PER", "steps")
+    table = [head, *((row["name"], verdict(row), best(row), steps(row)) for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    narrow = sum(widths) + 2 * len(widths) > out.width
+    for i, line in enumerate(table):
+        cells = "  ".join(
+            cell.ljust(width) for cell, width in zip(line[1:], widths[1:], strict=True)
+        ).rstrip()
+        name = f"{line[0]}\n    " if narrow else f"{line[0].ljust(widths[0])}  "
+        out.print(Text(name + cells, style="bold" if i == 0 else ""), soft_wrap=True)
+        if i and (changed := changes(rows[i - 1])):
+            out.print(Padding(Text(changed, style="dim"), (0, 0, 0, 4)))
     for row in rows:
         for problem in row["problems"]:
             say(f"{row['name']}: {problem}")
@@ -65,18 +72,11 @@ def steps(row: dict[str, Any]) -> str:
     return "–" if done is None else str(done) if planned in (None, done) else f"{done} of {planned}"
 
 
-def leaf(path: str) -> str:
-    """The last word of a setting, and the one before where that alone says little."""
-    words = path.split(".")
-    return ".".join(words[-2:]) if words[-1] in ("kind", "seed", "enabled", "action") else words[-1]
-
-
 def changes(row: dict[str, Any]) -> str:
+    """What the run is measured against, and the first few of its changes by their full names."""
     if row["parent"] is None:
-        return "–"
-    listed = [
-        f"{leaf(c['path'])} {shown(c['before'])} → {shown(c['after'])}" for c in row["changes"][:N_CHANGES]
-    ]
+        return ""
+    listed = [f"{c['path']} {shown(c['before'])} → {shown(c['after'])}" for c in row["changes"][:N_CHANGES]]
     more = len(row["changes"]) - N_CHANGES
-    lines = [f"{row['parent']}:" if listed else f"{row['parent']}: nothing", *listed]
-    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+    told = ", ".join([*listed, f"and {more} more"] if more > 0 else listed) or "nothing changed"
+    return f"against {row['parent']}: {told}"

@@ -12,6 +12,7 @@ from arcuate.doctor.names import read_name
 NEAR_START = 0.05  # of the steps reached: a counter that falls back to below this started again
 SHUFFLED = 0.2  # share of falling steps from which on the order of a file means nothing
 SPARSE = 0.3  # share of NaN, in many separate stretches, from which on NaN means no value
+ABSURD = 100.0  # an error rate of a hundred insertions for every phoneme was never measured
 PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")
 
 
@@ -30,15 +31,16 @@ def assemble(collector: Collector, name: str = "") -> list[Log]:
     groups: dict[str, dict[Key, Column]] = {}
     for key, column in collector.columns.items():
         groups.setdefault(key.group, {})[key] = column
-    logs = [
-        log
-        for group, columns in groups.items()
-        for log in separate(choose(columns), f"{name} {group}".strip() if len(groups) > 1 else name)
-    ]
+    logs = []
+    for group, columns in groups.items():
+        told: list[str] = []
+        runs = separate(choose(columns, told), f"{name} {group}".strip() if len(groups) > 1 else name)
+        logs += [replace(run, notes=tuple(dict.fromkeys(told))) for run in runs]
+        collector.facts.setdefault("impossible", []).extend(told)
     return [log for log in logs if not log.empty]
 
 
-def choose(columns: Mapping[Key, Column]) -> dict[str, Piece]:
+def choose(columns: Mapping[Key, Column], told: list[str]) -> dict[str, Piece]:
     """For each part the column whose name fits best; the error rate's name tells what was found."""
     found: dict[str, Piece] = {}
     losses = _sides(columns)
@@ -49,12 +51,14 @@ def choose(columns: Mapping[Key, Column]) -> dict[str, Piece]:
         ("grad_norm", _of_role(columns, "grad", "")),
         ("lr", _of_role(columns, "lr", "")),
     ):
-        pieces = [(column.meaning.rank, -column.n, place(column)) for column in candidates]
+        pieces = [(column.meaning.rank, -column.n, placed(column, told)) for column in candidates]
         pieces = [p for p in pieces if len(p[2].rows)]
         if pieces:
             found[part] = min(pieces, key=lambda p: p[:2])[2]
     if "per" not in found and (words := _of_role(columns, "wer", "train")):
-        found["wer"] = place(min(words, key=lambda c: c.meaning.rank))
+        piece = placed(min(words, key=lambda c: c.meaning.rank), told)
+        if len(piece.rows):
+            found["wer"] = piece
     return found
 
 
@@ -90,6 +94,37 @@ def _sides(columns: Mapping[Key, Column]) -> dict[str, list[Column]]:
 
 def _rows(columns: Sequence[Column]) -> np.ndarray:
     return np.concatenate([c.table()[0] for c in columns]) if columns else np.empty(0)
+
+
+def placed(column: Column, told: list[str]) -> Piece:
+    """A column on its axis; an error rate as a fraction, without what cannot be one."""
+    piece = place(column)
+    if column.meaning.role not in ("per", "wer"):
+        return piece
+    values = as_fraction(piece.values, column.meaning.percent)
+    with np.errstate(invalid="ignore"):
+        wrong = np.isfinite(values) & ((values < 0) | (values > ABSURD))
+    if not wrong.any():
+        return replace(piece, values=values)
+    example, n = f"such as {piece.values[wrong][0]:g}", int(wrong.sum())
+    if n > 0.5 * len(values):
+        told.append(f"what is logged as an error rate cannot be one ({example}), so it was not used")
+        return _cut(piece, np.zeros(len(values), dtype=bool))
+    told.append(f"{n:,} values that no error rate can have ({example}) were left out")
+    return _cut(replace(piece, values=values), ~wrong)
+
+
+def as_fraction(values: np.ndarray, said: bool = False) -> np.ndarray:
+    """Error rates as fractions, whether they were logged as such or in per cent: by their size, or by their name."""
+    known = values[np.isfinite(values) & (np.abs(values) <= 100 * ABSURD)]
+    if not len(known):
+        return values
+    low, high = float(known.min()), float(known.max())
+    grown = low >= 1.5 and high > 10
+    steady = (
+        low >= 1.5 and len(known) >= 5 and float(np.median(known)) > 5
+    )  # no model is that bad for so long
+    return values / 100 if grown or steady or (said and high > 1.5) else values
 
 
 def place(column: Column) -> Piece:
@@ -217,7 +252,7 @@ def _log(pieces: Mapping[str, Piece], name: str) -> Log:
     log = Log(name, per, val_loss, train_loss, grad_norm, lr)
     if "wer" in pieces:
         log = replace(log, per=series(pieces["wer"]), error_name="WER")
-    return _one_unit(replace(log, per=as_fraction(log.per)))
+    return _one_unit(log)
 
 
 def _one_unit(log: Log) -> Log:
@@ -245,11 +280,3 @@ def series(piece: Piece) -> Series:
         steps, values = steps[keep], values[keep]
     last = np.append(np.diff(steps) > 0, True)
     return Series(steps[last], values[last], piece.unit)
-
-
-def as_fraction(per: Series) -> Series:
-    """An error rate as a fraction, whether it was logged as one or in per cent."""
-    values = per.finite.values
-    if not len(values) or values.min() < 1.5 or values.max() <= 10:
-        return per
-    return Series(per.steps, per.values / 100, per.unit)

@@ -3,31 +3,55 @@
 The order is that of the evidence: what this log shows, then what real logs of this kind most often turned out to be.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import yaml
 
 from arcuate.doctor.diagnosis import Cause
 from arcuate.doctor.facts import Facts
 from arcuate.doctor.rules import TREND, Finding
 
+_ASSIGNED = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)+)=([\w.+-]+?),?")  # a setting within a sentence
 MASKS = "augment.time_masks.n_masks=20 augment.time_masks.max_share=0.075"
 TOGETHER = "rate, eps and the reduction of the loss act as one unit"
 
 
 def causes_of(lead: Finding, facts: Facts) -> tuple[Cause, ...]:
-    return tuple(CAUSES[lead.verdict](lead, facts))
+    """Without what the recipe has already; what would leave nothing to try is no cause to name."""
+    found = CAUSES[lead.verdict](lead, facts)
+    return tuple(
+        replace(c, change=left) for c in found if (left := still_to_try(c.change, facts.log.settings))
+    )
 
 
-def suggestion_of(lead: Finding, causes: tuple[Cause, ...]) -> str:
+def suggestion_of(lead: Finding, causes: tuple[Cause, ...], facts: Facts) -> str:
     """The one thing to try first."""
-    return causes[0].change if causes else SUGGESTIONS.get(lead.verdict, "")
+    if causes:
+        return causes[0].change
+    if lead.verdict != "healthy":
+        return "the recipe has every setting that usually helps; look at the data"
+    masks = still_to_try(MASKS, facts.log.settings)
+    further = f"the largest known single gain is heavy time masking: {masks}" if masks else ""
+    return f"nothing needs mending; to go further, {further}" if further else "nothing needs mending"
 
 
-SUGGESTIONS = {
-    "healthy": "nothing needs mending; to go further, the largest known single gain is heavy time masking: "
-    + MASKS,
-}
+def still_to_try(change: str, settings: Mapping[str, Any]) -> str:
+    """A change without the settings that a recipe has already; empty where nothing is left of it."""
+    words = change.split(" ")
+    kept = [
+        w for w in words if not (named := _ASSIGNED.fullmatch(w)) or not _has(settings, named[1], named[2])
+    ]
+    return " ".join(kept) if any(_ASSIGNED.fullmatch(w) for w in kept) or kept == words else ""
+
+
+def _has(settings: Mapping[str, Any], name: str, wanted: str) -> bool:
+    if name not in settings:
+        return False
+    return bool(settings[name] == yaml.safe_load(wanted))
 
 
 def _exploded(lead: Finding, facts: Facts) -> list[Cause]:
@@ -58,7 +82,7 @@ def _collapsed(lead: Finding, facts: Facts) -> list[Cause]:
             Cause(
                 "the rate does not suit eps and the reduction",
                 f"{TOGETHER}: too large a step leaves one constant output, too small a step never leaves the blank",
-                "optimizer.eps=0.1 schedule.peak=0.02 loss.ctc.reduction=mean_per_token, as the recipe b2t24-gru",
+                f"optimizer.eps=0.1 {_rate(facts)}=0.02 loss.ctc.reduction=mean_per_token, as the recipe b2t24-gru",
             )
         )
     causes += [
@@ -111,7 +135,7 @@ def _overfit(lead: Finding, facts: Facts) -> list[Cause]:
 def _plateaued(lead: Finding, facts: Facts) -> list[Cause]:
     stuck = facts.train_trend is None or facts.train_trend > -TREND
     peak = _peak(facts)
-    higher = f"schedule.peak={_round(4 * peak)}" if peak else "schedule.peak four times as high"
+    higher = f"{_rate(facts)}={_round(4 * peak)}" if peak else "a rate four times as high"
     slow = Cause(
         "the rate is too small for eps, or fell too early",
         "training loss stands still as well"
@@ -143,12 +167,14 @@ def _unfinished(lead: Finding, facts: Facts) -> list[Cause]:
 
 
 def _too_short(lead: Finding, facts: Facts) -> list[Cause]:
+    dead = _collapsed(lead, facts) if facts.dead else []
     return [
+        *dead,
         Cause(
             "too few evaluations to judge by",
             f"{facts.n} in the whole log",
             "train longer, or evaluate more often: train.validate_every=100",
-        )
+        ),
     ]
 
 
@@ -188,12 +214,12 @@ def _too_fast(facts: Facts, step: int | None, rate: float | None) -> Cause:
             else f"rate {rate:.3g}"
         )
         early = facts.n > 0 and facts.best_step <= facts.evaluations.steps[min(2, facts.n - 1)]
-        lower = f"schedule.peak={_round((0.1 if early else 0.5) * rate)}"  # early: it may have been too high then too
+        lower = f"{_rate(facts)}={_round((0.1 if early else 0.5) * rate)}"  # early: it may have been too high then too
     else:
         peak = _peak(facts)
         because, lower = (
             TOGETHER,
-            f"schedule.peak={_round(peak / 4)}" if peak else "a quarter of schedule.peak",
+            f"{_rate(facts)}={_round(peak / 4)}" if peak else "a quarter of the rate",
         )
     clip = "" if _setting(facts, "train.clip_norm") is not None else " train.clip_norm=10"
     return Cause(
@@ -223,3 +249,8 @@ def _setting(facts: Facts, name: str) -> object:
 
 def _round(value: float) -> str:
     return f"{value:.1g}"
+
+
+def _rate(facts: Facts) -> str:
+    """What the rate is called in the recipe of this run."""
+    return "schedule.rate" if "schedule.rate" in facts.log.settings else "schedule.peak"

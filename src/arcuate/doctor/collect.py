@@ -13,6 +13,7 @@ from arcuate.doctor.names import HELD_OUT, TRAIN, Name, read_name, words
 
 LONG, KEPT = 1 << 20, 1 << 18  # a column longer than the first is thinned to about the second
 MAX_COLUMNS = 400  # of interest; a file with more is no log of one training
+DEPTH = 3  # of mappings within a row
 METRICS = ("per", "wer", "loss", "grad", "lr")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 MISSING = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
@@ -95,17 +96,30 @@ class Collector:
 
     def _add_alike(self, names: tuple[str, ...], numbers: np.ndarray, rows: list[Mapping[str, Any]]) -> None:
         columns = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
-        if any(_nested(values) for values in columns.values()):
-            flat: dict[tuple[str, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
-            for number, row in zip(numbers.tolist(), map(flatten, rows), strict=True):
-                places, kept = flat.setdefault(tuple(row), ([], []))
-                places.append(number)
-                kept.append(row)
-            for inner, (places, kept) in flat.items():
-                if inner:
-                    self._add_alike(inner, np.array(places), kept)
-        else:
+        self._add_nested(columns, numbers)
+
+    def _add_nested(
+        self, columns: Mapping[Any, Sequence[Any]], numbers: np.ndarray, depth: int = DEPTH
+    ) -> None:
+        """Columns of mappings become one column per key, named `outer/inner`, for the rows that have the same keys."""
+        nested = [name for name, values in columns.items() if _nested(values)]
+        if not nested:
             self.add_columns(columns, numbers)
+            return
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for i, keys in enumerate(zip(*(map(_keys, columns[name]) for name in nested), strict=True)):
+            alike.setdefault(keys, []).append(i)
+        for shape, places in alike.items():
+            if len(alike) > 1:
+                chosen = {name: [values[i] for i in places] for name, values in columns.items()}
+            else:
+                chosen = dict(columns)
+            for name, keys in zip(nested, shape, strict=True):
+                if keys is not None:
+                    inner = chosen.pop(name)
+                    chosen |= {f"{name}/{key}": [v[key] for v in inner] for key in keys if depth}
+            if chosen:
+                self._add_nested(chosen, numbers[places] if len(alike) > 1 else numbers, depth - 1)
 
     def add_columns(self, columns: Mapping[str, Sequence[Any]], rows: np.ndarray) -> None:
         meanings = {name: read_name(name) for name in columns if isinstance(name, str)}
@@ -160,6 +174,10 @@ def _nested(values: Sequence[Any]) -> bool:
     """Whether a column holds mappings; where its ends are empty, all of it is looked at."""
     ends = {type(values[0]), type(values[-1])}
     return dict in ends or (type(None) in ends and dict in set(map(type, values)))
+
+
+def _keys(value: Any) -> tuple[Any, ...] | None:
+    return tuple(value) if type(value) is dict else None
 
 
 def _labels(
@@ -249,7 +267,7 @@ def number(value: Any) -> float | None:
         return None
 
 
-def flatten(row: Mapping[Any, Any], depth: int = 3, before: str = "") -> dict[str, Any]:
+def flatten(row: Mapping[Any, Any], depth: int = DEPTH, before: str = "") -> dict[str, Any]:
     """Nested keys joined by a slash, a few levels deep; values that are lists are left out."""
     flat: dict[str, Any] = {}
     for name, value in row.items():

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.doctor.causes import causes_of, suggestion_of
-from arcuate.doctor.curve import Log
+from arcuate.doctor.curve import Log, Series
 from arcuate.doctor.diagnosis import VERDICTS, Diagnosis
 from arcuate.doctor.facts import Facts
 from arcuate.doctor.infer import Setting, infer
 from arcuate.doctor.reading import Reading, read
 from arcuate.doctor.reference import compare
-from arcuate.doctor.rules import Finding, findings
+from arcuate.doctor.rules import Finding, beside, findings
 from arcuate.errors import UserError
 
 DATASETS = ("b2t24", "b2t25")
@@ -42,22 +42,21 @@ def judge(log: Log, reading: Reading, dataset: str | None, planned_steps: int | 
     found = findings(facts)
     compared = compare(log, setting.dataset)
     lead, rest = found[0], found[1:]
-    others = tuple(dict.fromkeys(f.verdict for f in rest if f.verdict != lead.verdict))
     per = log.per.finite
     best = int(per.values.argmin()) if len(per) else None
     told = [*lead.evidence, *(e for f in rest for e in f.evidence), *compared, *log.incidents]
     causes = causes_of(lead, facts)
     return Diagnosis(
         primary=lead.verdict,
-        secondary=others,
+        secondary=beside(lead, rest),
         evidence=tuple(dict.fromkeys(told)),
         since_step=lead.since,
         best_per=None if best is None else float(per.values[best]),
         best_step=None if best is None else int(per.steps[best]),
-        last_per=float(per.values[-1]) if len(per) else None,
+        last_per=last_value(log.per),
         last_step=log.last_step,
         causes=causes,
-        suggestion=suggestion_of(lead, causes),
+        suggestion=suggestion_of(lead, causes, facts),
         name=log.name,
         source=reading.source,
         dataset=setting.dataset,
@@ -67,6 +66,11 @@ def judge(log: Log, reading: Reading, dataset: str | None, planned_steps: int | 
         notes=(*reading.notes, *log.notes),
         marks=marks(found),
     )
+
+
+def last_value(per: Series) -> float | None:
+    """What the last evaluation said; None where it said nothing finite, whatever was said before."""
+    return float(per.values[-1]) if len(per) and np.isfinite(per.values[-1]) else None
 
 
 def facts_of(log: Log, setting: Setting) -> Facts:

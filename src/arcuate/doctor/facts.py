@@ -9,6 +9,10 @@ from arcuate.doctor.curve import Log, Series, running_median
 
 SMOOTHED_FROM = 9  # with fewer evaluations every one of them counts as it is
 ALONE = 0.9  # of the lowest of three: an evaluation below it was real, for evaluations differ by 1 or 2 %
+NEARLY = 0.95  # of the plan: a run that came so far has been seen to its end
+LEARNT_BY_HEART = 0.002  # of the first training loss: differences below it are those between batches
+SILENT = 0.8  # an error rate that a constant output reaches
+STILL = 0.05  # a training loss that fell by less has not moved
 WARMUP_BATCHES = 500  # evaluations before this batch lie in any recipe's warm-up
 
 
@@ -148,7 +152,36 @@ class Facts:
         late = train.between(train.steps[0] + 0.9 * span, train.steps[-1]).values
         if not len(around) or not len(late) or np.median(around) <= 0:
             return None
-        return float(np.median(late) / np.median(around) - 1)
+        rose = float(np.median(late) - np.median(around))
+        if 0 < rose < LEARNT_BY_HEART * float(train.values[:3].max()):
+            return 0.0
+        return rose / float(np.median(around))
+
+    @property
+    def by_heart(self) -> bool:
+        """Whether hardly anything is left of the training loss."""
+        train = self.log.train_loss.finite.values
+        return len(train) >= 6 and bool(np.median(train[-3:]) < LEARNT_BY_HEART * train[:3].max())
+
+    @cached_property
+    def dead(self) -> tuple[float, float] | None:
+        """Training loss at both ends of a run in which nothing moved: neither it, nor an error rate of nearly one."""
+        train = self.log.train_loss.finite.values
+        if self.by_loss or not self.n or len(train) < 10 or self.evaluations.values.min() < SILENT:
+            return None
+        third = len(train) // 3
+        before, after = float(np.median(train[:third])), float(np.median(train[-third:]))
+        return (before, after) if after > (1 - STILL) * before else None
+
+    @cached_property
+    def noise(self) -> float:
+        """How much neighbouring evaluations of the last half differ by luck, as a share: what a bend alone would
+        make is taken off by comparing each with the middle of its neighbours."""
+        late = self.evaluations.between(self.step_at(1 / 2), self.last_step).values
+        if len(late) < 5 or late.min() <= 0:
+            return 0.0
+        bends = np.diff(np.log(late), 2)
+        return float(1.4826 * np.median(np.abs(bends)) / np.sqrt(6))
 
     @property
     def in_warmup(self) -> bool:
@@ -166,7 +199,7 @@ class Facts:
             return True
         if self.planned is None or self.log.last_step is None:
             return None
-        return self.log.last_step + self.spacing >= 0.995 * self.planned
+        return self.log.last_step + self.spacing >= NEARLY * self.planned
 
     @property
     def spacing(self) -> float:

@@ -80,6 +80,7 @@ _GROUP = frozenset(
 _SPLIT = frozenset({"split", "phase", "mode", "set", "stage", "subset", "partition", "kind", "type", "event"})
 _TAG = frozenset({"tag", "metric", "metric name", "key", "name", "variable"})
 _LOSSES = frozenset({"loss", "losses", "nll"})
+_UNITS = frozenset({"phoneme", "phone", "phonemes", "character", "char", "token", "label", "unit"})
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Name:
     role: str  # per, wer, loss, grad, lr, step, epoch, group, split, tag, value, skipped, or "" for nothing of interest
     split: str = ""  # train, val, or "" where the name does not say
     rank: int = 0
+    percent: bool = False  # whether the name says that the numbers are per cent
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -97,7 +99,7 @@ def words(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def read_name(text: str) -> Name:
-    parts = words(text)
+    parts = words(text.replace("%", " percent "))
     found = frozenset(parts)
     if not found or len(parts) > 12:
         return Name("")
@@ -107,8 +109,8 @@ def read_name(text: str) -> Name:
     rank = len(parts)
     if "skipped" in found:
         return Name("skipped")
-    if "grad" in found or "gradient" in found or "gradnorm" in found:
-        normed = found & {"norm", "gradnorm", "norms"}
+    if found & {"grad", "gradient", "gradients", "gradnorm", "gnorm"} or found == {"total", "norm"}:
+        normed = found & {"norm", "gradnorm", "norms", "gnorm"}
         return Name("grad", split, rank + 5 * bool(found & {"max", "clipped"})) if normed else Name("")
     if "lr" in found or {"learning", "rate"} <= found:
         return (
@@ -118,7 +120,9 @@ def read_name(text: str) -> Name:
         )
     if found & _DERIVED:
         return Name("")
-    if found & _LOSSES or parts == ("ctc",):
+    if found == {"vloss"}:
+        return Name("loss", "val", rank)
+    if found & _LOSSES or found - TRAIN - HELD_OUT == {"ctc"}:
         return Name(
             "loss",
             split,
@@ -145,13 +149,14 @@ def _axis_or_label(text: str, parts: tuple[str, ...], found: frozenset[str]) -> 
 
 def _error_rate(parts: tuple[str, ...], found: frozenset[str], split: str) -> Name:
     rank = len(parts) + 4 * ("beam" in found)
-    if {"error", "rate"} <= found and found & {"phoneme", "phone", "character", "char", "token"}:
-        return Name("per", split, rank + 1)
+    hundredths = bool(found & {"percent", "pct", "percentage"})
+    if {"error", "rate"} <= found and found & _UNITS:
+        return Name("per", split, rank + 1, hundredths)
     if "per" in found and not _preposition(parts):
-        return Name("per", split, rank)
-    if "cer" in found:
-        return Name("per", split, rank + 6)
-    return Name("wer", split, rank) if "wer" in found else Name("")
+        return Name("per", split, rank, hundredths)
+    if found & {"cer", "ter", "ler", "uer"}:
+        return Name("per", split, rank + 6, hundredths)
+    return Name("wer", split, rank, hundredths) if "wer" in found else Name("")
 
 
 def _preposition(parts: tuple[str, ...]) -> bool:

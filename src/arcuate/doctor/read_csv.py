@@ -15,6 +15,9 @@ _MLFLOW = re.compile(r"^\d{12,14} \S+ -?\d+$")
 _VALUE = re.compile(
     r"[:=]\s*[-+.]?\d|\d\.\d|^[-+]?\d+$|\b(?:nan|inf)\b", re.I
 )  # what no name of a column holds
+_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\d+)?\s?%?")  # 0,31 but not 1,000
+_POINT = re.compile(r"[-+]?\d*\.\d+(?:[eE][-+]?\d+)?\s?%?")
+_POINTED = re.compile(r"^(\s*[-+]?\d+),(\d+(?:[eE][-+]?\d+)?\s?%?\s*)$")
 DELIMITERS = ",\t;|"
 
 
@@ -50,6 +53,7 @@ def cells(line: str, mark: str) -> list[str]:
 
 def read_csv(blocks: Iterable[list[str]], mark: str, collector: Collector, stem: str) -> None:
     head: list[str] = []
+    commas: bool | None = None  # whether numbers are written as 0,31; the first rows decide
     for lines in blocks:
         lines = [line for line in lines if line and not line.isspace() and not line.startswith("#")]
         rows = _rows(lines, mark)
@@ -57,8 +61,20 @@ def read_csv(blocks: Iterable[list[str]], mark: str, collector: Collector, stem:
             head = rows.pop(0)
         sound = [row for row in rows if len(row) == len(head) and row != head]
         collector.n_bad += sum(len(row) != len(head) for row in rows)
+        if commas is None and sound:
+            commas = decimal_commas(sound)
+        if commas:
+            sound = [[_POINTED.sub(r"\1.\2", cell) for cell in row] for row in sound]
         if sound:
             _add(head, sound, collector, stem)
+
+
+def decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a comma stands before the decimals: some number cannot be read otherwise, and none has a point."""
+    cells = [cell for row in rows[:1000] for cell in row]
+    return any(_COMMA.fullmatch(cell.strip()) for cell in cells) and not any(
+        _POINT.fullmatch(cell.strip()) for cell in cells
+    )
 
 
 def _rows(lines: Sequence[str], mark: str) -> list[list[str]]:

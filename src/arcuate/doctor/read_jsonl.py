@@ -1,7 +1,7 @@
 """One JSON object per line: metrics files and the histories of trackers."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from arcuate.doctor.collect import Collector
@@ -9,7 +9,9 @@ from arcuate.doctor.collect import Collector
 _FAILS = (json.JSONDecodeError, RecursionError, ValueError)
 
 
-def read_jsonl(blocks: Iterable[list[str]], collector: Collector) -> None:
+def read_jsonl(
+    blocks: Iterable[list[str]], collector: Collector, watch: Callable[[list[Any]], None] | None = None
+) -> None:
     """A block at once where all of its lines are sound, otherwise line by line; NaN and Infinity are read as such."""
     for lines in blocks:
         try:
@@ -18,6 +20,8 @@ def read_jsonl(blocks: Iterable[list[str]], collector: Collector) -> None:
             rows = [row for line in lines if (row := read_line(line, collector)) is not None]
         sound = [row for row in rows if type(row) is dict]
         collector.n_bad += len(rows) - len(sound)
+        if watch is not None:
+            watch(sound)
         collector.add_rows(sound)
 
 

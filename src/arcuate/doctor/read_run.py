@@ -24,11 +24,14 @@ def read_run(run: Run) -> list[Log]:
     if not run.metrics_file.is_file():
         raise UserError(f"{run.path} has no metrics.jsonl yet: nothing has been trained there")
     collector, rows = Collector(), _Output()
-    read_jsonl(map(rows.look, line_blocks(run.metrics_file, "utf-8")), collector)
+    read_jsonl(line_blocks(run.metrics_file, "utf-8"), collector, rows.look)
     logs = assemble(collector, run.name) or [Log(name=run.name)]
-    recipe = _recipe(run)
+    recipe, damage = _recipe(run)
     incidents = _incidents(run)
-    return [_own(log, run, recipe, incidents, rows, alone=len(logs) == 1) for log in logs]
+    return [
+        _own(replace(log, notes=(*log.notes, *damage)), run, recipe, incidents, rows, len(logs) == 1)
+        for log in logs
+    ]
 
 
 class _Output:
@@ -38,22 +41,20 @@ class _Output:
         self.seen: list[tuple[int, bool]] = []  # step, whether the output said nothing
         self.broken: list[int] = []  # steps whose row has no finite loss: arcuate writes null for it
 
-    def look(self, lines: list[str]) -> list[str]:
-        for line in lines:
-            if '"blank_share"' in line or '"loss": null' in line:
-                self._take(line)
-        return lines
+    def look(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if "blank_share" in row or row.get("loss", 0) is None:
+                self._take(row)
 
-    def _take(self, line: str) -> None:
+    def _take(self, row: dict[str, Any]) -> None:
         try:
-            row = json.loads(line)
             step = int(row["step"])
             if "loss" in row and row["loss"] is None:
                 self.broken.append(step)
             mute = row["blank_share"] >= MUTE_BLANK or row["n_distinct"] <= MUTE_CLASSES
             self.seen.append((step, bool(mute)))
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            return  # half a line, or a row that has no output to speak of
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return  # a row that has no output to speak of
 
     def mute_since(self) -> int | None:
         """From where on every row was mute, if that is at least the last third."""
@@ -64,11 +65,12 @@ class _Output:
         return self.seen[spoke[-1] + 1 if spoke else 0][0]
 
 
-def _recipe(run: Run) -> Recipe | None:
+def _recipe(run: Run) -> tuple[Recipe | None, tuple[str, ...]]:
+    """The recipe, or why there is none: damaged, or of another version; the curves can be judged without it."""
     try:
-        return run.recipe()
-    except UserError:
-        return None  # a recipe of another version: the curves can be judged without it
+        return run.recipe(), ()
+    except UserError as error:
+        return None, (f"judged without its recipe: {error}",)
 
 
 def _incidents(run: Run) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ _STEP = re.compile(
     re.I,
 )
 _EPOCH = re.compile(r"(?<![\w/])epochs?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.I)
+_PLACE = re.compile(r"\W{0,3}\[\s*(\d+)\s*/\s*\d+\s*\]")  # [300/10000] at the start of a line
 _UNWANTED = re.compile(r"[-+]?\d[\d.,:/-]*(?:[eE][-+]?\d+)?")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _INTEREST = re.compile(r"loss|\b\w{0,6}per(?![a-z]{2})|cer\b|wer\b|error.rate|batch|epoch|step|iter", re.I)
@@ -50,6 +51,11 @@ class Template:
     split: str
     rows: list[int] = field(default_factory=list)
     values: list[tuple[str, ...]] = field(default_factory=list)
+
+    def counters(self, values: tuple[str, ...]) -> dict[str, str]:
+        """The step and epoch of a line of this kind."""
+        named = zip(self.names, values, strict=True)
+        return {name: value.replace(",", "") for name, value in named if name in ("step", "epoch")}
 
     def flush(self, collector: Collector) -> None:
         if not self.rows:
@@ -81,19 +87,23 @@ def read_text(blocks: Iterable[list[str]], collector: Collector) -> None:
     context: dict[str, str] = {}  # the last counter seen, for evaluations printed on a line of their own
     boring: set[str] = set()  # kinds of lines that hold nothing of interest
     n_lines = 0
+    latest: tuple[Template, tuple[str, ...]] | None = None  # the last line of a known kind, for its counter
     for lines in blocks:
         for line in lines:
             n_lines += 1
             for template in templates:
                 if found := template.expression.match(line):
                     template.rows.append(collector.n_rows)
-                    template.values.append(found.groups())
+                    template.values.append(values := found.groups())
+                    latest = template, values
                     collector.n_rows += 1
                     break
             else:
                 kind = line[:MAX_LINE].translate(_NO_DIGITS)
                 if kind in boring:
                     continue
+                if latest is not None:
+                    context, latest = latest[0].counters(latest[1]), None
                 if not _read_new(line, templates, context, collector, n_lines < EARLY) and len(boring) < MANY:
                     boring.add(kind)
         for template in templates:
@@ -135,6 +145,8 @@ def _unglued(line: str) -> Iterator[str]:
 def read_line(line: str, context: dict[str, str]) -> tuple[list[Found], str, dict[str, str]] | None:
     """The numbers of a line with their names, the split it speaks of, and a counter carried over from before."""
     step, epoch = _STEP.search(line), _EPOCH.search(line)
+    if not step and not epoch:
+        step = _PLACE.match(line)
     metrics = [f for f in _metrics(line) if read_name(f.name).role in METRICS]
     taken = {(f.start, f.stop) for f in metrics}
     axes = [
@@ -142,16 +154,18 @@ def read_line(line: str, context: dict[str, str]) -> tuple[list[Found], str, dic
         for name, found in (("step", step), ("epoch", epoch))
         if found and found.span(1) not in taken
     ]
+    told = {f.name: line[f.start : f.stop].replace(",", "") for f in axes}
+    within = {"step": context["step"]} if _same_epoch(told, context) else {}
     if axes:
         context.clear()
-        context.update({f.name: line[f.start : f.stop].replace(",", "") for f in axes})
+        context.update(told | within)
     if not metrics:
         return None
     split = _split_of(line[: metrics[0].begins])
     if axes:
         if _ASIDE.search(line[: metrics[0].begins]) and not step:
             return None
-        return [*axes, *metrics], split, {}
+        return [*axes, *metrics], split, within
     if not context or _ASIDE.search(line) or re.search(r"\bbest\b", line, re.I):
         return None
     held = [f for f in metrics if read_name(f.name).role in ("per", "wer", "loss")]
@@ -159,6 +173,15 @@ def read_line(line: str, context: dict[str, str]) -> tuple[list[Found], str, dic
         ([Found(f"carried {f.name}", f.start, f.stop, f.percent) for f in held], split, dict(context))
         if held
         else None
+    )
+
+
+def _same_epoch(told: dict[str, str], context: dict[str, str]) -> bool:
+    """Whether a line names nothing but the epoch that the batches before it were in."""
+    return (
+        "step" not in told
+        and "step" in context
+        and float(told.get("epoch", -1)) == float(context.get("epoch", -2))
     )
 
 

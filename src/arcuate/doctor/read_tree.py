@@ -1,6 +1,7 @@
 """Nested values: a JSON document or the plain content of a pickle, as rows or as columns of equal length."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from arcuate.errors import UserError
 LARGEST = 1 << 28  # characters of one document
 EVERY = 100  # the '24 trainer evaluates every hundred batches and keeps no counter
 _OFFICIAL_24 = {"testloss", "testcer", "testper"}
+_COUNT = re.compile(r"\d{1,15}(?:\.0*)?")
 ZEROS = 0.5  # share of exact zeros from which on a zero in a column of evaluations means `not evaluated`
 
 
@@ -54,7 +56,7 @@ def read_tree(tree: Any, collector: Collector, before: str = "", depth: int = 6)
     look_at_config(
         {k: v for k, v in tree.items() if not isinstance(v, (Mapping, list))}, collector, "the file names it"
     )
-    if _by_step(tree):
+    if by_step(tree):
         collector.add_rows({"step": step, **row} for step, row in tree.items())
         return
     lists = {str(k): plain for k, v in tree.items() if (plain := _plain(v)) is not None}
@@ -69,9 +71,9 @@ def read_tree(tree: Any, collector: Collector, before: str = "", depth: int = 6)
 _AXES = ("step", "epoch", "group", "split", "tag", "value")
 
 
-def _by_step(tree: Mapping[Any, Any]) -> bool:
+def by_step(tree: Mapping[Any, Any]) -> bool:
     """Whether the keys of a mapping are counters, as in {"100": {"per": 0.8}, …}."""
-    return len(tree) > 1 and all(str(k).isdigit() and isinstance(v, Mapping) for k, v in tree.items())
+    return len(tree) > 1 and all(_COUNT.fullmatch(str(k)) and isinstance(v, Mapping) for k, v in tree.items())
 
 
 def _plain(value: Any) -> list[Any] | None:

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import pickletools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from arcuate.doctor.read_events import is_events, read_events
 from arcuate.doctor.read_jsonl import read_jsonl
 from arcuate.doctor.read_run import read_run
 from arcuate.doctor.read_text import read_text
-from arcuate.doctor.read_tree import read_json, read_tree
+from arcuate.doctor.read_tree import by_step, read_json, read_tree
 from arcuate.errors import UserError
 from arcuate.run import open_run
 
@@ -33,6 +35,8 @@ OTHERS = {
     b":W&B": "the binary log of Weights & Biases; export its history as CSV or JSON lines",
 }
 PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+OLD_PICKLE = (b"(", b"}", b"]", b"c")  # a mark, a dictionary, a list, a name: how protocols 0 and 1 begin
+LARGEST_OLD = 1 << 22  # bytes of a pickle that must be read whole to be known as one
 DOCUMENTS = ('{"', '{ "', "[{", "[ {", "[[", '["')  # what one JSON document may begin with
 LOG_NAMES = ("metrics", "history", "events.out", "validation", "training", "log", "stats", "trainer_state")
 MOST_FILES = 200  # of a folder that are looked at
@@ -62,12 +66,22 @@ def read(path: Path, allow_pickle: bool = False) -> Reading:
 def read_folder(path: Path, allow_pickle: bool) -> Reading:
     if (path / "recipe.yaml").is_file():
         run = open_run(path)
-        return Reading(run.name, "a run folder of arcuate", tuple(read_run(run)))
+        with without_collecting():
+            return Reading(run.name, "a run folder of arcuate", tuple(read_run(run)))
+    pickles = []
     for group in candidates(path):
+        if not allow_pickle and is_pickle(group[0], read_head(group[0])):
+            pickles.append(group[0].name)
+            continue
         try:
             return read_files(group, allow_pickle)
         except UserError:
             continue  # not a log after all: the next candidate
+    if pickles:
+        raise UserError(
+            f"{path} holds no training log but {'pickles' if len(pickles) > 1 else 'a pickle'}, {pickles[0]}; "
+            "--allow-pickle reads it with a loader that admits nothing but numbers, arrays and plain containers"
+        )
     raise UserError(
         f"{path} holds no training log: neither a run folder of arcuate nor a file with a log in it"
     )
@@ -128,7 +142,8 @@ def read_files(paths: Sequence[Path], allow_pickle: bool) -> Reading:
     name_dataset(f"{first.parent.name} {first.name}", collector, "the file's name says so")
     logs = assemble(collector, first.stem)
     if not logs:
-        raise UserError(f"{first} is no training log: it holds no loss or error rate over steps")
+        wrong = next(iter(collector.facts.get("impossible", ())), "")
+        raise UserError(f"{first} is no training log: {wrong or 'it holds no loss or error rate over steps'}")
     if collector.n_bad:
         notes.append(f"{collector.n_bad:,} lines could not be read and were left out")
     if collector.n_skipped:
@@ -155,7 +170,7 @@ def read_file(path: Path, collector: Collector, allow_pickle: bool) -> tuple[str
         raise UserError(f"{path} is empty: there is nothing to judge")
     if is_events(head):
         return "a TensorBoard event file", read_events(path, collector)
-    if head.startswith(PICKLE):
+    if is_pickle(path, head):
         return _read_pickle(path, collector, allow_pickle), ()
     for start, what in (*PICTURES.items(), *OTHERS.items()):
         if head.startswith(start):
@@ -166,6 +181,25 @@ def read_file(path: Path, collector: Collector, allow_pickle: bool) -> tuple[str
             f"{path} is no training log: its content is neither text nor a TensorBoard event file"
         )
     return _read_text_file(path, head, encoding, collector), ()
+
+
+def is_pickle(path: Path, head: bytes) -> bool:
+    """By the mark of newer protocols; the oldest have none, but are one sequence of operations with a stop at the end.
+
+    Naming the operations runs none of them.
+    """
+    if head.startswith(PICKLE):
+        return True
+    if not head.startswith(OLD_PICKLE) or path.stat().st_size > LARGEST_OLD:
+        return False
+    data = path.read_bytes()
+    if not data.endswith(b"."):
+        return False
+    try:
+        operations = deque(pickletools.genops(data), maxlen=1)
+    except (ValueError, KeyError, OverflowError):
+        return False
+    return bool(operations) and operations[0][2] == len(data) - 1
 
 
 def _read_pickle(path: Path, collector: Collector, allow_pickle: bool) -> str:
@@ -212,7 +246,7 @@ def _one_document(filled: Sequence[str]) -> bool:
         return False
     if len(filled) == 1:
         tree = _parsed(filled[0])
-        return isinstance(tree, list) or _has_list(tree) or not isinstance(tree, dict)
+        return not isinstance(tree, dict) or _has_list(tree) or by_step(tree)
     return _share_of_objects(filled) < 0.3 and not any(isinstance(_parsed(line), dict) for line in filled[:3])
 
 

@@ -10,7 +10,15 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.ledger.find import find_runs, looks_like_run
 from arcuate.ledger.parents import changes_between, same_but_seed
-from arcuate.ledger.scores import Scores, read_scores, refuse_unlike, session_codes, side_by_side
+from arcuate.ledger.scores import (
+    Scores,
+    best_step,
+    read_scores,
+    refuse_unlike,
+    selected_there,
+    session_codes,
+    side_by_side,
+)
 from arcuate.ledger.verdicts import ALPHA, compared_sentence
 from arcuate.paired import Arm, Contrast, difference, holm
 from arcuate.recipe import Recipe
@@ -152,7 +160,7 @@ def provenance_notes(scores: Sequence[Scores]) -> tuple[str, ...]:
     """What a reader should know before believing a number."""
     notes = []
     split = scores[0].split
-    if any(s.summary.get("selected_on") == split for s in scores):
+    if any(selected_there(s.run, {"split": split, **s.summary}) for s in scores):
         notes.append(
             f"Checkpoints were selected on {split}, the trials they are scored on, so every rate leans to the low side."
         )
@@ -164,7 +172,7 @@ def provenance_notes(scores: Sequence[Scores]) -> tuple[str, ...]:
         notes.append("They were trained on different training data.")
     for s in scores:
         best = best_step(s.run)
-        if best is not None and s.step is not None and s.step != best:
+        if best is not None and s.step is not None and s.step != best and s.summary.get("label") != "last":
             notes.append(
                 f"{s.run.path} was scored at step {s.step}, but its best checkpoint is of step {best}."
             )
@@ -175,14 +183,6 @@ def training_hash(run: Run) -> Any:
     data = run.environment().get("data")
     hashes = data.get("hashes") if isinstance(data, dict) else None
     return hashes.get("train") if isinstance(hashes, dict) else None
-
-
-def best_step(run: Run) -> int | None:
-    """The step of the checkpoint that `best` points to, if there is one."""
-    link = run.checkpoints / "best"
-    name = link.resolve().name if link.exists() else ""
-    digits = name.removeprefix("step-")
-    return int(digits) if digits.isdigit() and len(digits) < 16 else None
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from arcuate.coupling import coupling_warnings
 from arcuate.errors import UserError
 from arcuate.ledger.entries import Entry
 from arcuate.ledger.parents import SEEDS, Parent, only_seeds, parents
-from arcuate.ledger.scores import read_scores, refuse_unlike, side_by_side
+from arcuate.ledger.scores import read_scores, refuse_unlike, selected_there, side_by_side
 from arcuate.ledger.verdicts import compared_sentence
 from arcuate.paired import difference
 from arcuate.recipe import load_recipe
 from arcuate.recipe_diff import OFFICIAL, Change
+from arcuate.run import read_json
 
 MAX_CHANGES = 12
 MAX_EVIDENCE = 4
@@ -22,7 +23,12 @@ SPLITS = ("val", "dev", "test")
 def diary(entries: Sequence[Entry], title: str) -> str:
     """The whole diary; written anew each time, so it cannot disagree with the folders."""
     lineage = parents(entries)
-    parts = [f"# Run diary: {plain(title)}", opening(entries), overview(entries, lineage)]
+    parts = [
+        f"# Run diary: {plain(title)}",
+        opening(entries),
+        overview(entries, lineage),
+        *ablations(entries),
+    ]
     for number, (entry, parent) in enumerate(zip(entries, lineage, strict=True), start=1):
         parts.append(section(number, entry, parent))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -64,6 +70,19 @@ def overview(entries: Sequence[Entry], lineage: Sequence[Parent | None]) -> str:
     return "\n".join(lines)
 
 
+def ablations(entries: Sequence[Entry]) -> list[str]:
+    """What the ablations say that runs of this list are a part of: all seeds together, where a run is one seed."""
+    said = []
+    for home in dict.fromkeys(e.ablation for e in entries if e.ablation):
+        n_runs = sum(e.ablation == home for e in entries)
+        try:
+            verdict = str(read_json(home / "ablation.json").get("verdict") or "")
+        except UserError:
+            verdict = "not judged yet"
+        said.append(f"**Ablation {plain(home.name)}** ({n_runs} of the runs): {plain(verdict)}")
+    return said
+
+
 def section(number: int, entry: Entry, parent: Parent | None) -> str:
     verdict = f": {entry.verdict}" if entry.verdict else ""
     parts = [f"## {number}. {plain(entry.name)}{verdict}"]
@@ -93,6 +112,7 @@ def changed(entry: Entry, parent: Parent | None) -> str:
         return "**Changes:** no earlier run and no packaged recipe to compare with."
     against = {
         "weights": f"the run {plain(parent.name)}, whose weights it began with",
+        "base": f"{plain(parent.name)}, the baseline of its ablation with the same seed",
         "run": f"{plain(parent.name)}, the earlier run it differs least from",
         "recipe": f"the packaged recipe `{plain(parent.name)}`",
     }[parent.kind]
@@ -117,15 +137,23 @@ def result(entry: Entry) -> str:
         said.append(f"{entry.n_incidents} incident{'' if entry.n_incidents == 1 else 's'} of the guard")
     for name, summary in entry.results.items():
         if isinstance(summary.get("per"), (int, float)):
-            said.append(evaluated(name, summary))
+            said.append(evaluated(entry, name, summary))
     return f"**Result:** {'; '.join(said) if said else 'nothing was logged'}."
 
 
-def evaluated(name: str, summary: Mapping[str, Any]) -> str:
+def evaluated(entry: Entry, name: str, summary: Mapping[str, Any]) -> str:
     low, high = summary.get("per_low"), summary.get("per_high")
     spread = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
-    same = ", the split it was selected on" if summary.get("selected_on") == summary.get("split") else ""
-    return f"evaluated on {name}: {percent(summary.get('per'))}{spread}{same}"
+    same = ", the split it was selected on" if selected_there(entry.run, summary) else ""
+    split, _, label = name.partition(".")
+    which = (
+        f" ({plain(label)} checkpoint)"
+        if label in ("last", "best")
+        else f" ({plain(label)})"
+        if label
+        else ""
+    )
+    return f"evaluated on {plain(split)}{which}: {percent(summary.get('per'))}{spread}{same}"
 
 
 def finding(entry: Entry, parent: Parent | None) -> str:
@@ -155,16 +183,46 @@ def against_parent(entry: Entry, parent: Parent, before: Entry) -> list[str]:
             f"{len(settings)} settings changed at once, so none of them is shown to be the cause"
             " (`arcuate ablate` tells them apart)"
         )
-    return [measured(entry, before), cause]
+    return [measured(entry, before), cause, *unlike(entry, before)]
+
+
+def unlike(entry: Entry, before: Entry) -> list[str]:
+    """What differs between two runs beside their settings, so that nobody takes one for the other."""
+    said = [
+        f"{plain(e.name)} stopped at step {e.logged.steps:,} of {e.planned_steps:,}, so the two are not equally long"
+        for e in (before, entry)
+        if e.stopped_early and before.logged.steps != entry.logged.steps
+    ]
+    if before.revision and entry.revision and before.revision != entry.revision:
+        said.append(
+            f"They were trained with different code ({plain(before.revision)} and {plain(entry.revision)}), which may"
+            " be part of the difference"
+        )
+    return said
+
+
+def shared_results(entry: Entry, before: Entry) -> tuple[str, str | None] | None:
+    """A split, with its label, on which both were evaluated: the best checkpoint's before any labelled ones."""
+    both = [name for name in entry.results if name in before.results]
+    ranked = [
+        (SPLITS.index(split), label, name)
+        for name in both
+        if (split := name.partition(".")[0]) in SPLITS
+        for label in [name.partition(".")[2]]
+    ]
+    if not ranked:
+        return None
+    _, label, name = min(ranked, key=lambda r: (bool(r[1]), r[0], r[1]))
+    return name.partition(".")[0], label or None
 
 
 def measured(entry: Entry, before: Entry) -> str:
     """The tested difference where both were evaluated on the same trials; else the logged one, untested."""
-    split = next((s for s in SPLITS if s in entry.results and s in before.results), None)
+    found = shared_results(entry, before)
     why = "both need an evaluation on the same split"
-    if split is not None:
+    if found is not None:
         try:
-            scores = [read_scores(e.run, split) for e in (before, entry)]
+            scores = [read_scores(e.run, *found) for e in (before, entry)]
             refuse_unlike(scores)
             c = difference(side_by_side(scores[:1]), side_by_side(scores[1:]))
             return plain(compared_sentence(entry.name, before.name, c, c.p, 1))
@@ -195,7 +253,7 @@ def steps(entry: Entry) -> str:
 
 
 def short_changes(changes: Sequence[Change], n_shown: int = 3) -> str:
-    shown = [f"{c.path.split('.')[-1]} {value(c.before)} → {value(c.after)}" for c in changes[:n_shown]]
+    shown = [f"{c.path} {value(c.before)} → {value(c.after)}" for c in changes[:n_shown]]
     more = f" + {len(changes) - n_shown} more" if len(changes) > n_shown else ""
     return (", ".join(shown) + more) or "nothing"
 

@@ -58,6 +58,23 @@ class Entry:
         return str(parent) if parent else None
 
     @property
+    def ablation(self) -> Path | None:
+        """The folder of the ablation that this run is a part of: runs lie in it by arm and seed."""
+        home = self.run.path.resolve().parent.parent
+        return home if (home / "experiment.json").is_file() else None
+
+    @property
+    def revision(self) -> str | None:
+        """Which code it was trained with: the commit, or the release where there is none."""
+        told = self.environment.get("revision") or self.environment.get("arcuate")
+        return str(told)[:12] if told else None
+
+    @property
+    def stopped_early(self) -> bool:
+        done, planned = self.logged.steps, self.planned_steps
+        return done is not None and planned is not None and done < planned
+
+    @property
     def data_hashes(self) -> Any:
         data = self.environment.get("data")
         return data.get("hashes") if isinstance(data, Mapping) else None
@@ -92,20 +109,29 @@ def read_entry(path: Path, name: str) -> Entry:
 
     recipe = attempt(run.recipe, None)
     environment = attempt(run.environment, {})
-    rows = attempt(run.metrics, [])
+    rows = attempt(run.metrics, None)
     planned = recipe.train.steps if recipe else None
-    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows else None
+    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows != [] else None
+    if rows is None and diagnosis is not None and diagnosis.last_step is None:
+        diagnosis = None  # nothing of the log is left to judge
     return Entry(
         run=run,
         name=name,
         recipe=recipe,
         environment=environment,
-        logged=read_log(rows, environment.get("selected_on")),
+        logged=from_diagnosis(diagnosis) if rows is None else read_log(rows, environment.get("selected_on")),
         diagnosis=diagnosis,
         results=attempt(lambda: read_results(run), {}),
         n_incidents=attempt(lambda: count_lines(run.incidents_file), 0),
         problems=tuple(dict.fromkeys(problems)),
     )
+
+
+def from_diagnosis(diagnosis: Diagnosis | None) -> Logged:
+    """What the doctor could read of a log that has damaged lines."""
+    if diagnosis is None:
+        return Logged()
+    return Logged(diagnosis.last_step, diagnosis.best_per, diagnosis.best_step, diagnosis.last_per)
 
 
 def read_log(rows: Sequence[Mapping[str, Any]], selected_on: Any) -> Logged:

@@ -10,6 +10,7 @@ from arcuate.recipe import Recipe, load_recipe, recipe_names
 from arcuate.recipe_diff import Change, diff
 
 SEEDS = ("train.seed", "data.seed")
+BASE = "base"  # the arm of an ablation that the others are measured against
 FREE = ("runtime", "track")  # how a run was carried out, not what it was
 CARRIED_OUT = ("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every")
 
@@ -19,7 +20,7 @@ class Parent:
     """What a run is measured against, and how that was decided."""
 
     name: str
-    kind: str  # "weights" (started with --from), "run" (nearest earlier run) or "recipe" (a packaged one)
+    kind: str  # "weights" (started with --from), "base" (of its ablation), "run" (nearest earlier), "recipe" (packaged)
     changes: tuple[Change, ...]
     entry: Entry | None = None
 
@@ -40,7 +41,7 @@ def same_but_seed(a: Recipe, b: Recipe) -> bool:
 
 
 def find_parent(entry: Entry, earlier: Sequence[Entry]) -> Parent | None:
-    """The run whose weights it began with; else whatever it differs least from: an earlier run, or its recipe.
+    """The run whose weights it began with, or the baseline of its ablation; else whatever it differs least from.
 
     Nobody writes down which run an idea came from, but the one with the fewest changed settings is the one to read
     the result against. Of equally near ones the latest counts, and a run before a recipe.
@@ -49,6 +50,8 @@ def find_parent(entry: Entry, earlier: Sequence[Entry]) -> Parent | None:
         return None
     if entry.weights_from:
         return started_from(entry, earlier)
+    if base := baseline(entry, entry.recipe, earlier):
+        return base
     candidates = [*from_recipe(entry.recipe), *from_runs(entry, entry.recipe, earlier)]
     return min(reversed(candidates), key=lambda p: len(p.changes), default=None)
 
@@ -60,6 +63,18 @@ def started_from(entry: Entry, earlier: Sequence[Entry]) -> Parent:
         if other.recipe and other.run.path.resolve() == path.resolve():
             return Parent(other.name, "weights", changes_between(other.recipe, entry.recipe), other)
     return Parent(entry.weights_from, "weights", ())
+
+
+def baseline(entry: Entry, recipe: Recipe, earlier: Sequence[Entry]) -> Parent | None:
+    """For an arm of an ablation: the baseline with the same seed, which is what its arm was made to differ from."""
+    home, path = entry.ablation, entry.run.path.resolve()
+    if home is None or path.parent.name == BASE:
+        return None
+    wanted = home / BASE / path.name
+    other = next((e for e in earlier if e.recipe and e.run.path.resolve() == wanted), None)
+    if other is None or other.recipe is None:
+        return None
+    return Parent(other.name, "base", changes_between(other.recipe, recipe), other)
 
 
 def from_recipe(recipe: Recipe) -> list[Parent]:

@@ -28,6 +28,22 @@ class Scores:
         return step if isinstance(step, int) else None
 
 
+def selected_there(run: Run, summary: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint was chosen for its score on the very trials it is scored on; the last is not chosen."""
+    if summary.get("selected_on") is None or summary.get("selected_on") != summary.get("split"):
+        return False
+    best, step = best_step(run), summary.get("step")
+    return summary.get("label") != "last" and (best is None or step is None or step == best)
+
+
+def best_step(run: Run) -> int | None:
+    """The step of the checkpoint that `best` points to, if there is one."""
+    link = run.checkpoints / "best"
+    name = link.resolve().name if link.exists() else ""
+    digits = name.removeprefix("step-")
+    return int(digits) if digits.isdigit() and len(digits) < 16 else None
+
+
 def read_scores(run: Run, split: str, label: str | None = None) -> Scores:
     """results/<split>[.<label>].jsonl, the trials that have a reference."""
     file = run.results_file(split, label)

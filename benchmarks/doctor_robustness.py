@@ -1,0 +1,205 @@
+"""How far a verdict depends on what should not matter: labelled logs thinned, cut, jittered, rescaled, stripped.
+
+    python benchmarks/doctor_robustness.py --logs /path/to/logs [--only NAME…]
+
+Every change keeps what a careful reader would say of the run (a log without its last evaluation, with every second
+one, with one per cent of noise, with steps that count something else, without gradient norms). Each changed log is
+written as a file and judged anew. Printed: how many verdicts the label still lists, how many stay as they were, and
+every run whose verdict moved.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from doctor_accuracy import Case, normalised
+from doctor_dialects import rows, thinned
+
+from arcuate.doctor import diagnose
+from arcuate.doctor.curve import Log, Series
+from arcuate.doctor.reading import read
+
+Change = Callable[[Log], Log]
+PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")
+HELD = ("per", "val_loss")
+
+
+def each(log: Log, change: Callable[[Series], Series], parts: tuple[str, ...] = PARTS) -> Log:
+    return replace(log, **{p: change(s) for p in parts if len(s := getattr(log, p))})
+
+
+def chosen(series: Series, kept: np.ndarray) -> Series:
+    return Series(series.steps[kept], series.values[kept], series.unit)
+
+
+def every(n: int) -> Change:
+    """Every n-th evaluation, the last one always among them; too few left are left alone."""
+
+    def thin(series: Series) -> Series:
+        places = np.arange(len(series))
+        kept = (len(series) - 1 - places) % n == 0
+        return chosen(series, kept) if kept.sum() >= 8 else series
+
+    return lambda log: each(log, thin, HELD)
+
+
+def shorter(share: float, least: int) -> Change:
+    """Without its last evaluations; a log that would become too short is left alone."""
+
+    def cut(log: Log) -> Log:
+        n = max(least, round(share * len(log.judged)))
+        if len(log.judged) - n < 8:
+            return log
+        end = log.judged.steps[-1 - n]
+        return each(log, lambda s: s.between(-np.inf, end))
+
+    return cut
+
+
+def noisy(sd: float, seed: int) -> Change:
+    def shake(log: Log) -> Log:
+        draw = np.random.default_rng(seed)
+        return each(
+            log,
+            lambda s: Series(s.steps, s.values * (1 + sd * draw.standard_normal(len(s))), s.unit),
+            ("per",),
+        )
+
+    return shake
+
+
+def scaled(factor: float) -> Change:
+    return lambda log: each(log, lambda s: Series(s.steps, s.values * factor, s.unit), ("per",))
+
+
+def stretched(factor: float) -> Change:
+    return lambda log: each(log, lambda s: Series(np.round(s.steps * factor), s.values, s.unit))
+
+
+def numbered(log: Log) -> Log:
+    """Evaluations counted 0, 1, 2…, everything else on the same axis."""
+    at = log.judged.steps
+    if len(at) < 2:
+        return log
+    return each(log, lambda s: Series(np.interp(s.steps, at, np.arange(len(at))).round(3), s.values, s.unit))
+
+
+def rounded(digits: int) -> Change:
+    return lambda log: each(log, lambda s: Series(s.steps, s.values.round(digits), s.unit), ("per",))
+
+
+def without(*parts: str) -> Change:
+    return lambda log: replace(log, **dict.fromkeys(parts, Series()))
+
+
+def headless(log: Log) -> Log:
+    """The first evaluation, of the untrained model, was not logged."""
+    return each(log, lambda s: chosen(s, np.arange(len(s)) > 0), HELD) if len(log.judged) > 8 else log
+
+
+def last_raised(share: float) -> Change:
+    """The very last evaluation is a little unlucky."""
+
+    def raised(series: Series) -> Series:
+        values = series.values.copy()
+        values[-1] *= 1 + share
+        return Series(series.steps, values, series.unit)
+
+    return lambda log: each(log, raised, ("per",)) if len(log.per) > 8 else log
+
+
+CHANGES: dict[str, Change] = {
+    "as it is": lambda log: log,
+    "every 2nd evaluation": every(2),
+    "every 3rd evaluation": every(3),
+    "every 5th evaluation": every(5),
+    "without the last": shorter(0, 1),
+    "without the last 3": shorter(0, 3),
+    "without the last 5 %": shorter(0.05, 1),
+    "without the last 10 %": shorter(0.1, 1),
+    "without the first": headless,
+    "noise 0.5 %": noisy(0.005, 1),
+    "noise 1 %": noisy(0.01, 2),
+    "noise 2 %": noisy(0.02, 3),
+    "last one 3 % worse": last_raised(0.03),
+    "PER 3 % higher": scaled(1.03),
+    "PER 3 % lower": scaled(0.97),
+    "PER 8 % higher": scaled(1.08),
+    "PER 8 % lower": scaled(0.92),
+    "3 digits": rounded(3),
+    "2 digits": rounded(2),
+    "half the steps": stretched(0.5),
+    "twice the steps": stretched(2),
+    "evaluations numbered": numbered,
+    "no gradient norm": without("grad_norm"),
+    "no training loss": without("train_loss"),
+    "no learning rate": without("lr"),
+    "no validation loss": without("val_loss"),
+    "loss alone": without("per", "grad_norm", "lr"),
+    "PER alone": without("val_loss", "train_loss", "grad_norm", "lr"),
+}
+
+
+def write(log: Log, path: Path) -> None:
+    names = {
+        "step": "step",
+        "per": "val/per",
+        "val_loss": "val/loss",
+        "train_loss": "train/loss",
+        "grad_norm": "grad_norm",
+        "lr": "lr",
+    }
+    path.write_text(
+        "".join(json.dumps({names[k]: v for k, v in row.items()}) + "\n" for row in rows(log)), "utf-8"
+    )
+
+
+def study(cases: list[Case], names: list[str]) -> None:
+    logs = [(case, read(case.path).logs[0]) for case in cases]
+    logs = [(case, log) for case, log in logs if len(log.judged) and not thinned(log)]
+    before: dict[Path, str] = {}
+    moved: list[str] = []
+    print(
+        "| change | logs | listed verdict | same verdict | healthy called otherwise |\n|---|---|---|---|---|"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            right = same = alarms = n = 0
+            for case, log in logs:
+                changed = CHANGES[name](log)
+                if (name != "as it is" and changed is log) or not len(changed.judged):
+                    continue
+                path = Path(folder) / "log.jsonl"
+                write(changed, path)
+                said = diagnose(path)
+                before.setdefault(case.path, said.primary)
+                n, right, same = (
+                    n + 1,
+                    right + (said.primary in case.listed),
+                    same + (said.primary == before[case.path]),
+                )
+                alarms += case.listed[0] == "healthy" and said.primary not in case.listed
+                if said.primary != before[case.path]:
+                    mark = "" if said.primary in case.listed else " (not listed)"
+                    moved.append(
+                        f"{case.path.name}, {name}: {said.primary} instead of {before[case.path]}{mark}"
+                        f"; label {', '.join(case.listed)}; {said.evidence[0]}"
+                    )
+            print(f"| {name} | {n} | {right} | {same} | {alarms} |", flush=True)
+    print("\n" + "\n".join(moved))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--logs", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=CHANGES, default=list(CHANGES))
+    asked = parser.parse_args()
+    study(normalised(asked.logs), ["as it is", *(n for n in asked.only if n != "as it is")])
+
+
+if __name__ == "__main__":
+    main()
