@@ -163,6 +163,22 @@ def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path
     assert weights(run) == weights(whole)
 
 
+def test_a_run_that_fails_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
+    """Workers leave signals alone; the end of the program must not count on signals to be rid of them."""
+    run = tmp_path / "run"
+    training = subprocess.Popen(
+        command(cohort_store, run, "data.workers=1", "train.steps=100000"), stderr=subprocess.PIPE, text=True
+    )
+    while training.poll() is None and not (run / "metrics.jsonl").exists():
+        time.sleep(0.1)
+    shutil.rmtree(run, ignore_errors=True)
+    try:
+        _, told = training.communicate(timeout=120)
+    finally:
+        training.kill()
+    assert training.returncode == 2 and "Traceback" not in told, told
+
+
 def test_another_recipe_or_other_data_are_refused(whole: Path, cohort_store: Path) -> None:
     done = subprocess.run(
         command(cohort_store, whole, "--resume", "optimizer.eps=0.1"), capture_output=True, text=True

@@ -1,7 +1,7 @@
 """Batch: trials side by side, padded, with their true lengths."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
@@ -123,14 +123,17 @@ def leave_signals(worker: int) -> None:
 
 def training_batches(
     data: PlannedBatches, start: int, stop: int | None, workers: int, pin_memory: bool = False
-) -> Iterator[Batch]:
-    """Batches at positions start … stop-1 (or without end), read ahead by worker processes where asked for."""
+) -> Generator[Batch, None, None]:
+    """Batches at positions start … stop-1 (or without end), read ahead by worker processes where asked for.
+
+    Close it when done: its workers leave signals alone, so a program that fails would wait for them for ever.
+    """
     options: dict[str, Any] = {}
     if workers:
         options = {
             "num_workers": workers,
             "persistent_workers": True,
-            "prefetch_factor": 4,
+            "prefetch_factor": 2,
             "worker_init_fn": leave_signals,
         }
     positions = count(start) if stop is None else range(start, stop)

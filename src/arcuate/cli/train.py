@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ def train_in(
         tracked = trackers(recipe, training.run, training.step, say)
         shown = Watchers(*tracked, TerminalWatcher(recipe.train.steps))
     validate = validator(training, store, selection, world, shown.sample) if selection.validation else None
-    with listening(patient=world.size > 1) as stop, shown as watcher:
+    with closing(batches), listening(patient=world.size > 1) as stop, shown as watcher:
         train(
             *(training, batches, validate, machine.device, watcher, stop),
             lambda: parallel_encode(training.model, recipe, machine.device, world),
