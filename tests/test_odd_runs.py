@@ -238,3 +238,20 @@ def test_the_documented_fields_of_the_log_are_those_it_has(trained: Path) -> Non
             deep = isinstance(value, dict) and name in ("losses", "cost")
             written |= {f"{name}.{inner}" for inner in value} if deep else {name}
     assert set(re.findall(r"`([\w.]+)`", cells)) | {"step", "split"} == written
+
+
+def test_weights_that_are_not_those_saved_are_refused(run: Path) -> None:
+    weights = (run / "checkpoints" / "best").resolve() / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[5000] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        evaluate_run(Run(run), "val", None, "best", None, None)
+    with pytest.raises(UserError, match="damaged"):
+        package.load(run)
+
+
+def test_a_model_beside_a_state_that_is_none_is_refused(run: Path) -> None:
+    ((run / "checkpoints" / "best").resolve() / "state.json").write_text('{"files": []}')
+    with pytest.raises(UserError, match="damaged"):
+        package.load(run)

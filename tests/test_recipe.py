@@ -76,6 +76,27 @@ def test_values_out_of_range_are_refused_in_words(override: str) -> None:
         load_recipe("tiny", [override])
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["encoder.width=true", "train.steps=on", "train.seed=false", "loss.intermediate.layers=[true]"],
+)
+def test_a_truth_value_is_no_number(override: str) -> None:
+    with pytest.raises(UserError, match="is no switch"):
+        load_recipe("tiny", [override])
+
+
+def test_a_key_of_another_kind_is_not_suggested_to_itself() -> None:
+    with pytest.raises(UserError, match=r"another schedule\.kind"):
+        load_recipe("tiny", ["schedule.kind=constant", "schedule.rate=0.1", "schedule.peak=0.01"])
+
+
+def test_a_path_in_a_file_is_told_to_be_nested(tmp_path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("extends: tiny\nencoder.width: 16\n")
+    with pytest.raises(UserError, match=r"encoder: \{width: …\}"):
+        load_recipe(str(path))
+
+
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(UserError, match="b2t25-gru"):
         load_recipe("b2t25_gru")

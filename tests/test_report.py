@@ -541,3 +541,11 @@ def test_alignment_shows_as_many_errors_as_are_counted() -> None:
 def test_report_needs_no_torch() -> None:
     code = "import sys, arcuate.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_search_other_than_the_plain_one_is_named_with_the_result(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", sessions=1, n_examples=1)
+    path = run.results_file("val", ending="json")
+    assert "read with" not in report(run)[0]
+    write_json(path, {**json.loads(path.read_text()), "search": "beam", "beam": 20, "head": "ctc"})
+    assert "read with a beam of 20" in report(run)[0]

@@ -270,9 +270,7 @@ def explain(error: ValidationError, where: str) -> Iterator[str]:
         path = plain_path(problem["loc"], known)
         if problem["type"] == "extra_forbidden":
             near = nearest(".".join(p for p in path.split(".") if not p.isdecimal()), known)
-            yield f"recipe {where}: there is no setting {path!r}" + (
-                f"; did you mean {near!r}?" if near else ""
-            )
+            yield f"recipe {where}: {absent(path, near, problem['loc'])}"
         elif problem["type"] == "value_error":
             yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
         elif problem["type"] == "missing" and "." in path:
@@ -316,6 +314,17 @@ def kinds_of(path: str) -> list[str]:
             for inner in inner_models(field.annotation)
         ]
     return [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
+
+
+def absent(path: str, near: str | None, place: Sequence[int | str]) -> str:
+    """Why a key is refused, and the key that was likely meant."""
+    if "." in str(place[-1]):
+        nested = path.replace(".", ": {") + ": …" + "}" * path.count(".")
+        return f"{path!r} is a path; in a file settings are nested: write {nested}"
+    if near == path:
+        parent = path.rpartition(".")[0]
+        return f"{path!r} belongs to another {parent}.kind than the one chosen; leave it out, or change {parent}.kind"
+    return f"there is no setting {path!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def nearest(path: str, known: Sequence[str]) -> str | None:

@@ -1,6 +1,7 @@
 """A model on disk: `model.json` is its card, `model.safetensors` its weights; loading needs nothing else."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from arcuate.models.settings import ModelCard
 
 CARD = "model.json"
 WEIGHTS = "model.safetensors"
+STATE = "state.json"  # of a checkpoint, beside the two
 MAX_CARD_BYTES = 4_000_000
 DTYPES = {"F64", "F32", "F16", "BF16"}
 
@@ -46,6 +48,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def load_model(folder: Path) -> Model:
     """The model of a folder, ready to read trials; nothing in the files is trusted before it is checked."""
     card = load_card(folder)
+    refuse_damage(folder)
     model = outline(card)
     weights = _load_weights(
         folder / WEIGHTS, {name: tuple(t.shape) for name, t in model.state_dict().items()}
@@ -54,6 +57,31 @@ def load_model(folder: Path) -> Model:
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     return model.eval()
+
+
+def refuse_damage(folder: Path) -> None:
+    """Where a checkpoint's state says what its files were when they were saved, they must still be that."""
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+        files = state["files"]
+        expected = {name: files[name] for name in (CARD, WEIGHTS)}
+    except FileNotFoundError:
+        return  # an imported model, or one saved by hand
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise UserError(f"{folder / STATE} is damaged; evaluate another checkpoint, or train again") from None
+    for name, digest in expected.items():
+        if checksum(folder / name) != digest:
+            raise UserError(
+                f"{folder / name} is damaged: its checksum is not the one it was saved with; use another checkpoint"
+            )
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=20)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def load_card(folder: Path) -> ModelCard:

@@ -1,7 +1,8 @@
 """The top of the page: what this run is, in one sentence and a few figures."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from arcuate.report.evidence import Evidence, Results, lookup
 from arcuate.report.markup import Html, join, tag
@@ -46,7 +47,19 @@ def lead(evidence: Evidence) -> list[Html | str]:
         spread = f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f})"
     step = whole(results.summary.get("step"))
     checkpoint = f", with the checkpoint of step {step:,}" if step is not None else ""
-    return ["Phoneme error rate ", tag("b", percent(results.rate)), f"{spread} on {trials}{checkpoint}."]
+    how = read_how(results.summary)
+    return ["Phoneme error rate ", tag("b", percent(results.rate)), f"{spread} on {trials}{checkpoint}{how}."]
+
+
+def read_how(summary: Mapping[str, Any]) -> str:
+    """Where frames were not simply read greedily off the CTC head, that is part of the result."""
+    head, search, beam = summary.get("head"), summary.get("search"), whole(summary.get("beam"))
+    parts = []
+    if isinstance(head, str) and head != "ctc":
+        parts.append(f"the {head} head" if head != "both" else "both heads")
+    if search == "beam":
+        parts.append(f"a beam of {beam:,}" if beam is not None else "a beam search")
+    return f", read with {' and '.join(parts)}" if parts else ""
 
 
 def unscored(evidence: Evidence) -> list[Html | str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from arcuate.errors import UserError
 from arcuate.models.files import load_model
+from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe
 from arcuate.recipe_diff import diff
 from arcuate.run import Run, create_run, is_untouched
@@ -140,6 +141,18 @@ def split_parent(parent: str) -> tuple[Path, str]:
     return Path(path), which or "best"
 
 
+def misfit(what: str, theirs: ModelCard, ours: ModelCard) -> str:
+    """What differs, and what to do about it."""
+    if what == "sessions":
+        names = sorted(set(theirs.sessions) ^ set(ours.sessions))
+        listed = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        differ = f"its sessions differ ({listed or 'in their order'})"
+        return f"{differ}; train on the same sessions (data.sessions), or add a day with arcuate calibrate"
+    if what == "n_channels":
+        return f"it has {theirs.n_channels} channels and the data {ours.n_channels}; take data with the same channels"
+    return f"its {what} differ; start from the parent's own recipe (recipe.yaml in its run folder)"
+
+
 def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
     """Another run's weights as the starting point of this one; step, data and schedule start at 0."""
     loaded = load_model(parent)
@@ -150,7 +163,9 @@ def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
             for n in ("n_channels", "sessions", "classes", "settings")
             if getattr(theirs, n) != getattr(ours, n)
         )
-        raise UserError(f"the model in {parent} does not fit this recipe and data: its {what} differ")
+        raise UserError(
+            f"the model in {parent} does not fit this recipe and data: {misfit(what, theirs, ours)}"
+        )
     training.model.load_state_dict(loaded.state_dict())
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)

@@ -4,7 +4,6 @@ A checkpoint is `model.safetensors` and `model.json` (the weights to use, and wh
 (what else training needs to go on) and `state.json` (everything that is no tensor, and the checksums of all).
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -17,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from arcuate.errors import UserError
-from arcuate.models.files import CARD, WEIGHTS, save_model, save_tensors
+from arcuate.models.files import CARD, STATE, WEIGHTS, checksum, save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run, read_json, write_json
 from arcuate.training.saved import Best, Saved, seal, unseal
 
-STATE, TENSORS = "state.json", "training.safetensors"
+TENSORS = "training.safetensors"
 NAMED = re.compile(r"(step|best)-\d{8,9}")
 
 
@@ -137,14 +136,6 @@ def forget_newer(run: Run, target: Checkpoint) -> None:
     for folder in run.checkpoints.glob("step-*"):
         if folder.name > target.folder.name and folder.name not in kept:
             shutil.rmtree(folder)
-
-
-def checksum(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=20)
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

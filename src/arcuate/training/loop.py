@@ -270,8 +270,11 @@ def act(
         append_line(training.run.incidents_file, row)
         watcher.incident(row)
     if verdict.action == "stop":
+        rate_key = (
+            "schedule.rate" if "rate" in type(training.recipe.schedule).model_fields else "schedule.peak"
+        )
         raise UserError(
-            f"training was stopped at step {training.step}: {verdict.reason}; lower the learning rate (schedule.peak),"
+            f"training was stopped at step {training.step}: {verdict.reason}; lower the learning rate ({rate_key}),"
             f" or set train.clip_norm; the evidence is in {training.run.incidents_file}"
         )
 
