@@ -164,57 +164,47 @@ def memory(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def socket(asked: argparse.Namespace) -> dict[str, Any]:
-    """From sending the bin that completes a frame to having its posteriors, less what decoding itself took."""
+    """Round trips on loopback while a trial is replayed: to the sender's socket and back, to a viewer's and back.
+
+    The messages are ones that the server refuses: they take the whole way but the decoding.
+    """
     import uvicorn
     import websockets
 
     from arcuate.live.access import Access
     from arcuate.live.server import Live, make_app
     from arcuate.live.settings import Endpoints, LiveSettings
-    from arcuate.live.sources.socket import pack_frames
+    from arcuate.live.sources.replay import Replay
 
     decoder, prepared = open_both(asked.run)
-    live = Live(
-        decoder, LiveSettings(endpoints=Endpoints(enabled=False)), Access("127.0.0.1"), lambda _: None
-    )
+    settings = LiveSettings(endpoints=Endpoints(enabled=False))
+    live = Live(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
+    if asked.first:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
     server = uvicorn.Server(uvicorn.Config(make_app(live), port=asked.port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.05)
-    bins = prepared.store.read_bins(max(prepared.trials, key=lambda t: t.n_bins))
 
-    async def measure() -> list[float]:
-        base, added = f"ws://127.0.0.1:{asked.port}", []
-        async with (
-            websockets.connect(f"{base}/events") as events,
-            websockets.connect(f"{base}/frames") as send,
-        ):
-            due = time.perf_counter()
-            for k in range(round(asked.seconds / BIN_S)):
-                due += BIN_S
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                n_before = live.session.meter.n_frames
+    async def measure(path: str, message: str | bytes) -> list[float]:
+        found, until = [], time.perf_counter() + asked.seconds / 2
+        async with websockets.connect(f"ws://127.0.0.1:{asked.port}{path}", max_size=None) as wire:
+            while time.perf_counter() < until:
                 began = time.perf_counter()
-                await send.send(pack_frames(bins[k % len(bins)][None]))
-                complete = k >= 17 and (k - 17) % 4 == 0
-                while complete:
-                    message = await events.recv()
-                    if isinstance(message, bytes) and message[0] == 2:
-                        break
-                if complete:
-                    took = time.perf_counter() - began
-                    while live.session.meter.n_frames == n_before:
-                        await asyncio.sleep(0)
-                    added.append(1000 * took - live.session.meter.recent[-1])
-        return added
+                await wire.send(message)
+                while not (isinstance(told := await wire.recv(), str) and "refused" in told[:40]):
+                    pass
+                found.append(1000 * (time.perf_counter() - began))
+                await asyncio.sleep(0.02)
+        return found
 
-    added = np.array(asyncio.run(measure()))
+    ways = {"frames": asyncio.run(measure("/frames", b"no")), "events": asyncio.run(measure("/events", "no"))}
     server.should_exit = True
     thread.join()
     return {
-        "n_frames": len(added),
-        **{f"added_ms_p{q}": float(np.percentile(added, q)) for q in (50, 99, 100)},
+        name: {"n": len(ms), **{f"p{q}": float(np.percentile(ms, q)) for q in (50, 99, 100)}}
+        for name, ms in ways.items()
     }
 
 
