@@ -42,10 +42,11 @@ def score(rng: np.random.Generator, n: int) -> np.ndarray:
     return rng.normal(-3.0, 1.0, n).clip(max=-0.05).astype(np.float32)
 
 
-def small_search(beam: int = 25) -> WordSearch:
-    lexicon = _lexicon(ENTRIES, CLASSES, "small")
-    settings = Decoding(beam=beam, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
-    return word_search(lexicon, small_ngram(), settings)
+SEARCH_SETTINGS = Decoding(beam=25, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
+
+
+def small_search() -> WordSearch:
+    return word_search(_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
 
 
 def small_model(

@@ -88,6 +88,17 @@ def test_a_killed_session_loses_nothing_that_was_final(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read_bins(store.trials[1]), bins(75, seed=5))
 
 
+def test_a_sentence_that_was_cut_off_is_kept_without_its_reference(tmp_path: Path) -> None:
+    """What was not said to its end must not be scored against the whole sentence."""
+    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, Recorder(tmp_path / "rec", 6))
+    session.start()
+    for item in (Mark("a", "day1", "A whole sentence."), Chunk(bins(40)), Mark("b", "day1", "Another.")):
+        session.put(item)
+    session.stop()
+    (info,) = Store.open(tmp_path / "rec" / "store").trials
+    assert info.split == "test" and info.text is None and info.n_bins == 40
+
+
 def test_a_recording_of_nothing_makes_no_store(tmp_path: Path) -> None:
     Recorder(tmp_path / "rec", 6).close()
     assert seal(tmp_path / "rec") is None and not (tmp_path / "rec" / "store").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate import StreamingDecoder
 from arcuate.errors import UserError
 from arcuate.live.chunk import Chunk, End, Mark
 from arcuate.live.session import LiveSession
@@ -34,9 +35,9 @@ def wait_for(what: Callable[[], object], seconds: float = 30.0) -> object:
 class Hearing:
     """A session on its thread, and everything it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: StreamingDecoder | None = None) -> None:
         self.events: list = []
-        self.session = LiveSession(small_decoder(SEARCH), BY_TRIAL, self.events.append)
+        self.session = LiveSession(decoder or small_decoder(SEARCH), BY_TRIAL, self.events.append)
         self.session.start()
 
     def told(self, kind: str) -> list[dict]:

@@ -1,8 +1,11 @@
 """`arcuate live` and `arcuate bench live`."""
 
 import gc
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +23,14 @@ from arcuate.store import Store
 from arcuate.transcribe import read_weights
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import Prepared
     from arcuate.live.sources.source import Source
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
 SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 
 
@@ -82,7 +88,7 @@ def live_command(asked: Asked) -> None:
     )
     shown = f"http://{'localhost' if is_local(asked.host) else asked.host}:{asked.port}/"
     say(f"open {shown}{f'?token={access.token}' if access.token else ''}  (Ctrl-C to stop)")
-    uvicorn.run(
+    config = uvicorn.Config(
         make_app(live),
         host=asked.host,
         port=asked.port,
@@ -91,10 +97,27 @@ def live_command(asked: Asked) -> None:
         ws_max_queue=64,
         timeout_graceful_shutdown=2,
     )
+    run_until_told(uvicorn.Server(config))
     if live.session.error:
         raise UserError(live.session.error)
     if asked.record:
         say(f"recorded in {asked.record}; its sentences are trials of {asked.record / 'store'}")
+
+
+def run_until_told(server: "uvicorn.Server") -> None:
+    """Serve until interrupted or terminated; both are a normal end, after which everything is written down."""
+
+    @contextmanager
+    def leave_quietly() -> Iterator[None]:
+        before = {which: signal.signal(which, server.handle_exit) for which in ENDING}
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+
+    server.capture_signals = leave_quietly  # type: ignore[method-assign]
+    server.run()
 
 
 def check(asked: Asked) -> None:

@@ -1,6 +1,7 @@
 """How long frames take, measured as they would come: bin by bin, in real time."""
 
 import gc
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class Timings:
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     finish: list[float] = field(default_factory=list)
+    worst: dict[str, float] = field(default_factory=dict)  # what happened in the longest frame
     n_late: int = 0  # bins that were taken later than the next one was due
     seconds: float = 0.0
 
@@ -38,6 +40,7 @@ class Timings:
             "frame_cpu_ms_p50": quantile(cpu, 50),
             "frame_cpu_ms_p99": quantile(cpu, 99),
             "frame_cpu_ms_max": quantile(cpu, 100),
+            "worst_frame": self.worst or None,
             "finish_ms_max": 1000 * max(self.finish) if self.finish else None,
             "n_frames": len(wall),
             "n_sentences": len(self.finish),
@@ -81,12 +84,32 @@ def time_stream(
 
 
 def one_bin(decoder: StreamingDecoder, row: np.ndarray, found: Timings) -> None:
-    clock, used = time.perf_counter(), time.thread_time()
+    clock, used, before = time.perf_counter(), time.thread_time(), usage()
     partial = decoder.push(row)
     if len(partial.log_probs):
-        found.wall.append(time.perf_counter() - clock)
-        found.cpu.append(time.thread_time() - used)
+        wall, cpu = time.perf_counter() - clock, time.thread_time() - used
+        if wall > found.worst.get("s", 0.0):
+            found.worst = {
+                "s": wall,
+                "frame": len(found.wall),
+                **{k: v - before[k] for k, v in usage().items()},
+            }
+        found.wall.append(wall)
+        found.cpu.append(cpu)
     decoder.ahead()
+
+
+def usage() -> dict[str, float]:
+    """Page faults, switches and collections so far: what a late frame may have waited for."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "page_faults": spent.ru_minflt,
+        "page_faults_from_disk": spent.ru_majflt,
+        "system_s": spent.ru_stime,
+        "user_s": spent.ru_utime,
+        "switched_out": spent.ru_nivcsw,
+        "collections": sum(generation["collections"] for generation in gc.get_stats()),
+    }
 
 
 def wait_until(due: float) -> bool:

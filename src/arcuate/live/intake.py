@@ -8,6 +8,8 @@ from arcuate.live.chunk import Chunk
 from arcuate.live.settings import Faults
 from arcuate.trial import BIN_S
 
+MAX_TIME_S = 1e12  # beyond this a clock is no clock
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -82,7 +84,7 @@ class Intake:
         if chunk.first is not None:
             missing = 0 if self._next is None else max(0, chunk.first - self._next)
             self._next = chunk.first + len(chunk.bins)
-        if chunk.time_s is not None and np.isfinite(chunk.time_s):
+        if chunk.time_s is not None and abs(chunk.time_s) < MAX_TIME_S:
             late = 0.0 if self._time_s is None else chunk.time_s - self._time_s - n_bins * BIN_S
             self._time_s = chunk.time_s
             if late < -max(self.settings.tolerance_s, n_bins * BIN_S):

@@ -94,8 +94,8 @@ class Listener:
         return np.empty((0, self.decoder.n_channels), np.float32)
 
     def mark(self, mark: Mark) -> None:
-        """A trial begins: whatever was being said is over."""
-        self.end()
+        """A trial begins: whatever was being said is cut off."""
+        self.end(cut=True)
         self.trial, self.reference = mark.trial, mark.reference
         if mark.session is not None or mark.statistics is not None:
             self.decoder.reset(mark.session, mark.statistics)
@@ -103,10 +103,10 @@ class Listener:
             about = {"trial": mark.trial, "session": self.decoder.session, "reference": mark.reference}
             self.emit({"type": "trial", **about})
 
-    def end(self) -> None:
-        """The sentence is over, if one was being said."""
+    def end(self, cut: bool = False) -> None:
+        """The sentence is over, if one was being said; `cut`: it was not said to its end."""
         if self.state == "speaking" and (self.decoder.n_bins or self.decoder.n_frames):
-            self._finish()
+            self._finish(cut)
         elif self.state != "closed":
             self.decoder.reset()
             self._wait()
@@ -185,18 +185,18 @@ class Listener:
             event["alternatives"] = alternatives(partial.words, readings)
         self.emit(event)
 
-    def _finish(self) -> None:
+    def _finish(self, cut: bool = False) -> None:
         n_bins = self.decoder.n_bins
         readings = self.decoder.finish_all(self.settings.alternatives)
         if self._opened:
             self.n_sentences += 1
-            self.emit(self._final(readings, n_bins))
+            self.emit({**self._final(readings, n_bins, None if cut else self.reference), "cut": cut})
         elif self._is_phrase(readings[0]):
             self._opened = True
         self.trial = self.reference = None
         self._wait()
 
-    def _final(self, readings: list[Hypothesis], n_bins: int) -> Event:
+    def _final(self, readings: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
         best = readings[0]
         words = best.words or tuple(best.phonemes)
         others = [reading.words for reading in readings[1:]]
@@ -214,8 +214,8 @@ class Listener:
             "n_bins": n_bins,
             "session": self.decoder.session,
             "trial": self.trial,
-            "reference": self.reference,
-            "compared": against(self.reference, words),
+            "reference": reference,
+            "compared": against(reference, words),
         }
 
     def _is_phrase(self, best: Hypothesis) -> bool:

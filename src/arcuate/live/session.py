@@ -99,7 +99,7 @@ class LiveSession:
                 self._take(*taken)
                 if self._inbox.empty():
                     self.decoder.ahead()
-            self._listener.end()
+            self._listener.end(cut=True)
         except (UserError, OSError) as error:
             self.error = str(error)
             self.publish({"type": "error", "what": self.error})
@@ -130,7 +130,7 @@ class LiveSession:
         for fault in admitted.faults:
             self._emit({"type": "fault", **asdict(fault)})
         if admitted.ends_sentence:
-            self._listener.end()
+            self._listener.end(cut=True)
         if not len(admitted.bins):
             return
         begun = time.perf_counter()

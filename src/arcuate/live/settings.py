@@ -32,13 +32,13 @@ class Faults(Settings):
         "hold", description="short gaps are filled with the last bin, with zeros, or end the sentence"
     )
     max_gap_s: float = Field(0.5, gt=0.0, le=60.0, description="longer gaps end the sentence")
-    tolerance_s: float = Field(0.03, gt=0.0, le=10.0, description="jitter of timestamps that is no gap")
+    tolerance_s: float = Field(0.05, gt=0.0, le=10.0, description="jitter of timestamps that is no gap")
 
 
 class Limits(Settings):
     """What clients may do."""
 
-    viewers: int = Field(64, ge=1, le=10_000)
+    viewers: int = Field(64, ge=1, le=10_000, description="pages that may look on at once")
     frame_bytes: int = Field(1_000_000, ge=1_000, le=100_000_000, description="of one message of bins")
     frames_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="messages of bins")
     queue: int = Field(256, ge=8, le=100_000, description="events that may wait for a slow viewer")

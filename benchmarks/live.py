@@ -1,0 +1,237 @@
+"""Live decoding: time per frame at full size, small models, many streams, the WebSocket, memory over an hour.
+
+python benchmarks/live.py full --scores ../shared/real/words/t15/dev.npz     # b2t25-gru, 5 x 768, 600 s in real time
+python benchmarks/live.py run --run runs/demo                                 # a trained run, in real time
+python benchmarks/live.py streams --run runs/demo                             # eight streams at once in real time
+python benchmarks/live.py socket --run runs/demo                              # what the WebSocket adds
+python benchmarks/live.py memory --run runs/demo                              # an hour of replay as fast as it goes
+
+On a busy machine the clock measures the others too: `--first` (as root) puts this program before them.
+
+`full` has random weights, for time does not depend on their values; its search reads real frame scores of T15, one per
+frame of the model, because the search's time does depend on them. Lexicon 126,052 words, 3-gram, beam 200.
+"""
+
+import argparse
+import asyncio
+import gc
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from arcuate import StreamingDecoder
+from arcuate.decode.scores import read_scores
+from arcuate.decode.settings import Decoding
+from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
+from arcuate.live.decoder import make_engine, open_search, warm_up
+from arcuate.live.sources.replay import Prepared, prepare_replay
+from arcuate.models.model import Model
+from arcuate.models.outputs import Outputs
+from arcuate.models.settings import ModelCard, ModelSettings
+from arcuate.recipe import load_recipe
+from arcuate.run import Run
+from arcuate.store import Store
+from arcuate.tokens import CLASSES
+from arcuate.trial import BIN_S
+
+
+class Prompted(Model):
+    """A model that does all its work and then says what it is told to say."""
+
+    told: Iterator[np.ndarray]
+
+    def _streamed(self, frames: torch.Tensor) -> Outputs:
+        outputs = super()._streamed(frames)
+        said = [next(self.told) for _ in range(frames.shape[1])]
+        if not said:
+            return outputs
+        return replace(outputs, log_probs={"ctc": torch.from_numpy(np.stack(said))[None]})
+
+
+def full_model(told: Iterator[np.ndarray]) -> Prompted:
+    recipe = load_recipe("b2t25-gru", [])
+    settings = ModelSettings(front_end=recipe.front_end, encoder=recipe.encoder)
+    sessions = tuple(f"session{i}" for i in range(45))
+    torch.manual_seed(0)
+    model = Prompted(ModelCard(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)).eval()
+    model.told = told
+    return model
+
+
+def full(asked: argparse.Namespace) -> dict[str, Any]:
+    """Sentences as long as the real ones: the model gets as many bins as give so many frames."""
+    scores = read_scores(asked.scores)
+    told: list[np.ndarray] = []
+    even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
+    model = full_model(told.pop(0) if told else even for _ in itertools.count())
+    decoder = StreamingDecoder(
+        warmed(make_engine(model, open_search(model, "default", "default", Decoding(beam=200))))
+    )
+    rng = np.random.default_rng(0)
+
+    def sentences() -> Iterator[Sentence]:
+        for frames in itertools.cycle(scores.trials):
+            bins = rng.normal(size=(14 + 4 * (len(frames) - 1), 512)).astype(np.float32)
+
+            def begin(frames: np.ndarray = frames) -> None:
+                told[:] = list(frames)
+                decoder.reset()
+
+            yield bins, begin
+
+    go_first(asked)
+    told_of = [
+        time_stream(decoder, sentences(), asked.seconds, real_time=not asked.fast)
+        for _ in range(asked.repeat)
+    ]
+    least = 1000 * np.min([found.cpu for found in told_of], axis=0)  # of each frame, over the repetitions
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **told_of[-1].summary(80.0),
+        "repetitions": asked.repeat,
+        "least_cpu_ms": {f"p{q}": float(np.percentile(least, q)) for q in (50, 99, 100)},
+    }
+
+
+def go_first(asked: argparse.Namespace) -> None:
+    """After loading: one core, before every other program on this machine."""
+    if asked.first:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+def warmed(engine: Any) -> Any:
+    warm_up(engine)
+    return engine
+
+
+def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
+    decoder = StreamingDecoder.load(run)
+    front_end = decoder.engine.model.card.settings.front_end
+    store = Store.open(Path(str(Run(run).data()["path"])))
+    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log)
+
+
+def run(asked: argparse.Namespace) -> dict[str, Any]:
+    decoder, prepared = open_both(asked.run)
+    go_first(asked)
+    return time_stream(decoder, replayed(decoder, prepared), asked.seconds, not asked.fast).summary(80.0)
+
+
+def streams(asked: argparse.Namespace) -> dict[str, Any]:
+    """Several streams of one set of weights, bin after bin in turn, all in real time."""
+    first, prepared = open_both(asked.run)
+    decoders = [first.stream() for _ in range(asked.streams)]
+    feeds = [itertools.islice(replayed(d, prepared), k, None) for k, d in enumerate(decoders)]
+    left: list[list[np.ndarray]] = [[] for _ in decoders]
+    found, due = Timings(), time.perf_counter()
+    gc.collect()
+    gc.freeze()
+    if asked.first:  # all cores
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    for _ in range(round(asked.seconds / BIN_S)):
+        due += BIN_S
+        found.n_late += wait_until(due)
+        for k, decoder in enumerate(decoders):
+            if not left[k]:
+                decoder.finish()
+                bins, begin = next(feeds[k])
+                begin()
+                left[k] = list(bins)
+            one_bin(decoder, left[k].pop(0), found)
+    return {"streams": asked.streams, **found.summary(80.0)}
+
+
+def memory(asked: argparse.Namespace) -> dict[str, Any]:
+    """Megabytes in use after each tenth of the recording."""
+    import psutil
+
+    decoder, prepared = open_both(asked.run)
+    feed, used = replayed(decoder, prepared), []
+    for _ in range(10):
+        time_stream(decoder, feed, asked.seconds / 10, real_time=False)
+        used.append(round(psutil.Process().memory_info().rss / 1e6, 1))
+    return {"recording_s": asked.seconds, "rss_mb": used, "grown_mb": round(used[-1] - used[2], 1)}
+
+
+def socket(asked: argparse.Namespace) -> dict[str, Any]:
+    """Round trips on loopback while a trial is replayed: to the sender's socket and back, to a viewer's and back.
+
+    The messages are ones that the server refuses: they take the whole way but the decoding.
+    """
+    import uvicorn
+    import websockets
+
+    from arcuate.live.access import Access
+    from arcuate.live.server import Live, make_app
+    from arcuate.live.settings import Endpoints, LiveSettings
+    from arcuate.live.sources.replay import Replay
+
+    decoder, prepared = open_both(asked.run)
+    settings = LiveSettings(endpoints=Endpoints(enabled=False))
+    live = Live(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
+    if asked.first:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
+    server = uvicorn.Server(uvicorn.Config(make_app(live), port=asked.port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+
+    async def measure(path: str, message: str | bytes) -> list[float]:
+        found, until = [], time.perf_counter() + asked.seconds / 2
+        async with websockets.connect(f"ws://127.0.0.1:{asked.port}{path}", max_size=None) as wire:
+            while time.perf_counter() < until:
+                began = time.perf_counter()
+                await wire.send(message)
+                while not (isinstance(told := await wire.recv(), str) and "refused" in told[:40]):
+                    pass
+                found.append(1000 * (time.perf_counter() - began))
+                await asyncio.sleep(0.02)
+        return found
+
+    ways = {"frames": asyncio.run(measure("/frames", b"no")), "events": asyncio.run(measure("/events", "no"))}
+    server.should_exit = True
+    thread.join()
+    return {
+        name: {"n": len(ms), **{f"p{q}": float(np.percentile(ms, q)) for q in (50, 99, 100)}}
+        for name, ms in ways.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["full", "run", "streams", "socket", "memory"])
+    parser.add_argument("--run", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--scores", type=Path, default=Path("../shared/real/words/t15/dev.npz"))
+    parser.add_argument("--seconds", type=float, help="of recording")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--port", type=int, default=8799)
+    parser.add_argument(
+        "--first", action="store_true", help="on a busy machine, as root: one core, before all other programs"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="full: the same frames again; what a busy machine adds goes"
+    )
+    parser.add_argument("--fast", action="store_true", help="not in real time")
+    asked = parser.parse_args()
+    asked.seconds = asked.seconds or {"full": 600.0, "memory": 3600.0}.get(asked.what, 60.0)
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    result = globals()[asked.what](asked)
+    print(json.dumps({"what": asked.what, **result, "load_before": load, "load_after": os.getloadavg()[0]}))
+
+
+if __name__ == "__main__":
+    main()
