@@ -23,13 +23,13 @@ from arcuate.training.checkpoint import forget_newer, load_checkpoint, point
 from arcuate.training.guard import Numbers, Verdict
 from arcuate.training.incidents import keep_batch, record
 from arcuate.training.optimizer import fill_absent, set_rates
+from arcuate.training.parallel import Encode
 from arcuate.training.precision import autocast
 from arcuate.training.signals import Stop
 from arcuate.training.state import Training, memory_mb
 from arcuate.training.tally import Tally
 from arcuate.training.world import World
 
-Encode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, ...]], Outputs]
 Validate = Callable[[Model], dict[str, Any]]
 
 

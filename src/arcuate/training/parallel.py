@@ -11,6 +11,8 @@ from arcuate.models.outputs import Joint, Outputs
 from arcuate.recipe import Recipe
 from arcuate.training.world import World
 
+Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]], Outputs]
+
 
 class Encoding(nn.Module):
     """`Model.encode` as a module of its own, for engines that wrap `forward` and want tensors out of it."""
@@ -24,20 +26,16 @@ class Encoding(nn.Module):
         bins: Tensor,
         n_bins: Tensor,
         session: Tensor,
-        tokens: Tensor | None,
+        tokens: Tensor | None = None,
         layers: tuple[int, ...] = (),
-    ) -> tuple[Tensor, ...]:
+    ) -> dict[str, Tensor]:
         outputs = self.model.encode(bins, n_bins, session, tokens, layers)
-        inner = (outputs.intermediate[layer] for layer in layers)
-        parts = (outputs.frames, outputs.n_frames, outputs.log_probs["ctc"], *inner)
-        if outputs.joint is None:
-            return parts
-        joint = outputs.joint  # views, so that engines find the parameters among what came out
-        weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
-        return *parts, joint.frames, joint.predicted, weight, bias
-
-
-Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]], Outputs]
+        parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
+        if outputs.joint is not None:
+            joint = outputs.joint  # views, so that engines find the parameters among what came out
+            weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
+            parts |= {"joint.0": joint.frames, "joint.1": joint.predicted, "joint.2": weight, "joint.3": bias}
+        return parts | {f"layer.{layer}": scores for layer, scores in outputs.intermediate.items()}
 
 
 def parallel_encode(model: Model, recipe: Recipe, device: torch.device, world: World) -> Encode:
@@ -51,17 +49,21 @@ def parallel_encode(model: Model, recipe: Recipe, device: torch.device, world: W
         module: nn.Module = DistributedDataParallel(
             Encoding(model), device_ids=where, find_unused_parameters=True
         )
-        return lambda bins, n_bins, session, tokens, layers: as_outputs(
-            module(bins, n_bins, session, tokens, layers), layers
-        )
+        return lambda *given: as_outputs(module(*given))
     if recipe.runtime.compile and device.type == "cuda":
         compiled: Encode = torch.compile(model.encode)
         return compiled
     return model.encode
 
 
-def as_outputs(parts: tuple[Tensor, ...], layers: tuple[int, ...] = ()) -> Outputs:
-    frames, n_frames, log_probs, *rest = parts
-    inner, joint = rest[: len(layers)], rest[len(layers) :]
-    intermediate = dict(zip(layers, inner, strict=True))
-    return Outputs(frames, n_frames, {"ctc": log_probs}, Joint(*joint) if joint else None, intermediate)
+def as_outputs(parts: dict[str, Tensor]) -> Outputs:
+    joint = [parts[f"joint.{i}"] for i in range(4) if f"joint.{i}" in parts]
+    return Outputs(
+        parts["frames"],
+        parts["n_frames"],
+        {"ctc": parts["ctc"]},
+        Joint(*joint) if joint else None,
+        intermediate={
+            int(name.removeprefix("layer.")): t for name, t in parts.items() if name.startswith("layer.")
+        },
+    )
