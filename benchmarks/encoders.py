@@ -50,22 +50,28 @@ class Arm:
     recipe: str
     session_layers: bool
     width: int
+    extra: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{'sessions' if self.session_layers else 'shared'}"
+        return f"{self.kind.replace(' ', '-')}-{'sessions' if self.session_layers else 'shared'}"
 
     @property
     def overrides(self) -> list[str]:
         layers = f"front_end.session_layer.enabled={str(self.session_layers).lower()}"
-        return [layers, f"encoder.width={self.width}", "runtime.threads=1"]
+        return [layers, f"encoder.width={self.width}", "runtime.threads=1", *self.extra]
 
 
 RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transformer"}
 
 
+NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
+
+
 def make_arms(width: int) -> list[Arm]:
-    return [Arm(kind, recipe, layers, width) for kind, recipe in RECIPES.items() for layers in (True, False)]
+    """Every encoder with session layers and without; and the Transformer with the noise of the others, unmasked."""
+    arms = [Arm(kind, recipe, layers, width) for kind, recipe in RECIPES.items() for layers in (True, False)]
+    return [*arms, Arm("transformer unmasked", RECIPES["transformer"], False, width, NOISE)]
 
 
 def seconds_per_step(arm: Arm, data: Path) -> float:

@@ -103,7 +103,7 @@ def test_survives_the_way_through_an_engine():
     model, batch = make(KINDS[3]), make_batch()
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
     straight = model.encode(*batch, tokens, layers)
-    wrapped = as_outputs(Encoding(model)(*batch, tokens, layers), layers)
+    wrapped = as_outputs(Encoding(model)(*batch, tokens, layers))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])

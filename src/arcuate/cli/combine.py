@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.cli.submit import find_decodings
+from arcuate.cli.submit import WORDS, find_decodings
 from arcuate.combine.choose import choose_by_features, choose_by_risk, choose_by_vote, summarise_choice
 from arcuate.combine.features import (
     CAUSAL_WEIGHT,
@@ -60,6 +60,9 @@ class Asked:
 
 def combine_command(asked: Asked, as_json: bool) -> None:
     check(asked)
+    if asked.method == "auto" and only_frames(asked):
+        say("no words were decoded yet: the mean of the frame scores (--method geometric)")
+        asked = replace(asked, method="geometric")
     if asked.method in ("arithmetic", "geometric"):
         summary = combine_frames(asked)
     else:
@@ -84,6 +87,16 @@ def check(asked: Asked) -> None:
         raise UserError("--fit finds weights and --weights gives them; use one of the two")
     if asked.save_weights and not asked.fit:
         raise UserError("--save-weights writes fitted weights; add --fit")
+
+
+def only_frames(asked: Asked) -> bool:
+    """Whether the sources are runs with frame scores and without words, as `train --seeds` leaves them."""
+    if asked.lm or asked.llm or asked.fit or asked.weights or not all(p.is_dir() for p in asked.sources):
+        return False
+    runs = [open_run(path) for path in asked.sources]
+    words = any(run.results_file(asked.split, asked.label or WORDS).is_file() for run in runs)
+    scores = (run.results_file(asked.split, asked.label, "scores.npz") for run in runs)
+    return not words and all(file.is_file() for file in scores)
 
 
 def combine_words(asked: Asked) -> dict[str, Any]:
