@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from arcuate.run import read_json
+from arcuate.run import Run, read_json
 
 METHODS = ("statistics", "one-step", "replay", "entropy")
 LATER = (5, 8)
@@ -37,11 +37,17 @@ def cohort(out: Path, seed: int) -> tuple[Path, Path]:
         size = ("--sessions", 6, "--trials", 250, "--electrodes", 64, "--difficulty", "real")
         arcuate("simulate", source, *size, "--later", ",".join(map(str, LATER)), "--seed", seed, "--force")
         arcuate("prepare", source, store, "--force")
-    arcuate(
-        *("train", "tiny", "--data", store, "--run", run, "--resume"),
-        *("data.max_sessions=6", f"train.seed={seed}", f"data.seed={seed + 1}"),
-    )
+    if not finished(run):
+        arcuate(
+            *("train", "tiny", "--data", store, "--run", run, "--resume"),
+            *("data.max_sessions=6", f"train.seed={seed}", f"data.seed={seed + 1}"),
+        )
     return store, run
+
+
+def finished(run: Path) -> bool:
+    rows = Run(run).metrics() if run.is_dir() else []
+    return bool(rows) and rows[-1]["step"] >= Run(run).recipe().train.steps
 
 
 def evaluate(store: Path, run: Path, split: str, label: str, *words: object) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def measure(out: Path, seed: int, methods: tuple[str, ...], lm: str | None) -> d
     arms = [(method, (method,)) for method in methods]
     if lm is not None:
         arms.append(("one-step, words", ("one-step", "--lm", lm)))
-    for gap, session in zip(LATER, new, strict=True):
+    for gap, session in reversed(list(zip(LATER, new, strict=True))):
         told: dict[str, Any] = {"session": session, "adapted": {}}
         for name, words in arms:
             label = f"{session.replace('.', '-')}-{name.replace(', ', '-')}"
@@ -114,13 +120,10 @@ def table(results: list[dict[str, Any]]) -> str:
     still = percent(mean([r["still"][arms[0]]["per_unadapted"] for r in results]))
     lines.append(f"| unadapted | {plain[0]} | {plain[1]} | {still} | |")
     for arm in arms:
-        cells = [change(results, lambda r, g=gap: r["days"][g]["adapted"][arm]) for gap in LATER]  # type: ignore[misc]
-        spent = mean(
-            [1000 * r["days"][g]["adapted"][arm]["seconds_per_trial"] for r in results for g in LATER]
-        )
-        lines.append(
-            f"| {arm} | {cells[0]} | {cells[1]} | {change(results, lambda r: r['still'][arm])} | {spent:.0f} |"
-        )  # noqa: B023
+        found = {gap: [r["days"][gap]["adapted"][arm] for r in results] for gap in LATER}
+        spent = mean([1000 * f["seconds_per_trial"] for gap in LATER for f in found[gap]])
+        cells = [change(found[gap]) for gap in LATER] + [change([r["still"][arm] for r in results])]
+        lines.append(f"| {arm} | {' | '.join(cells)} | {spent:.0f} |")
     for i, point in enumerate(results[0]["days"][LATER[0]]["curve"]):
         cells = []
         for gap in LATER:
@@ -135,10 +138,9 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def change(results: list[dict[str, Any]], pick: Any) -> str:
-    before = mean([pick(r)["per_unadapted"] for r in results])
-    after = mean([pick(r)["per"] for r in results])
-    return f"{percent(after)} ({100 * (after - before) / before:+.0f} %)"
+def change(found: list[dict[str, Any]]) -> str:
+    before, after = mean([f["per_unadapted"] for f in found]), mean([f["per"] for f in found])
+    return f"{percent(after)} ({100 * (after - before) / before:+.1f} %)"
 
 
 def percent(rate: float) -> str:

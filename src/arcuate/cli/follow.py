@@ -14,6 +14,7 @@ from arcuate.adapt.follow import follow, summarise_courses
 from arcuate.adapt.settings import METHODS, Adaptation
 from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, out, percent, progress, say
+from arcuate.cli.day_health import tell_health
 from arcuate.cli.evaluate import (
     Reading,
     Scored,
@@ -24,6 +25,7 @@ from arcuate.cli.evaluate import (
     remembered_store,
     searched,
 )
+from arcuate.days import days_between, nearest_session
 from arcuate.decode.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.evaluate import phoneme_search, summarise, write_results, write_scores
@@ -142,15 +144,14 @@ def choose_trials(
 
 def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
     """How days that the model was not trained on are read."""
-    from arcuate.days import days_between, nearest_session
-
     for session in dict.fromkeys(t.session for t in trials):
         if session in model.card.sessions:
             continue
+        like = nearest_session(session, model.card.sessions)
+        tell_health(store, session, like)
         if not model.card.settings.front_end.session_layer.enabled:
             say(f"{session} is new to the model, which has no session layers and reads it as any other day")
             continue
-        like = nearest_session(session, model.card.sessions)
         gap = days_between(session, like)
         when = "" if gap is None else f", {counted(abs(gap), 'day')} {'earlier' if gap > 0 else 'later'}"
         say(f"{session} is new to the model: read with the layer of {like}{when}")
