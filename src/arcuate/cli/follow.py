@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from arcuate.adapt.adapter import Label, make_adapter
-from arcuate.adapt.follow import follow, summarise_courses
+from arcuate.adapt.follow import LEARNING, follow, summarise_courses
 from arcuate.adapt.settings import METHODS, Adaptation
 from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, out, percent, progress, say
@@ -75,6 +75,7 @@ def follow_run(
     trials = choose_trials(subject, store, split, model.card, following.sessions)
     tell_days(store, model, trials)
     machine = set_up(recipe.runtime, recipe.encoder.width, 1)
+    tell_unmeasured(store, model, settings)
     reader = label_reader(following)
     adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)
     with nullcontext() if quiet else progress("checking trials") as report:
@@ -155,6 +156,15 @@ def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
         gap = days_between(session, like)
         when = "" if gap is None else f", {counted(abs(gap), 'day')} {'earlier' if gap > 0 else 'later'}"
         say(f"{session} is new to the model: read with the layer of {like}{when}")
+
+
+def tell_unmeasured(store: Store, model: Model, settings: Adaptation) -> None:
+    """Where the store has no known day, nobody can say how sure the model usually is."""
+    if settings.method in LEARNING and not set(store.sessions) & set(model.card.sessions):
+        say(
+            f"note: {store.path.name} has no day that the model knows, so how much a day has drifted cannot be measured"
+            " and every step is a whole one"
+        )
 
 
 def label_reader(following: Following) -> Label:
