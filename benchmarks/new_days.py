@@ -68,7 +68,9 @@ def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[s
     return read_json(folder / "calibration.json"), folder
 
 
-def measure(out: Path, seed: int, methods: tuple[str, ...], lm: str | None) -> dict[str, Any]:
+def measure(
+    out: Path, seed: int, methods: tuple[str, ...], lm: str | None, calibrated: tuple[int, ...]
+) -> dict[str, Any]:
     store, run = cohort(out, seed)
     days = read_json(store / "manifest.json")["sessions"]
     new = [entry["name"] for entry in days[6:]]
@@ -84,9 +86,12 @@ def measure(out: Path, seed: int, methods: tuple[str, ...], lm: str | None) -> d
             found = evaluate(store, run, "train", label, "--session", session, "--adapt", *words)
             told["unadapted"] = found["per_unadapted"]
             told["adapted"][name] = cost(found)
-        curve, folder = calibrate(store, run, session)
-        told["curve"] = curve["curve"]
-        told["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)["per"]
+        if gap in calibrated:
+            curve, folder = calibrate(store, run, session)
+            told["curve"] = curve["curve"]
+            told["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)[
+                "per"
+            ]
         result["days"][gap] = told
     result["still"] = {
         name: cost(evaluate(store, run, "val", f"still-{name.replace(', ', '-')}", *known, "--adapt", *words))
@@ -124,18 +129,26 @@ def table(results: list[dict[str, Any]]) -> str:
         spent = mean([1000 * f["seconds_per_trial"] for gap in LATER for f in found[gap]])
         cells = [change(found[gap]) for gap in LATER] + [change([r["still"][arm] for r in results])]
         lines.append(f"| {arm} | {' | '.join(cells)} | {spent:.0f} |")
-    for i, point in enumerate(results[0]["days"][LATER[0]]["curve"]):
-        cells = []
-        for gap in LATER:
-            before = mean([r["days"][gap]["curve"][0]["per"] for r in results])
-            after = mean([r["days"][gap]["curve"][i]["per"] for r in results])
-            floor = mean([r["known"] for r in results])
-            closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if i else ""
-            cells.append(f"{percent(after)}{closed}")
-        lines.append(f"| {point['sentences']} sentences of calibration | {cells[0]} | {cells[1]} | | |")
-    kept = [percent(mean([r["days"][g]["calibrated_known"] for r in results])) for g in LATER]
-    lines.append(f"| known days, after that calibration | {kept[0]} | {kept[1]} | | |")
+    floor = mean([r["known"] for r in results])
+    for n in (0, 5, 10, 20):
+        cells = [sentences(results, gap, n, floor) for gap in LATER]
+        lines.append(f"| {n} sentences of calibration | {cells[0]} | {cells[1]} | | |")
+    kept = [[r["days"][g]["calibrated_known"] for r in results if "curve" in r["days"][g]] for g in LATER]
+    cells = [percent(mean(values)) if values else "–" for values in kept]
+    lines.append(f"| known days, after calibration with 20 | {cells[0]} | {cells[1]} | | |")
     return "\n".join(lines) + "\n"
+
+
+def sentences(results: list[dict[str, Any]], gap: int, n: int, floor: float) -> str:
+    """Error rate after n sentences, and the share of the gap to known days that they close."""
+    curves = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
+    if not curves:
+        return "–"
+    before, after = (
+        mean([p["per"] for curve in curves for p in curve if p["sentences"] == m]) for m in (0, n)
+    )
+    closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if n else ""
+    return f"{percent(after)}{closed}"
 
 
 def change(found: list[dict[str, Any]]) -> str:
@@ -152,7 +165,9 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
     floor = 100 * mean([r["known"] for r in results])
     for gap, colour in zip(LATER, ("#1d5fa6", "#b4470b"), strict=True):
-        points = [r["days"][gap]["curve"] for r in results]
+        points = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
+        if not points:
+            continue
         at = [p["sentences"] for p in points[0]]
         rates = [100 * mean([curve[i]["per"] for curve in points]) for i in range(len(at))]
         bands = [[100 * mean([c[i][k] for c in points]) for i in range(len(at))] for k in ("low", "high")]
@@ -187,11 +202,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument(
+        "--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on"
+    )
     parser.add_argument("--lm", help="also learn from words, through this language model")
     parser.add_argument("--figure", type=Path, help="SVG to write")
     parser.add_argument("--table", type=Path, help="Markdown to write")
     asked = parser.parse_args()
-    results = [measure(asked.out, seed, tuple(asked.methods), asked.lm) for seed in asked.seeds]
+    arms = tuple(asked.methods), asked.lm, tuple(asked.calibrate)
+    results = [measure(asked.out, seed, *arms) for seed in asked.seeds]
     (asked.out / "new_days.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)
