@@ -91,7 +91,7 @@ def write_day(
 def make_days(root: Path, angle: float = 0.65) -> Path:
     """A store with two days to train on, and days that kept their directions, turned, were re-plugged, fell silent."""
     source = root / "source"
-    still, shuffled = np.eye(N_CHANNELS), np.eye(N_CHANNELS)[np.roll(np.arange(N_CHANNELS), 5)]
+    still, shuffled = np.eye(N_CHANNELS), np.eye(N_CHANNELS)[::-1]
     plan: Sequence[tuple[str, np.ndarray, int, bool]] = (
         (FIRST, still, 60, True),
         (SECOND, still, 60, True),
