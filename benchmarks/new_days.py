@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from arcuate.run import read_json
+from arcuate.run import Run, read_json
 
 METHODS = ("statistics", "one-step", "replay", "entropy")
 LATER = (5, 8)
@@ -37,11 +37,17 @@ def cohort(out: Path, seed: int) -> tuple[Path, Path]:
         size = ("--sessions", 6, "--trials", 250, "--electrodes", 64, "--difficulty", "real")
         arcuate("simulate", source, *size, "--later", ",".join(map(str, LATER)), "--seed", seed, "--force")
         arcuate("prepare", source, store, "--force")
-    arcuate(
-        *("train", "tiny", "--data", store, "--run", run, "--resume"),
-        *("data.max_sessions=6", f"train.seed={seed}", f"data.seed={seed + 1}"),
-    )
+    if not finished(run):
+        arcuate(
+            *("train", "tiny", "--data", store, "--run", run, "--resume"),
+            *("data.max_sessions=6", f"train.seed={seed}", f"data.seed={seed + 1}"),
+        )
     return store, run
+
+
+def finished(run: Path) -> bool:
+    rows = Run(run).metrics() if run.is_dir() else []
+    return bool(rows) and rows[-1]["step"] >= Run(run).recipe().train.steps
 
 
 def evaluate(store: Path, run: Path, split: str, label: str, *words: object) -> dict[str, Any]:
@@ -62,7 +68,9 @@ def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[s
     return read_json(folder / "calibration.json"), folder
 
 
-def measure(out: Path, seed: int, methods: tuple[str, ...], lm: str | None) -> dict[str, Any]:
+def measure(
+    out: Path, seed: int, methods: tuple[str, ...], lm: str | None, calibrated: tuple[int, ...]
+) -> dict[str, Any]:
     store, run = cohort(out, seed)
     days = read_json(store / "manifest.json")["sessions"]
     new = [entry["name"] for entry in days[6:]]
@@ -71,16 +79,19 @@ def measure(out: Path, seed: int, methods: tuple[str, ...], lm: str | None) -> d
     arms = [(method, (method,)) for method in methods]
     if lm is not None:
         arms.append(("one-step, words", ("one-step", "--lm", lm)))
-    for gap, session in zip(LATER, new, strict=True):
+    for gap, session in reversed(list(zip(LATER, new, strict=True))):
         told: dict[str, Any] = {"session": session, "adapted": {}}
         for name, words in arms:
             label = f"{session.replace('.', '-')}-{name.replace(', ', '-')}"
             found = evaluate(store, run, "train", label, "--session", session, "--adapt", *words)
             told["unadapted"] = found["per_unadapted"]
             told["adapted"][name] = cost(found)
-        curve, folder = calibrate(store, run, session)
-        told["curve"] = curve["curve"]
-        told["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)["per"]
+        if gap in calibrated:
+            curve, folder = calibrate(store, run, session)
+            told["curve"] = curve["curve"]
+            told["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)[
+                "per"
+            ]
         result["days"][gap] = told
     result["still"] = {
         name: cost(evaluate(store, run, "val", f"still-{name.replace(', ', '-')}", *known, "--adapt", *words))
@@ -114,31 +125,35 @@ def table(results: list[dict[str, Any]]) -> str:
     still = percent(mean([r["still"][arms[0]]["per_unadapted"] for r in results]))
     lines.append(f"| unadapted | {plain[0]} | {plain[1]} | {still} | |")
     for arm in arms:
-        cells = [change(results, lambda r, g=gap, a=arm: r["days"][g]["adapted"][a]) for gap in LATER]  # type: ignore[misc]
-        spent = mean(
-            [1000 * r["days"][g]["adapted"][arm]["seconds_per_trial"] for r in results for g in LATER]
-        )
-        lines.append(
-            f"| {arm} | {cells[0]} | {cells[1]} | {change(results, lambda r, a=arm: r['still'][a])} | {spent:.0f} |"
-        )
-    for i, point in enumerate(results[0]["days"][LATER[0]]["curve"]):
-        cells = []
-        for gap in LATER:
-            before = mean([r["days"][gap]["curve"][0]["per"] for r in results])
-            after = mean([r["days"][gap]["curve"][i]["per"] for r in results])
-            floor = mean([r["known"] for r in results])
-            closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if i else ""
-            cells.append(f"{percent(after)}{closed}")
-        lines.append(f"| {point['sentences']} sentences of calibration | {cells[0]} | {cells[1]} | | |")
-    kept = [percent(mean([r["days"][g]["calibrated_known"] for r in results])) for g in LATER]
-    lines.append(f"| known days, after that calibration | {kept[0]} | {kept[1]} | | |")
+        found = {gap: [r["days"][gap]["adapted"][arm] for r in results] for gap in LATER}
+        spent = mean([1000 * f["seconds_per_trial"] for gap in LATER for f in found[gap]])
+        cells = [change(found[gap]) for gap in LATER] + [change([r["still"][arm] for r in results])]
+        lines.append(f"| {arm} | {' | '.join(cells)} | {spent:.0f} |")
+    floor = mean([r["known"] for r in results])
+    for n in (0, 5, 10, 20):
+        cells = [sentences(results, gap, n, floor) for gap in LATER]
+        lines.append(f"| {n} sentences of calibration | {cells[0]} | {cells[1]} | | |")
+    kept = [[r["days"][g]["calibrated_known"] for r in results if "curve" in r["days"][g]] for g in LATER]
+    cells = [percent(mean(values)) if values else "–" for values in kept]
+    lines.append(f"| known days, after calibration with 20 | {cells[0]} | {cells[1]} | | |")
     return "\n".join(lines) + "\n"
 
 
-def change(results: list[dict[str, Any]], pick: Any) -> str:
-    before = mean([pick(r)["per_unadapted"] for r in results])
-    after = mean([pick(r)["per"] for r in results])
-    return f"{percent(after)} ({100 * (after - before) / before:+.0f} %)"
+def sentences(results: list[dict[str, Any]], gap: int, n: int, floor: float) -> str:
+    """Error rate after n sentences, and the share of the gap to known days that they close."""
+    curves = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
+    if not curves:
+        return "–"
+    before, after = (
+        mean([p["per"] for curve in curves for p in curve if p["sentences"] == m]) for m in (0, n)
+    )
+    closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if n else ""
+    return f"{percent(after)}{closed}"
+
+
+def change(found: list[dict[str, Any]]) -> str:
+    before, after = mean([f["per_unadapted"] for f in found]), mean([f["per"] for f in found])
+    return f"{percent(after)} ({100 * (after - before) / before:+.1f} %)"
 
 
 def percent(rate: float) -> str:
@@ -150,7 +165,9 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
     floor = 100 * mean([r["known"] for r in results])
     for gap, colour in zip(LATER, ("#1d5fa6", "#b4470b"), strict=True):
-        points = [r["days"][gap]["curve"] for r in results]
+        points = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
+        if not points:
+            continue
         at = [p["sentences"] for p in points[0]]
         rates = [100 * mean([curve[i]["per"] for curve in points]) for i in range(len(at))]
         bands = [[100 * mean([c[i][k] for c in points]) for i in range(len(at))] for k in ("low", "high")]
@@ -185,11 +202,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument(
+        "--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on"
+    )
     parser.add_argument("--lm", help="also learn from words, through this language model")
     parser.add_argument("--figure", type=Path, help="SVG to write")
     parser.add_argument("--table", type=Path, help="Markdown to write")
     asked = parser.parse_args()
-    results = [measure(asked.out, seed, tuple(asked.methods), asked.lm) for seed in asked.seeds]
+    arms = tuple(asked.methods), asked.lm, tuple(asked.calibrate)
+    results = [measure(asked.out, seed, *arms) for seed in asked.seeds]
     (asked.out / "new_days.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)

@@ -36,3 +36,15 @@ def cohort_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     prepare(folder / "source", folder / "store")
     return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def new_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `store` of days that drift in known ways, and a `run` that has learned the first two."""
+    from arcuate.cli.train import Asked, train_run
+    from days import TRAINING, make_days
+
+    folder = tmp_path_factory.mktemp("days")
+    make_days(folder)
+    train_run(Asked("tiny", [*TRAINING, "data.max_sessions=2"], folder / "store", folder / "run"))
+    return folder

@@ -1,7 +1,8 @@
 """The base of every settings class: unknown keys are refused, values never change after validation."""
 
+from collections.abc import Hashable
 from functools import cache
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -17,13 +18,13 @@ class Settings(BaseModel):
             for name, field in cls.model_fields.items():
                 value = given.get(field.alias or name)
                 values = value if isinstance(value, (list, tuple)) else [value]
-                if any(isinstance(v, bool) for v in values) and not takes_truth(field.annotation):
+                if any(isinstance(v, bool) for v in values) and not takes_truth(cast(Hashable, field.annotation)):
                     raise ValueError(f"{field.alias or name} is no switch; give a value, not true or false")
         return given
 
 
 @cache
-def takes_truth(annotation: Any) -> bool:
+def takes_truth(annotation: Hashable) -> bool:
     """Whether true and false are among the values of a type."""
     parts = get_args(annotation)
     if not parts:

@@ -12,8 +12,10 @@ FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 
 
 def worth_learning(heard: Heard, settings: Safety) -> bool:
-    """Whether a reading is sure enough, and long enough, to be taken for the truth."""
-    return len(heard.tokens) >= FEWEST_TOKENS and confidence(heard.log_probs) >= settings.min_confidence
+    """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is."""
+    long_enough = len(heard.tokens) >= FEWEST_TOKENS
+    recorded = bool((heard.bins.amax(0) > heard.bins.amin(0)).any())
+    return long_enough and recorded and confidence(heard.log_probs) >= settings.min_confidence
 
 
 def need(day: Day, settings: Safety) -> float:

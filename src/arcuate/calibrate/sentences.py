@@ -10,6 +10,8 @@ from arcuate.frames import Patch
 from arcuate.quality import can_align
 from arcuate.store import Store, TrialInfo
 
+FLAT_TRIALS = 20  # looked at to find out whether anything is recorded at all
+
 
 @dataclass(frozen=True)
 class Sentences:
@@ -36,13 +38,14 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
         for t in labelled
         if t.split == "train" and t.usable and can_align(t.n_bins, t.tokens or (), patch.bins, patch.stride)
     ]
+    if labelled:
+        refuse_flat(store, session, labelled[:FLAT_TRIALS])
     if not usable:
         raise UserError(
             f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
             " or follow it without labels: arcuate evaluate RUN --adapt replay"
         )
     first = tuple(usable[:n_sentences])
-    refuse_flat(store, session, first)
     after = {t.id for t in labelled} - {t.id for t in labelled[: labelled.index(first[-1]) + 1]}
     return Sentences(first, tuple(t for t in labelled if t.id in after))
 

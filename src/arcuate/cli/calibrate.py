@@ -12,19 +12,22 @@ from rich.table import Table
 from arcuate.batches.select import Selection, select
 from arcuate.calibrate.curve import Point, curve_points, measure
 from arcuate.calibrate.fit import begin_with, derive_recipe, fit_layer
-from arcuate.calibrate.sentences import Sentences, live_channels, split_day
+from arcuate.calibrate.sentences import Sentences, split_day
 from arcuate.calibrate.settings import Calibration
 from arcuate.cli.console import Report, counted, emit_json, out, percent, progress, say
+from arcuate.cli.day_health import tell_health
 from arcuate.cli.evaluate import Subject, find_subject
 from arcuate.cli.train import store_facts
 from arcuate.days import days_between, nearest_session
 from arcuate.environment import describe
 from arcuate.errors import UserError
 from arcuate.evaluate import TrialResult, decode_trials
-from arcuate.models.days import one_day
+from arcuate.models.days import layer_of, one_day, with_layers
 from arcuate.models.files import load_model
-from arcuate.models.model import Model
+from arcuate.models.model import Model, count_parameters
+from arcuate.models.settings import ModelCard
 from arcuate.recipe import Recipe, apply_override
+from arcuate.report.calibration import FILE
 from arcuate.run import Run, open_run, refuse_taken, write_json
 from arcuate.runtime import set_up
 from arcuate.store import Store, TrialInfo
@@ -161,9 +164,7 @@ def announce(plan: Plan) -> None:
     say(f"{session}: {counted(len(plan.day.first), 'sentence')}, beginning with {source}")
     if len(plan.day.first) < plan.asked.sentences:
         say(f"note: {plan.asked.sentences} sentences were asked for, the day has {len(plan.day.first)}")
-    dead = int((~live_channels(plan.store, plan.day.first)).sum())
-    if dead:
-        say(f"note: {counted(dead, 'channel')} of {plan.store.n_channels} flat in these sentences")
+    tell_health(plan.store, session, nearest_session(session, model.card.sessions))
     if settings.rest and not plan.old:
         say(
             "note: this store has no trials of the known days, so none are mixed in; other weights move all the same"
@@ -202,7 +203,7 @@ def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
         if found is None:
             return None
         summary = {**facts(plan), "curve": [p.to_json() for p in found]}
-        write_json(aside / "last" / "calibration.json", summary)
+        write_json(aside / "last" / FILE, summary)
         (aside / "last").rename(plan.run.path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -232,8 +233,6 @@ def measure_points(plan: Plan, aside: Path, stop: Stop, report: Report) -> list[
 
 def uncalibrated(plan: Plan) -> Model:
     """The model as it reads the day without calibration: with the nearest day's layer, or the mean."""
-    from arcuate.models.days import layer_of
-
     like = begin_with(plan.model, plan.asked.session, plan.settings)
     return one_day(plan.model, plan.asked.session, *layer_of(plan.model, like)).eval()
 
@@ -245,7 +244,7 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
         data=store_facts(
             plan.store, Selection((*plan.model.card.sessions, plan.asked.session), (), (), "val")
         ),
-        n_parameters=sum(p.numel() for p in plan.model.parameters()),
+        n_parameters=count_parameters(new_card(plan)),
         selected_on=None,
         device=str(plan.model.head.weight.device),
     )
@@ -261,6 +260,17 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
         environment,
         Steps(step),
         stop,
+    )
+
+
+def new_card(plan: Plan) -> ModelCard:
+    """The model that comes out, described."""
+    card = plan.model.card
+    return ModelCard(
+        settings=with_layers(card.settings),
+        n_channels=card.n_channels,
+        sessions=(*card.sessions, plan.asked.session),
+        classes=card.classes,
     )
 
 

@@ -10,10 +10,11 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from arcuate.adapt.adapter import Label, make_adapter
-from arcuate.adapt.follow import follow, summarise_courses
+from arcuate.adapt.follow import LEARNING, follow, summarise_courses
 from arcuate.adapt.settings import METHODS, Adaptation
 from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, out, percent, progress, say
+from arcuate.cli.day_health import tell_health
 from arcuate.cli.evaluate import (
     Reading,
     Scored,
@@ -24,6 +25,7 @@ from arcuate.cli.evaluate import (
     remembered_store,
     searched,
 )
+from arcuate.days import days_between, nearest_session
 from arcuate.decode.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.evaluate import phoneme_search, summarise, write_results, write_scores
@@ -73,6 +75,7 @@ def follow_run(
     trials = choose_trials(subject, store, split, model.card, following.sessions)
     tell_days(store, model, trials)
     machine = set_up(recipe.runtime, recipe.encoder.width, 1)
+    tell_unmeasured(store, model, settings)
     reader = label_reader(following)
     adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)
     with nullcontext() if quiet else progress("checking trials") as report:
@@ -142,18 +145,26 @@ def choose_trials(
 
 def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
     """How days that the model was not trained on are read."""
-    from arcuate.days import days_between, nearest_session
-
     for session in dict.fromkeys(t.session for t in trials):
         if session in model.card.sessions:
             continue
+        like = nearest_session(session, model.card.sessions)
+        tell_health(store, session, like)
         if not model.card.settings.front_end.session_layer.enabled:
             say(f"{session} is new to the model, which has no session layers and reads it as any other day")
             continue
-        like = nearest_session(session, model.card.sessions)
         gap = days_between(session, like)
         when = "" if gap is None else f", {counted(abs(gap), 'day')} {'earlier' if gap > 0 else 'later'}"
         say(f"{session} is new to the model: read with the layer of {like}{when}")
+
+
+def tell_unmeasured(store: Store, model: Model, settings: Adaptation) -> None:
+    """Where the store has no known day, nobody can say how sure the model usually is."""
+    if settings.method in LEARNING and not set(store.sessions) & set(model.card.sessions):
+        say(
+            f"note: {store.path.name} has no day that the model knows, so how much a day has drifted cannot be measured"
+            " and every step is a whole one"
+        )
 
 
 def label_reader(following: Following) -> Label:

@@ -63,7 +63,7 @@ def measure_day(store: Store, session: str, trials: Sequence[TrialInfo]) -> DayN
     centred = [(p - mean) / np.maximum(sd, 1e-9) for p in parts]
     z = np.concatenate(centred)
     memory = sum((p[1:] * p[:-1]).sum(0) for p in centred) / max(sum(len(p) - 1 for p in centred), 1)
-    smooth = np.concatenate([boxcar(p) for p in centred])
+    smooth = np.concatenate([boxcar(p) for p in centred if len(p) >= SMOOTH] or [z])
     return DayNumbers(
         session, len(parts), mean, sd, (z**3).mean(0), np.asarray(memory), flat, correlations(smooth, flat)
     )

@@ -121,7 +121,7 @@ def alike(
         figure(
             "Every day with every other",
             matrix,
-            "The same over all channels; dark is alike. Days fade from the diagonal as tuning wanders.",
+            "The same over all channels; full colour is alike. Days fade from the diagonal as tuning wanders.",
         ),
         class_="pair",
     )
@@ -147,7 +147,7 @@ def channels(rows: Sequence[Mapping[str, Any]], reference: str, profiles: np.nda
     head = ("day", "flat", "died", "came back", "level moved", "spread moved", "same channels")
     note = (
         f"Each line a channel, each column a day: how alike its correlations with all other channels are to those on"
-        f" {reference}. Dark is alike; a white stretch is a flat channel or one that listens to something else."
+        f" {reference}. Full colour is alike; an empty stretch is a flat channel or one that listens to something else."
     )
     where = (
         "Level and spread: the array that moved most, median over its channels, against the reference day; a z-scored"

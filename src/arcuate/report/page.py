@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from arcuate.report.calibration import calibration, calibration_of
 from arcuate.report.confusion import confusion
 from arcuate.report.curves import curves
 from arcuate.report.decodings import decodings
@@ -44,6 +45,8 @@ def page(evidence: Evidence) -> str:
 
 def sections(evidence: Evidence) -> Iterator[tuple[str, str, Html]]:
     """Anchor, title and content."""
+    if (told := calibration_of(evidence.run)) is not None:
+        yield "calibration", "Calibration", calibration(told)
     yield "learning", "Learning curves", join([curves(evidence), incidents(evidence)])
     if evidence.results is None:
         yield "results", "Results", join([commands(evidence), others_table(evidence)])

@@ -1,0 +1,353 @@
+"""Adaptation without labels: gains where days drift, no harm where they do not, bounds, causality, fall-back."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate.adapt.adapter import Adapter, make_adapter, read
+from arcuate.adapt.day import Day, Heard, Layer, Moments, Sums, Trust, confidence
+from arcuate.adapt.follow import (
+    Course,
+    expected_confidence,
+    follow,
+    in_order,
+    normalised_bins,
+    summarise_courses,
+)
+from arcuate.adapt.safety import compare, must_fall_back, need, worth_learning
+from arcuate.adapt.settings import METHODS, Adaptation, Method, Safety
+from arcuate.adapt.statistics import matched
+from arcuate.adapt.steps import move, within
+from arcuate.augment.settings import Augment
+from arcuate.decode.greedy import greedy
+from arcuate.errors import UserError
+from arcuate.metrics import total
+from arcuate.models.days import layer_of, one_day, with_session
+from arcuate.models.files import load_model
+from arcuate.run import Run
+from arcuate.store import Store, TrialInfo
+from arcuate.training.checkpoint import find_checkpoint
+from days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND
+from test_cli import arcuate, assert_refused, one_object
+
+LEARNING: tuple[Method, ...] = ("one-step", "replay")
+
+
+def adapter_of(folder: Path, method: Method, **settings: object) -> Adapter:
+    noise = Run(folder / "run").recipe().augment
+    tree = {"method": method, **settings}
+    return make_adapter(load_model(find_checkpoint(folder / "run")), Adaptation.model_validate(tree), noise)
+
+
+def trials_of(store: Store, session: str, split: str = "train") -> list[TrialInfo]:
+    return [t for t in store.trials if t.session == session and t.split == split]
+
+
+def followed(folder: Path, method: Method, session: str, split: str = "train", **settings: object) -> Course:
+    store = Store.open(folder / "store")
+    return follow(adapter_of(folder, method, **settings), store, trials_of(store, session, split))[0]
+
+
+def rates(course: Course) -> tuple[float, float]:
+    """Error rates unadapted and adapted."""
+    plain = total(f.unadapted for f in course.trials if f.unadapted).rate
+    adapted = total(f.result.score for f in course.trials if f.result.score).rate
+    assert plain is not None and adapted is not None
+    return plain, adapted
+
+
+# --- what it is for ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", LEARNING)
+def test_a_drifted_day_is_read_better(new_days: Path, method: Method) -> None:
+    plain, adapted = rates(followed(new_days, method, DRIFTED, rate=0.01))
+    assert plain > 0.15 and adapted < 0.9 * plain
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("session", [SAME, SECOND])
+def test_no_drift_no_harm(new_days: Path, method: Method, session: str) -> None:
+    """A day like those of training, known or not: never worse by more than 2 % relative."""
+    split = "train" if session == SAME else "val"
+    plain, adapted = rates(followed(new_days, method, session, split))
+    assert adapted <= 1.02 * plain
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drifted_day_is_never_read_much_worse(new_days: Path, method: Method) -> None:
+    plain, adapted = rates(followed(new_days, method, DRIFTED))
+    assert adapted <= 1.02 * plain
+
+
+def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
+    store, model = Store.open(new_days / "store"), load_model(find_checkpoint(new_days / "run"))
+    adapter = adapter_of(new_days, "none")
+    trial = trials_of(store, DRIFTED)[0]
+    bins = normalised_bins(adapter, store, trial)
+    second = torch.tensor([model.card.sessions.index(SECOND)])
+    with torch.inference_mode():
+        expected = model.encode(bins[None], torch.tensor([len(bins)]), second).log_probs["ctc"][0]
+    course = follow(adapter, store, [trial], keep_scores=True)[0]
+    assert course.day.like == SECOND and not course.known
+    np.testing.assert_allclose(course.trials[0].result.log_probs, expected.numpy(), atol=1e-6)
+
+
+# --- causal, bounded, reversible -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_later_trials_change_nothing_before_them(new_days: Path, method: Method) -> None:
+    store = Store.open(new_days / "store")
+    trials = in_order(trials_of(store, DRIFTED), store.sessions)[:6]
+    whole = follow(adapter_of(new_days, method), store, trials, keep_scores=True)[0]
+    part = follow(adapter_of(new_days, method), store, trials[:4], keep_scores=True)[0]
+    for a, b in zip(part.trials, whole.trials, strict=False):
+        assert a.result.log_probs is not None
+        np.testing.assert_array_equal(a.result.log_probs, b.result.log_probs)
+
+
+@pytest.mark.parametrize("method", LEARNING)
+def test_labels_of_the_trials_are_never_seen(new_days: Path, method: Method) -> None:
+    store = Store.open(new_days / "store")
+    trials = in_order(trials_of(store, DRIFTED), store.sessions)[:5]
+    hidden = [replace(t, tokens=None, text=None) for t in trials]
+    with_labels = follow(adapter_of(new_days, method), store, trials)[0]
+    without = follow(adapter_of(new_days, method), store, hidden)[0]
+    assert [f.result.tokens for f in with_labels.trials] == [f.result.tokens for f in without.trials]
+    torch.testing.assert_close(with_labels.day.layer.weight, without.day.layer.weight, rtol=0, atol=0)
+
+
+def test_the_model_itself_is_never_changed(new_days: Path) -> None:
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "replay", rate=0.05)
+    before = {name: tensor.clone() for name, tensor in adapter.model.state_dict().items()}
+    follow(adapter, store, trials_of(store, DRIFTED)[:5])
+    for name, tensor in adapter.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_day_can_be_taken_back(new_days: Path) -> None:
+    """A day is a value: what was read with it before is read the same after others were made from it."""
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", rate=0.05)
+    bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
+    start = adapter.start(DRIFTED)
+    first = read(adapter.before(start), bins)
+    later, _ = adapter.after(start, Heard(bins, first, tuple(greedy(first))))
+    assert later.n_steps == 1 and not np.array_equal(read(adapter.before(later), bins), first)
+    np.testing.assert_array_equal(read(adapter.before(start), bins), first)
+
+
+def test_no_weight_moves_further_than_the_rate_and_the_layer_not_beyond_its_reach() -> None:
+    layer = Layer(torch.eye(4), torch.zeros(4))
+    gradients = [torch.full((4, 4), 1e9), torch.full((4,), float("nan"))]
+    moved, moments = move(layer, Moments.zero(layer), gradients, layer, 0.01, 10.0)
+    assert float((moved.weight - layer.weight).abs().max()) <= 0.01 + 1e-7
+    assert torch.equal(moved.bias, layer.bias)
+    for _ in range(200):
+        moved, moments = move(moved, moments, gradients, layer, 0.01, 0.2)
+    assert moved.distance(layer) <= 0.2 + 1e-5
+
+
+def test_within_leaves_what_is_near() -> None:
+    start = Layer(torch.eye(3), torch.zeros(3))
+    near = Layer(1.05 * torch.eye(3), torch.zeros(3))
+    assert within(near, start, 0.1) is near
+    assert within(Layer(2 * torch.eye(3), torch.zeros(3)), start, 0.1).distance(start) == pytest.approx(0.1)
+
+
+# --- safety -------------------------------------------------------------------------------------------------
+
+
+def scores(sure: float, n: int = 10) -> np.ndarray:
+    """Frames that alternate between two classes with this probability. (n, 3)"""
+    probabilities = np.full((n, 3), (1 - sure) / 2)
+    probabilities[np.arange(n), 1 + np.arange(n) % 2] = sure
+    return np.log(probabilities)
+
+
+def test_confidence_counts_frames_that_say_something() -> None:
+    assert confidence(scores(0.8)) == pytest.approx(0.8)
+    silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
+    assert confidence(silent) == 0.0
+
+
+def test_unsure_empty_and_flat_trials_teach_nothing() -> None:
+    settings, bins = Safety(min_confidence=0.5), torch.randn(20, 3)
+    assert worth_learning(Heard(bins, scores(0.8), (1, 2, 1)), settings)
+    assert not worth_learning(Heard(bins, scores(0.4), (1, 2, 1)), settings)
+    assert not worth_learning(Heard(bins, scores(0.8), (1,)), settings)
+    assert not worth_learning(Heard(torch.zeros(20, 3), scores(0.8), (1, 2, 1)), settings)
+
+
+@pytest.mark.parametrize(
+    ("adapted", "unadapted", "falls"), [(0.9, 0.8, False), (0.75, 0.8, True), (0.79, 0.8, False)]
+)
+def test_it_falls_back_when_confidence_drops(adapted: float, unadapted: float, falls: bool) -> None:
+    settings, trust = Safety(window=3, max_drop=0.02), Trust()
+    for i in range(3):
+        assert must_fall_back(trust, settings) is None, i
+        trust = compare(trust, scores(adapted), scores(unadapted), settings)
+    assert (must_fall_back(trust, settings) is not None) == falls
+
+
+def test_it_falls_back_when_it_stops_reading() -> None:
+    settings, trust = Safety(window=2), Trust()
+    for _ in range(2):
+        trust = compare(trust, scores(0.99, 4), scores(0.9, 12), settings)
+    assert "tokens" in (must_fall_back(trust, settings) or "")
+
+
+def test_a_ruined_layer_is_given_up_for_the_one_the_day_began_with(new_days: Path) -> None:
+    """Steps far too long ruin the layer; the day ends no worse than a few windows of trials can cost."""
+    settings = {"rate": 0.1, "reach": 10.0, "safety": {"window": 3, "max_falls": 1}}
+    course = followed(new_days, "one-step", SAME, **settings)
+    assert sum(f.fell_back is not None for f in course.trials) >= 1
+    plain, adapted = rates(replace(course, trials=course.trials[-10:]))
+    assert adapted <= plain + 0.1
+
+
+def test_need_is_nothing_on_a_day_as_sure_as_known_ones() -> None:
+    layer = Layer(torch.eye(2), torch.zeros(2))
+    day = Day("x", "x", layer, layer, Moments.zero(layer), expected=0.8, trust=Trust(unadapted=(0.85, 0.8)))
+    assert need(day, Safety()) == 0.0
+    assert need(replace(day, trust=Trust(unadapted=(0.7,))), Safety(full_doubt=0.5)) == pytest.approx(1.0)
+    assert need(replace(day, trust=Trust(unadapted=(0.75,))), Safety(full_doubt=0.5)) == pytest.approx(0.5)
+    assert need(replace(day, expected=None), Safety()) == 1.0
+
+
+def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_days: Path) -> None:
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step")
+    own = [trials_of(store, s, "val")[:12] for s in (FIRST, SECOND)]
+    sure = []
+    for session, trials in zip((FIRST, SECOND), own, strict=True):
+        model = one_day(adapter.model, session, *layer_of(adapter.model, session))
+        sure.append(np.mean([confidence(read(model, normalised_bins(adapter, store, t))) for t in trials]))
+    assert expected_confidence(adapter, store) == pytest.approx(float(np.mean(sure)))
+
+
+# --- statistics ---------------------------------------------------------------------------------------------
+
+
+def test_matched_layers_give_outputs_the_mean_and_sd_of_the_reference() -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = torch.randn(4000, 3, generator=generator) @ torch.randn(3, 3, generator=generator)
+    after = 1.7 * before + torch.tensor([0.5, -1.0, 2.0])
+    start = Layer(torch.randn(3, 3, generator=generator), torch.randn(3, generator=generator))
+    layer = matched(start, Sums.of(before), Sums.of(after))
+    torch.testing.assert_close(
+        after @ layer.weight + layer.bias, before @ start.weight + start.bias, atol=1e-3, rtol=1e-3
+    )
+
+
+def test_statistics_need_the_known_day(new_days: Path) -> None:
+    with pytest.raises(UserError, match="nearest known day"):
+        adapter_of(new_days, "statistics").start(DRIFTED)
+
+
+# --- models ---------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_session_layers_reads_the_same_with_them_added(
+    tmp_path: Path, new_days: Path
+) -> None:
+    from arcuate.models.model import Model
+    from arcuate.models.settings import ModelCard
+
+    card = load_model(find_checkpoint(new_days / "run")).card
+    tree = card.model_dump()
+    tree["settings"]["front_end"]["session_layer"]["enabled"] = False
+    torch.manual_seed(0)
+    model = Model(ModelCard.model_validate(tree)).eval()
+    bins, n_bins = torch.randn(2, 30, card.n_channels), torch.tensor([30, 22])
+    session = torch.tensor([0, 1])
+    with torch.inference_mode():
+        plain = model(bins, n_bins, session).log_probs["ctc"]
+        grown = with_session(model, "t15.2030.09.09", FIRST)
+        added = grown.eval()(bins, n_bins, torch.tensor([0, 2])).log_probs["ctc"]
+    assert (
+        grown.card.sessions[-1] == "t15.2030.09.09"
+        and not model.card.settings.front_end.session_layer.enabled
+    )
+    torch.testing.assert_close(plain, added, atol=1e-5, rtol=0)
+
+
+def test_the_adapted_model_streams_as_it_reads_whole_trials(new_days: Path) -> None:
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", rate=0.02)
+    course = follow(adapter, store, trials_of(store, DRIFTED)[:5])[0]
+    model = adapter.before(course.day)
+    bins = torch.from_numpy(store.read_bins(trials_of(store, DRIFTED)[5]))
+    with torch.inference_mode():
+        state, parts = model.start(0), []
+        for chunk in bins.split(7):
+            outputs, state = model.step(state, chunk[None])
+            parts.append(outputs.log_probs["ctc"])
+        parts.append(model.finish(state).log_probs["ctc"])
+    np.testing.assert_allclose(torch.cat(parts, 1)[0].numpy(), read(model, bins), atol=1e-5)
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def test_evaluate_follows_known_and_unknown_days(new_days: Path) -> None:
+    words = ("--data", new_days / "store", "--session", SECOND, "--session", DRIFTED, "--set", "rate=0.01")
+    done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    told = one_object(done.stdout)
+    assert [d["known"] for d in told["days"]] == [True, False]
+    assert told["days"][1]["layer_of"] == SECOND and told["days"][1]["days_later"] == 8
+    assert f"{DRIFTED} is new to the model: read with the layer of {SECOND}, 8 days earlier" in done.stderr
+    assert told["per_unadapted"] is not None and told["adapt"]["rate"] == 0.01
+    assert (new_days / "run/results/val.adapt-one-step.jsonl").is_file()
+
+
+def test_a_silent_day_and_a_replugged_one_are_read_without_learning_nonsense(new_days: Path) -> None:
+    words = ("--data", new_days / "store", "--session", DEAD, "--session", PERMUTED, "--json")
+    done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *words)
+    told = one_object(done.stdout)
+    permuted, dead = told["days"]
+    assert dead["n_steps"] == 0 and dead["moved"] == 0.0
+    assert permuted["per"] <= permuted["per_unadapted"] * 1.05 + 0.02
+    assert f"every channel of {DEAD} is flat" in done.stderr
+    assert f"the channels of {PERMUTED} look re-ordered" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--adapt", "magic"), ("'magic' is unknown", "one-step")),
+        (("--adapt", "one-step", "--set", "rate=2"), ("rate", "known settings")),
+        (("--adapt", "one-step", "--set", "speed=2"), ("speed", "known settings")),
+        (("--adapt", "none", "--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
+        (("--adapt", "none", "--head", "both"), ("--head ctc",)),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(
+    new_days: Path, words: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    assert_refused(arcuate("evaluate", new_days / "run", "--data", new_days / "store", *words), *said)
+
+
+def test_other_channels_are_refused(new_days: Path, cohort_store: Path) -> None:
+    done = arcuate("evaluate", new_days / "run", "--data", cohort_store, "--adapt", "none")
+    assert_refused(done, "12 channels", "32")
+
+
+def test_summaries_add_up(new_days: Path) -> None:
+    course = followed(new_days, "one-step", DRIFTED)
+    told = summarise_courses([course])
+    plain, _ = rates(course)
+    assert told["per_unadapted"] == pytest.approx(plain)
+    assert told["days"][0]["n_trials"] == len(course.trials)
+
+
+def test_augmentation_of_the_recipe_makes_the_copies(new_days: Path) -> None:
+    quiet = make_adapter(
+        load_model(find_checkpoint(new_days / "run")), Adaptation(method="one-step", rate=0.02), Augment()
+    )
+    store = Store.open(new_days / "store")
+    trials = trials_of(store, DRIFTED)[:4]
+    noisy = follow(adapter_of(new_days, "one-step", rate=0.02), store, trials)[0].day.layer.weight
+    assert not torch.equal(noisy, follow(quiet, store, trials)[0].day.layer.weight)

@@ -1,0 +1,143 @@
+"""What changes over days: likeness, dead channels, re-ordered ones, and the page about it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.drift.arrays import array_groups
+from arcuate.drift.measure import (
+    SAME_MAPPING,
+    DayNumbers,
+    fingerprint_likeness,
+    measure_days,
+    profile_likeness,
+    subspace_likeness,
+)
+from arcuate.prepare import prepare
+from arcuate.simulate import simulate
+from arcuate.store import Store
+from days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
+from test_cli import arcuate, assert_refused, one_object
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two days close together, two later ones: 5 and 60 days on."""
+    folder = tmp_path_factory.mktemp("drift")
+    simulate(
+        folder / "source",
+        layout="b2t25",
+        n_sessions=2,
+        n_trials=20,
+        n_electrodes=24,
+        difficulty="easy",
+        seed=3,
+        later=(5, 60),
+    )
+    prepare(folder / "source", folder / "store")
+    return folder
+
+
+def test_later_sessions_fall_on_their_days_and_leave_the_others_alone(
+    tmp_path: Path, simulated: Path
+) -> None:
+    sessions = Store.open(simulated / "store").sessions
+    told = simulate(
+        tmp_path, layout="b2t25", n_sessions=2, n_trials=20, n_electrodes=24, difficulty="easy", seed=3
+    )
+    assert list(sessions[:2]) == told["sessions"]
+    from arcuate.days import days_between
+
+    assert [days_between(s, sessions[1]) for s in sessions[2:]] == [5, 60]
+    name = f"hdf5_data_final/{sessions[1]}/data_train.hdf5"
+    assert (tmp_path / name).read_bytes() == (simulated / "source" / name).read_bytes()
+
+
+@pytest.mark.parametrize("later", ["8,5", "0", "x", "5,5"])
+def test_later_days_must_rise(tmp_path: Path, later: str) -> None:
+    assert_refused(arcuate("simulate", tmp_path / "out", "--later", later), "5,8")
+
+
+def test_days_grow_unlike_with_time(simulated: Path) -> None:
+    days = measure_days(Store.open(simulated / "store"))
+    channels = np.arange(len(days[0].flat))
+    near = subspace_likeness(days[1], days[2], channels)
+    far = subspace_likeness(days[1], days[3], channels)
+    assert (
+        near is not None
+        and far is not None
+        and subspace_likeness(days[1], days[1], channels) == pytest.approx(1)
+    )
+    assert near > far + 0.05
+    assert np.nanmedian(profile_likeness(days[1], days[2])) > np.nanmedian(profile_likeness(days[1], days[3]))
+
+
+def test_dead_channels_are_those_that_the_simulator_killed(simulated: Path) -> None:
+    truth = {}
+    for line in (simulated / "source/simulation_truth.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        truth[row["session"]] = row["dead"]
+    days = measure_days(Store.open(simulated / "store"))
+    assert {d.session: np.flatnonzero(d.flat).tolist() for d in days} == truth
+
+
+def test_channels_in_another_order_are_noticed(simulated: Path) -> None:
+    days = measure_days(Store.open(simulated / "store"))
+    order = np.roll(np.arange(len(days[0].flat)), 7)
+    a = days[2]
+    replugged = DayNumbers(
+        *(a.session, a.n_trials, a.mean[order], a.sd[order], a.skew[order], a.memory[order], a.flat[order]),
+        a.correlation[np.ix_(order, order)],
+    )
+    same, other = fingerprint_likeness(days[1], a), fingerprint_likeness(days[1], replugged)
+    assert same is not None and other is not None
+    assert same > SAME_MAPPING > other
+
+
+def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
+    groups = array_groups("b2t25", 512)
+    assert [g.name for g in groups] == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
+    assert groups[1].channels.tolist() == [*range(64, 128), *range(320, 384)]
+    assert len(array_groups("b2t24", 256)) == 2 and len(array_groups("b2t25", 7)) == 1
+
+
+def test_a_page_and_numbers_without_torch(new_days: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom arcuate.cli import app\n"
+        f"app(['drift', {str(new_days / 'store')!r}, '--out', {str(tmp_path / 'drift.html')!r}, '--json'],"
+        " standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = one_object(done.stdout)
+    rows = {row["session"]: row for row in told["days"]}
+    assert told["reference"] == FIRST and told["errors"] is None
+    assert len(rows[DEAD]["flat"]) == told["n_channels"] == len(rows[DEAD]["died"])
+    assert rows[PERMUTED]["reordered"] and not rows[SAME]["reordered"]
+    assert rows[SAME]["profile_likeness"] > rows[DRIFTED]["profile_likeness"]
+    page = (tmp_path / "drift.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "<script" not in page and "re-ordered" in page
+
+
+def test_error_rates_by_day_come_with_a_run(new_days: Path, tmp_path: Path) -> None:
+    words = ("--run", new_days / "run", "--out", tmp_path / "drift.html", "--json", "--adapt", "statistics")
+    done = arcuate("drift", new_days / "store", *words)
+    assert done.returncode == 0, done.stderr
+    told = one_object(done.stdout)
+    assert told["reference"] == "t15.2030.01.04"  # the last day that the model knows
+    assert [d["known"] for d in told["errors"]["days"]][:3] == [True, True, False]
+    assert "Error rate by day" in (tmp_path / "drift.html").read_text()
+
+
+def test_a_page_replaces_nothing_but_a_page(new_days: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.html").write_text("my notes")
+    assert_refused(arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "something else")
+    assert_refused(arcuate("drift", tmp_path / "nowhere"), "no store")
+    assert_refused(
+        arcuate("drift", new_days / "store", "--reference", "x", "--out", tmp_path / "d.html"), "no session x"
+    )
