@@ -414,3 +414,30 @@ def test_a_tracker_that_is_misspelt_stops_nothing_halfway(cohort_store: Path, tm
     )
     assert_refused(done, "track.wandb.mode")
     assert not (tmp_path / "r").exists()
+
+
+def test_wandb_shows_all_stages_of_a_curriculum(cohort_store: Path, tmp_path: Path, wandb: Any) -> None:
+    """As a user runs it: every stage with its losses, one curve per loss, and nothing that is no number."""
+    small = [
+        *("encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"),
+        *(
+            "data.batching.batch_size=4",
+            "train.log_every=2",
+            "train.validate_every=4",
+            "track.wandb.mode=offline",
+        ),
+        *(f"stages.{i}.steps=4" for i in range(4)),
+    ]
+    asked = ["train", "mode-ssm-small", "--data", cohort_store, "--run", tmp_path / "run", *small]
+    done = arcuate(*asked, "track.wandb.enabled=true")
+    assert done.returncode == 0, done.stderr
+    rows = history(tmp_path / "run")
+    stages = {
+        int(r["train/stage"]): {k for k in r if k.startswith("train/loss_")}
+        for r in rows
+        if "train/stage" in r
+    }
+    names = [f"train/loss_{head}" for head in ("ctc", "rnnt", "mode", "denoise")]
+    assert stages == {i: set(names[: i + 1]) for i in range(4)}
+    assert all("val/mode_accuracy" in r for r in rows if "val/per" in r)
+    assert not any(key.endswith("non_finite_values") for r in rows for key in r)

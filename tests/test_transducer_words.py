@@ -54,6 +54,7 @@ def test_every_candidate_has_the_scores_of_both_heads(both: BothHeads, seed: int
         scored = rescore(both.head, trial.frames, log_probs, both.spellings(h.words), WEIGHTS)
         assert h.tokens == scored[0].tokens
         acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
+        acoustic += settings.silence_bonus * len(h.words)
         assert h.scores["acoustic"] == pytest.approx(acoustic, abs=1e-4)
         assert h.total == pytest.approx(
             acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4

@@ -4,7 +4,8 @@ Candidates come from the word search over the CTC scores, and from the same sear
 a reading in phonemes is laid out as frames that are nearly certain of it, so that words near it are found too. Every
 candidate is spelt by the lexicon and scored exactly by both heads; the n-gram's score is the one of the search.
 
-score = acoustic_scale · (wt · transducer + wc · CTC) / (wt + wc) + lm_weight · n-gram + bonus
+score = acoustic_scale · (wt · transducer + wc · CTC) / (wt + wc) + silence_bonus · silences
+      + lm_weight · n-gram + bonus
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,6 +91,7 @@ class BothHeads:
         settings, weights = self.words.settings, self.weights
         acoustic = weights.transducer * heard.scores["transducer"] + weights.ctc * heard.scores["ctc"]
         acoustic *= settings.acoustic_scale / (weights.transducer + weights.ctc)
+        acoustic += settings.silence_bonus * heard.tokens.count(self.words.boundary)
         lm, bonus = candidate.scores["lm"], candidate.scores["bonus"]
         return Hypothesis(
             heard.tokens,

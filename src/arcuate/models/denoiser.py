@@ -1,9 +1,10 @@
 """The flow bridge: carries the frames of noisy bins towards those the same encoder makes of clean bins.
 
-A small network says how fast a frame should move, given where it is, where it started and how far along it is; a few
-Euler steps from the encoder's own frames give the frames that the heads read. It is trained on straight lines between
-the two (conditional flow matching, with the noisy frames as the start), nothing is drawn when it is used, and at the
-start of its training it moves nothing. Causal where the encoder is.
+A small network says how fast a frame should move, given where it and its neighbours are and how far along they are; a
+few Euler steps from the encoder's own frames give the frames that the heads read. It is trained on straight lines
+between the two (conditional flow matching, with the noisy frames as the start), nothing is drawn when it is used, and
+at the start of its training it moves nothing. Where a frame started it is not told: with both ends of a stretch known,
+the direction would be no riddle in training, and a riddle again in use. Causal where the encoder is.
 """
 
 import math
@@ -23,7 +24,6 @@ class Denoiser(nn.Module):
         super().__init__()
         self.settings, self.causal = settings, causal
         self.here = nn.Linear(n_features, settings.width)
-        self.start_point = nn.Linear(n_features, settings.width, bias=False)
         self.time = nn.Linear(1, settings.width, bias=False)
         self.mix = nn.Parameter(torch.empty(settings.width, settings.width * settings.taps))
         self.mix_bias = nn.Parameter(torch.zeros(settings.width))
@@ -44,7 +44,7 @@ class Denoiser(nn.Module):
             return frames, state
         at, after = frames, []
         for i, recent in enumerate(state):
-            hidden = torch.cat([recent, self._hidden(at, frames, i / len(state))], dim=1)
+            hidden = torch.cat([recent, self._hidden(at, i / len(state))], dim=1)
             at = at + self._speed(hidden) / len(state)
             after.append(hidden[:, hidden.shape[1] - self.settings.taps + 1 :])
         return at, tuple(after)
@@ -55,7 +55,7 @@ class Denoiser(nn.Module):
             return self.step(self.start(frames), frames)[0]
         at, n_steps = frames, self.settings.steps
         for i in range(n_steps):
-            at = at + self._around(at, frames, i / n_steps, n_frames) / n_steps
+            at = at + self._around(at, i / n_steps, n_frames) / n_steps
         return at
 
     def match(self, noisy: Tensor, clean: Tensor, n_frames: Tensor, times: Tensor) -> Flow:
@@ -63,19 +63,19 @@ class Denoiser(nn.Module):
         noisy, clean = noisy.detach(), clean.detach()
         along = times[:, None, None]
         between = noisy + along * (clean - noisy)
-        said = self._around(between, noisy, along, n_frames)
+        said = self._around(between, along, n_frames)
         return Flow(said, clean - noisy)
 
-    def _around(self, at: Tensor, start: Tensor, time: float | Tensor, n_frames: Tensor) -> Tensor:
-        hidden = self._hidden(at, start, time)
+    def _around(self, at: Tensor, time: float | Tensor, n_frames: Tensor) -> Tensor:
+        hidden = self._hidden(at, time)
         beyond = torch.arange(at.shape[1], device=at.device) >= n_frames[:, None]
         hidden = hidden.masked_fill(beyond[..., None], 0.0)
         left = self.settings.taps - 1 if self.causal else (self.settings.taps - 1) // 2
         return self._speed(F.pad(hidden, (0, 0, left, self.settings.taps - 1 - left)))
 
-    def _hidden(self, at: Tensor, start: Tensor, time: float | Tensor) -> Tensor:
+    def _hidden(self, at: Tensor, time: float | Tensor) -> Tensor:
         when = torch.as_tensor(time, dtype=at.dtype, device=at.device).reshape(-1, 1, 1)
-        return F.silu(self.here(at) + self.start_point(start) + self.time(when))
+        return F.silu(self.here(at) + self.time(when))
 
     def _speed(self, hidden: Tensor) -> Tensor:
         """(B, F + taps - 1, W) -> (B, F, D)"""
