@@ -181,7 +181,10 @@ def finding(entry: Entry, parent: Parent | None) -> str:
 
 def against_parent(entry: Entry, parent: Parent, before: Entry) -> list[str]:
     settings = [c.path for c in parent.changes if c.path not in SEEDS]
-    if not parent.changes:
+    if parent.kind == "base":
+        arm = plain(entry.run.path.resolve().parent.name)
+        cause = f"It is the arm `{arm}` of an ablation, which tells its factors apart over all seeds"
+    elif not parent.changes:
         cause = "Nothing was changed against it, so this is a repetition"
     elif only_seeds(parent.changes):
         cause = "Only the seed differs, so this is the luck of the seed"
