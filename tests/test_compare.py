@@ -195,3 +195,12 @@ def test_arms_of_an_ablation_are_compared_by_what_they_were_scored_with(tmp_path
     assert done.returncode == 0, done.stderr
     assert "more is better than base" in done.stdout
     assert "val.last" in done.stderr and "selected on val" not in done.stderr
+
+
+def test_different_code_is_named(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "a", revision="a" * 40),
+        make_run(tmp_path / "b", ["encoder.dropout=0.5"], revision="b" * 40),
+    ]
+    assert any(f"different code ({'a' * 12}, {'b' * 12})" in note for note in compare(runs, "val").notes)
+    assert not any("different code" in note for note in compare([runs[0], runs[0]], "val").notes)
