@@ -37,14 +37,12 @@ def chosen(series: Series, kept: np.ndarray) -> Series:
 
 
 def every(n: int) -> Change:
-    """Every n-th evaluation, the last one always among them; too few left are left alone."""
+    """Every n-th evaluation, the last one always among them; a log with too few of them is left alone."""
 
     def thin(series: Series) -> Series:
-        places = np.arange(len(series))
-        kept = (len(series) - 1 - places) % n == 0
-        return chosen(series, kept) if kept.sum() >= 8 else series
+        return chosen(series, (len(series) - 1 - np.arange(len(series))) % n == 0)
 
-    return lambda log: each(log, thin, HELD)
+    return lambda log: each(log, thin, HELD) if len(log.judged) >= 8 * n else log
 
 
 def shorter(share: float, least: int) -> Change:

@@ -185,3 +185,22 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
 def test_json_is_plain_values(tmp_path: Path) -> None:
     text = json.dumps(to_json(compare(two(tmp_path), "val")), allow_nan=False)
     assert json.loads(text)["split"] == "val"
+
+
+def test_arms_of_an_ablation_are_compared_by_what_they_were_scored_with(tmp_path: Path) -> None:
+    for name, overrides, per in (("base", [], 0.4), ("more", ["encoder.dropout=0.5"], 0.2)):
+        run = make_run(tmp_path / name, overrides, per=per, results=False)
+        write_val(run, per, label="last")
+    done = arcuate("compare", tmp_path / "base", tmp_path / "more")
+    assert done.returncode == 0, done.stderr
+    assert "more is better than base" in done.stdout
+    assert "val.last" in done.stderr and "selected on val" not in done.stderr
+
+
+def test_different_code_is_named(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "a", revision="a" * 40),
+        make_run(tmp_path / "b", ["encoder.dropout=0.5"], revision="b" * 40),
+    ]
+    assert any(f"different code ({'a' * 12}, {'b' * 12})" in note for note in compare(runs, "val").notes)
+    assert not any("different code" in note for note in compare([runs[0], runs[0]], "val").notes)

@@ -150,3 +150,13 @@ def test_a_short_run_in_which_nothing_moves_says_so(tmp_path: Path) -> None:
     assert (told.primary, told.secondary) == ("too_short", ("collapsed",))
     assert any("nothing moved" in sentence for sentence in told.evidence)
     assert "rate" in told.causes[0].cause
+
+
+def test_a_counter_that_is_no_number_is_not_carried_on(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch 1, batch {i}, loss={v:.4f}\nEpoch 1, validation: per={p:.4f}"
+        for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))
+    ]
+    lines.insert(9, "Epoch 1.2.3, batch 7, loss=2.1")
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert diagnose(tmp_path / "log").last_step == 59

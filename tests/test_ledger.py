@@ -215,6 +215,7 @@ def test_labelled_results_are_tested_and_not_called_selected(tmp_path: Path) -> 
     text = diary(read_entries(tmp_path), "x")
     assert "abl/noise/seed-0 is better than abl/base/seed-0 by" in text
     assert "evaluated on val (last checkpoint)" in text
+    assert "the arm `all` of an ablation" in text and "changed at once" not in text
     assert "was not tested" not in text and "the split it was selected on" not in text
 
 

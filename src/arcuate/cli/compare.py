@@ -13,6 +13,7 @@ from arcuate.ledger.compare import Comparison, compare, runs_of, score_missing, 
 from arcuate.ledger.verdicts import method
 from arcuate.run import Run, write_aside
 
+LAST = "last"
 OVER = ("trials", "sessions")
 
 
@@ -23,6 +24,9 @@ def compare_command(
         raise UserError(f"--over {over} is not known; choose {' or '.join(OVER)}")
     check_output(html, "<!doctype html", "compare.html")
     runs = runs_of(paths)
+    if label is None and only_last(runs, split):
+        label = LAST
+        say(f"taking the results of the last checkpoint ({split}.{LAST}), which all of these runs have")
 
     def score(run: Run) -> None:
         if label is not None:
@@ -46,6 +50,12 @@ def compare_command(
         emit_json({**found, "html": str(html) if html else None})
     else:
         show(comparison, found, html)
+
+
+def only_last(runs: Sequence[Run], split: str) -> bool:
+    """Whether the last checkpoint is what all runs were scored with, as the arms of an ablation are."""
+    scored = [run.results_file(split).is_file() for run in runs]
+    return not all(scored) and all(run.results_file(split, LAST).is_file() for run in runs)
 
 
 def show(comparison: Comparison, found: dict[str, Any], html: Path | None) -> None:

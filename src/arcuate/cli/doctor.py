@@ -65,14 +65,14 @@ def show(diagnosis: Diagnosis) -> None:
 def headline(diagnosis: Diagnosis) -> Text:
     colour = COLOURS.get(diagnosis.primary, "red")
     line = Text.assemble((f"{diagnosis.primary}", f"bold {colour}"), f"  {diagnosis.name}")
-    if diagnosis.since_step is not None:
-        line.append(f"  since step {diagnosis.since_step:,}")
-    if diagnosis.best_per is not None and diagnosis.best_step is not None:
-        line.append(
-            f"  best {percent(diagnosis.best_per)} at {diagnosis.best_step:,}, last {percent(diagnosis.last_per)}"
-        )
+    if diagnosis.since:
+        line.append(f"  {diagnosis.since}")
     if diagnosis.secondary:
         line.append(f"  (also: {', '.join(diagnosis.secondary)})", "dim")
+    if diagnosis.best_per is not None and diagnosis.best_step is not None:
+        line.append(
+            f"\nbest {percent(diagnosis.best_per)} at {diagnosis.best_step:,}, last {percent(diagnosis.last_per)}"
+        )
     return line
 
 

@@ -24,6 +24,7 @@ from arcuate.report.wording import count, percent
 
 LOWEST, HIGHEST = 0.01, 1.2  # error rates beyond are drawn at the edge; untrained models reach 5
 WIDE, TALL, FAR_RIGHT, FLOOR = 1120, 430, 1100, 384  # the error rate has a chart as wide as the page
+READABLE = "min-width: 44rem"  # narrower, it scrolls
 N_SD = 2.0  # half the width of the reference band
 THIN = 0.03  # of the mean: the band is at least so wide on either side that it can be seen
 
@@ -42,7 +43,9 @@ def error_chart(run: Diagnosis, log: Log, reference: Reference | None) -> Html |
     marks = [reference_band(reference, x, y, last)] if reference else []
     marks += [*step_marks(run, x, FLOOR), drawn(per, x, y, "held"), *best_mark(x, y, at, rate)]
     axes = [rows_axis(y, LEFT, FAR_RIGHT, lambda v: percent(v, 0)), columns_axis(x, FLOOR, per.unit)]
-    drawing = svg(WIDE, TALL, f"{log.error_name} over {per.unit}; best {percent(rate)}", *axes, *marks)
+    drawing = svg(
+        WIDE, TALL, f"{log.error_name} over {per.unit}; best {percent(rate)}", *axes, *marks, style=READABLE
+    )
     entries = [("held", f"this run, {log.error_name}"), ("best", f"best, step {count(at)}")]
     if reference:
         entries.append(

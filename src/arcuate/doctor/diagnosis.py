@@ -25,7 +25,9 @@ class Diagnosis:
     primary: str
     secondary: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    since_step: int | None = None
+    since_step: int | None = (
+        None  # from where on the verdict holds; of several runs, the last step of the first
+    )
     best_per: float | None = None
     best_step: int | None = None
     last_per: float | None = None
@@ -41,6 +43,13 @@ class Diagnosis:
     inferences: tuple[str, ...] = ()  # what was not told but concluded, and from what
     notes: tuple[str, ...] = ()  # what a reader should know about how the file was read
     marks: tuple[tuple[int, str], ...] = field(default=(), repr=False)  # steps worth marking in a picture
+
+    @property
+    def since(self) -> str:
+        """From where on the verdict holds, in words: a restart comes after a step, all else holds from one."""
+        if self.since_step is None:
+            return ""
+        return f"{'after' if self.primary == 'restarted' else 'since'} step {self.since_step:,}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; `runs` only where there are several."""

@@ -50,7 +50,7 @@ def head(diagnosis: Diagnosis) -> Html:
         if diagnosis.secondary
         else None
     )
-    since = f" since step {count(diagnosis.since_step)}" if diagnosis.since_step is not None else ""
+    since = f" {diagnosis.since}" if diagnosis.since else ""
     return tag(
         "header",
         tag("p", f"arcuate doctor · {diagnosis.name}", class_="kicker"),
@@ -79,10 +79,18 @@ def tone(diagnosis: Diagnosis) -> str:
 
 def tiles(diagnosis: Diagnosis) -> Html:
     shown = [
-        ("best PER", percent(diagnosis.best_per), f"at step {count(diagnosis.best_step)}"),
+        ("best PER", percent(diagnosis.best_per), _at(diagnosis.best_step) or "none was logged"),
         ("last PER", percent(diagnosis.last_per), f"last step {count(diagnosis.last_step)}"),
-        ("planned", count(diagnosis.planned_steps), diagnosis.unit),
-        ("compared with", diagnosis.dataset or "itself", "data set"),
+        (
+            "planned",
+            count(diagnosis.planned_steps),
+            diagnosis.unit if diagnosis.planned_steps else "not known",
+        ),
+        (
+            "compared with",
+            diagnosis.dataset or "itself",
+            "data set" if diagnosis.dataset else "there is no reference",
+        ),
     ]
     made = [
         tag(
@@ -95,6 +103,10 @@ def tiles(diagnosis: Diagnosis) -> Html:
         for name, value, note in shown
     ]
     return tag("div", *made, class_="tiles")
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f"at step {count(step)}"
 
 
 def section(run: Diagnosis, log: Log, alone: bool) -> Html:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arcuate.doctor.collect import METRICS, Collector
+from arcuate.doctor.collect import METRICS, Collector, number
 from arcuate.doctor.hints import look_at
 from arcuate.doctor.names import HELD_OUT, TRAIN, read_name, words
 
@@ -54,8 +54,10 @@ class Template:
 
     def counters(self, values: tuple[str, ...]) -> dict[str, str]:
         """The step and epoch of a line of this kind."""
-        named = zip(self.names, values, strict=True)
-        return {name: value.replace(",", "") for name, value in named if name in ("step", "epoch")}
+        named = {
+            n: v.replace(",", "") for n, v in zip(self.names, values, strict=True) if n in ("step", "epoch")
+        }
+        return {name: value for name, value in named.items() if number(value) is not None}
 
     def flush(self, collector: Collector) -> None:
         if not self.rows:

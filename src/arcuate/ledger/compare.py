@@ -170,6 +170,11 @@ def provenance_notes(scores: Sequence[Scores]) -> tuple[str, ...]:
     trained = {str(training_hash(s.run)) for s in scores}
     if len(trained) > 1:
         notes.append("They were trained on different training data.")
+    codes = sorted({str(code)[:12] for s in scores if (code := s.run.environment().get("revision"))})
+    if len(codes) > 1:
+        notes.append(
+            f"They were trained with different code ({', '.join(codes)}), which may be part of the difference."
+        )
     for s in scores:
         best = best_step(s.run)
         if best is not None and s.step is not None and s.step != best and s.summary.get("label") != "last":

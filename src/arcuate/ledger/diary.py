@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from arcuate.coupling import coupling_warnings
@@ -41,6 +42,8 @@ def opening(entries: Sequence[Entry]) -> str:
         f"{len(entries)} run{'' if len(entries) == 1 else 's'}, in the order they were started."
         " Written by `arcuate ledger` from the run folders; edit the `notes` of a recipe, not this page.",
     ]
+    if any(e.recipe and not e.recipe.notes.strip() for e in entries):
+        said.append('A purpose is stated when training: `arcuate train … "notes=why this run"`.')
     if n_data > 1:
         said.append(
             f"The runs used {n_data} different data sets; error rates compare only within one of them."
@@ -96,13 +99,21 @@ def purpose(entry: Entry) -> str:
     recipe = entry.recipe
     if recipe is None:
         return ""
-    words = [recipe.summary.strip(), recipe.notes.strip()]
-    text = (
-        " ".join(plain(w) for w in words if w)
-        or "not stated (set `notes` in the recipe, or `notes=…` when training)"
+    text = plain(recipe.notes.strip()) or "not stated"
+    what = f" ({plain(recipe.summary.strip().rstrip('.'))})" if recipe.summary.strip() else ""
+    began = f", started {moment(entry.started)}" if entry.started else ""
+    return (
+        f"**Purpose:** {text.rstrip('.')}.\n\n"
+        f"**Recipe:** `{plain(recipe.name)}`{what}, seed {recipe.train.seed}{began}."
     )
-    began = f" Started {entry.started}." if entry.started else ""
-    return f"**Purpose:** {text.rstrip('.')}. Recipe `{plain(recipe.name)}`, seed {recipe.train.seed}.{began}"
+
+
+def moment(stamp: str) -> str:
+    """A time as people write it; whatever is no time stays as it is."""
+    try:
+        return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return plain(stamp)
 
 
 def changed(entry: Entry, parent: Parent | None) -> str:
@@ -170,7 +181,10 @@ def finding(entry: Entry, parent: Parent | None) -> str:
 
 def against_parent(entry: Entry, parent: Parent, before: Entry) -> list[str]:
     settings = [c.path for c in parent.changes if c.path not in SEEDS]
-    if not parent.changes:
+    if parent.kind == "base":
+        arm = plain(entry.run.path.resolve().parent.name)
+        cause = f"It is the arm `{arm}` of an ablation, which tells its factors apart over all seeds"
+    elif not parent.changes:
         cause = "Nothing was changed against it, so this is a repetition"
     elif only_seeds(parent.changes):
         cause = "Only the seed differs, so this is the luck of the seed"

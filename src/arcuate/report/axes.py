@@ -110,10 +110,18 @@ def rows_axis(scale: Scale, left: float, right: float, name: Callable[[float], s
     return join(parts)
 
 
+def thousands(value: float) -> str:
+    """Ticks of one axis look alike: 5k beside 10k, not 5,000."""
+    return f"{value / 1000:g}k" if 1000 <= value < 1e6 else short(value)
+
+
 def columns_axis(scale: Scale, bottom: float, title: str, name: Callable[[float], str] = short) -> Html:
     """The line along the bottom with its ticks and what it counts."""
     parts = [rule(scale.start, bottom, scale.stop, bottom, "axis")]
-    for tick in scale.ticks(6):
+    ticks = scale.ticks(6)
+    if name is short and max(ticks, default=0) >= 10_000:
+        name = thousands
+    for tick in ticks:
         x = scale(tick)
         parts += [rule(x, bottom, x, bottom + 5, "axis"), text(x, bottom + 20, name(tick), anchor="middle")]
     return join([*parts, text(scale.stop, bottom + 42, title, "quiet", "end")])
