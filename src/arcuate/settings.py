@@ -18,7 +18,9 @@ class Settings(BaseModel):
             for name, field in cls.model_fields.items():
                 value = given.get(field.alias or name)
                 values = value if isinstance(value, (list, tuple)) else [value]
-                if any(isinstance(v, bool) for v in values) and not takes_truth(cast(Hashable, field.annotation)):
+                if any(isinstance(v, bool) for v in values) and not takes_truth(
+                    cast(Hashable, field.annotation)
+                ):
                     raise ValueError(f"{field.alias or name} is no switch; give a value, not true or false")
         return given
 
