@@ -85,7 +85,7 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     model, (bins, n_bins, session) = make(encoder), make_batch()
     tokens, n_tokens = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2])
     settings = Loss(ctc=CTC(weight=2.0), intermediate=Intermediate(layers=(1, 2), weight=0.5))
-    outputs = model.encode(bins, n_bins, session, tokens, settings.intermediate.counted)
+    outputs = model.encode(bins, n_bins, session, tokens, layers=settings.intermediate.counted)
     losses = head_losses(outputs, tokens, n_tokens, settings)
     one, two = (
         ctc_loss(outputs.intermediate[i], outputs.n_frames, tokens, n_tokens, settings.ctc) for i in (1, 2)
@@ -102,8 +102,8 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
 def test_survives_the_way_through_an_engine():
     model, batch = make(KINDS[3]), make_batch()
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
-    straight = model.encode(*batch, tokens, layers)
-    wrapped = as_outputs(Encoding(model)(*batch, tokens, layers))
+    straight = model.encode(*batch, tokens, layers=layers)
+    wrapped = as_outputs(Encoding(model)(*batch, tokens, layers=layers))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])
