@@ -89,6 +89,18 @@ def official_order(log_probs: np.ndarray) -> bytes:
     return np.ascontiguousarray(log_probs[:, [CLASSES.index(n) for n in names]], "<f4").tobytes()
 
 
+def test_the_end_of_a_sentence_never_overtakes_its_logits() -> None:
+    """Redis counts entries of one millisecond stream by stream, and long streams are read in parts."""
+    from arcuate.live.sources.redis import COUNT, FINALIZE, INPUT, RESET, in_order
+
+    logits = [(f"7-{i}".encode(), {}) for i in range(3)]
+    mixed = [(FINALIZE.encode(), [(b"7-0", {})]), (INPUT.encode(), logits), (RESET.encode(), [(b"7-0", {})])]
+    assert [name for _, name, _ in in_order(mixed)] == [RESET, INPUT, INPUT, INPUT, FINALIZE]
+    many = [(f"{i}-0".encode(), {}) for i in range(COUNT)]
+    parts = [(INPUT.encode(), many), (FINALIZE.encode(), [(f"{COUNT + 9}-0".encode(), {})])]
+    assert {name for _, name, _ in in_order(parts)} == {INPUT}
+
+
 def test_logits_under_the_official_names_become_text(redis_url: str, client, hearing: Hearing) -> None:
     """What a rig does per trial: reset, logits as they come, finalize; both answers under their own names."""
     from arcuate.live.sources.redis import RedisLogits

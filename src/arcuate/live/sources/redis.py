@@ -25,6 +25,7 @@ from arcuate.tokens import CLASSES
 
 LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
 BLOCK_MS = 100
+COUNT = 512  # entries of a stream read at a time
 MAX_ROWS = 100_000
 MAX_LENGTH = 10_000  # entries that are kept in a stream that is written to
 BINS = "neural_bins"
@@ -34,6 +35,7 @@ INPUT, RESET, FINALIZE, UPDATE = (
     "remote_lm_finalize",
     "remote_lm_update_params",
 )
+RANK = {RESET: 0, UPDATE: 0, INPUT: 1, FINALIZE: 2}  # within one millisecond
 PARTIAL, FINAL = "remote_lm_output_partial", "remote_lm_output_final"
 DONE = {
     RESET: "remote_lm_done_resetting",
@@ -87,7 +89,7 @@ class _Reader:
         lost = False
         while not self._stopped.is_set():
             try:
-                found = self.client.xread(self._last, count=512, block=BLOCK_MS)
+                found = self.client.xread(self._last, count=COUNT, block=BLOCK_MS)
             except RedisError as error:
                 if not lost:
                     self.tell(
@@ -97,8 +99,7 @@ class _Reader:
                 self._stopped.wait(0.5)
                 continue
             lost = False
-            entries = [(i, name.decode(), fields) for name, rows in found for i, fields in rows]
-            for number, name, fields in sorted(entries, key=lambda e: sort_key(e[0])):
+            for number, name, fields in in_order(found):
                 self._last[name] = number.decode()
                 self._take_safely(name, fields)
 
@@ -210,6 +211,19 @@ class _Outlet:
                     break
                 except RedisError:
                     threading.Event().wait(0.2)
+
+
+def in_order(found: list[tuple[bytes, list[tuple[bytes, Fields]]]]) -> list[tuple[bytes, str, Fields]]:
+    """Entries of several streams as they were meant to follow each other.
+
+    Numbers within one millisecond are counted stream by stream, so there a stream's rank decides: the end of a
+    sentence comes after its logits. What follows the last entry of a stream that was not read to its end waits.
+    """
+    entries = [(number, name.decode(), fields) for name, rows in found for number, fields in rows]
+    cut = [(sort_key(rows[-1][0])[0], name.decode()) for name, rows in found if len(rows) >= COUNT]
+    for horizon, whole_name in cut:
+        entries = [e for e in entries if sort_key(e[0])[0] < horizon or e[1] == whole_name]
+    return sorted(entries, key=lambda e: (sort_key(e[0])[0], RANK.get(e[1], RANK[INPUT]), sort_key(e[0])[1]))
 
 
 def sort_key(number: bytes) -> tuple[int, int]:
