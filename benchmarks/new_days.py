@@ -173,7 +173,12 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
         bands = [[100 * mean([c[i][k] for c in points]) for i in range(len(at))] for k in ("low", "high")]
         axes[0].plot(at, rates, marker="o", color=colour, label=f"{gap} days later")
         axes[0].fill_between(at, *bands, color=colour, alpha=0.2, linewidth=0)
-    axes[0].set(xlabel="sentences of calibration", ylabel="PER of the rest of the day, %", ylim=(0, None))
+    axes[0].set(
+        xlabel="sentences of calibration",
+        ylabel="PER of the rest of the day, %",
+        ylim=(0, None),
+        xticks=(0, 5, 10, 20),
+    )
     for i, arm in enumerate(results[0]["still"]):
         for gap, place in zip(LATER, (0, 1), strict=True):
             rate = 100 * mean([r["days"][gap]["adapted"][arm]["per"] for r in results])
@@ -183,7 +188,11 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     for gap, place in zip(LATER, (0, 1), strict=True):
         rate = 100 * mean([r["days"][gap]["unadapted"] for r in results])
         axes[1].bar(place, rate, 0.13, color="#8a8f99", label="unadapted" if place == 0 else None)
-    axes[1].set(xticks=[0.3, 1.3], xticklabels=[f"{gap} days later" for gap in LATER], title="without labels")
+    axes[1].set(
+        xticks=[place + 0.07 * len(results[0]["still"]) for place in (0, 1)],
+        xticklabels=[f"{gap} days later" for gap in LATER],
+        title="without labels",
+    )
     axes[0].set_title("with labels")
     for ax in axes:
         ax.axhline(

