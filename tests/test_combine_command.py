@@ -175,3 +175,43 @@ def test_combining_imports_no_torch(lists: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["wer"] == 0.0
+
+
+def test_the_models_behind_the_readings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"id": "1", "reference": "a", "in_lm_text": True, "nbest": [{"text": "a", "score": -1.0}]}
+    one = write(tmp_path / "one.jsonl", {**row, "lm": "first.alm"})
+    two = write(tmp_path / "two.jsonl", {**row, "lm": "second.alm", "in_lm_text": None})
+    assert combine(capsys, asked(one))["lm"] == "first.alm"
+    assert combine(capsys, asked(one, two, out=tmp_path / "o.jsonl"))["lm"] == "first.alm / second.alm"
+    written = json.loads((tmp_path / "o.jsonl").read_text())
+    assert (written["lm"], written["in_lm_text"]) == ("first.alm / second.alm", True)
+
+
+def test_phonemes_of_a_run_lead_to_decoding(tmp_path: Path) -> None:
+    """A run that was evaluated has results, but none in words."""
+    run = make_run(tmp_path / "one", ["a"], frames_for(1, 0.9))
+    (run / "results" / "val.words.jsonl").unlink()
+    write(run / "results" / "val.jsonl", {"trial": "0", "reference": ["AH"], "phonemes": ["AH"]})
+    with pytest.raises(UserError, match=r"arcuate decode .*one --split val --out .*val\.words\.jsonl"):
+        combine_command(asked(run, run, method="mbr"), as_json=True)
+
+
+def test_targets_are_checked_before_the_work(lists: Path, tmp_path: Path) -> None:
+    for out, said in ((lists, "read by"), (tmp_path, "is a folder"), (lists / "o.jsonl", "is not a folder")):
+        with pytest.raises(UserError, match=said):
+            combine_command(asked(lists, out=out), as_json=True)
+
+
+def test_references_of_some_trials_are_told(
+    lists: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = write(tmp_path / "bare.jsonl", *({"id": f"t{i}", "candidates": ["a b"]} for i in range(12)))
+    few = write(tmp_path / "few.jsonl", *({"id": f"t{i}", "text": "a b"} for i in range(5)))
+    combine_command(asked(bare, references=few), as_json=True)
+    assert "5 of 12 trials have a reference" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_of_any_size_are_weighed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"id": "1", "text": "a", "candidates": ["a", "b", "b"], "scores": [1e308, -1e308, 0.0]}
+    assert combine(capsys, asked(write(tmp_path / "l.jsonl", row), method="mbr", scale=100.0))["wer"] == 0.0

@@ -144,3 +144,144 @@ def test_a_bad_trial_is_named(files: Path, tmp_path: Path) -> None:
     arguments += ["--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
     with pytest.raises(UserError, match="trial 1: frame 2 contains NaN"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def refused(files: Path, *more: str, command: str = "decode", scores: Path | None = None) -> str:
+    """What a command says when it refuses."""
+    arguments = [command, str(scores or files / "scores.npz")]
+    arguments += ["--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa"), *more]
+    with pytest.raises(UserError) as told:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return str(told.value)
+
+
+def edited(files: Path, path: Path, **parts: Any) -> Path:
+    with np.load(files / "scores.npz") as file:
+        np.savez(path, **(dict(file) | parts))
+    return path
+
+
+def test_weights_no_better_than_the_first_are_not_written(files: Path, tmp_path: Path) -> None:
+    """Blanks so loud that only a penalty beyond the bounds of `tune` finds the word: every step leads away from it."""
+    path = [c for token in ("S", "IY", "SIL") for c in (INDEX[token], 0)]
+    logits = np.zeros((len(path), len(CLASSES)))
+    logits[np.arange(len(path)), path] = 25.0
+    logits[:, 0] = 50.0
+    logp = (logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)).astype(np.float32)
+    scores = edited(files, tmp_path / "one.npz", logp=logp, lengths=[len(path)])
+    (tmp_path / "one.jsonl").write_text('{"text": "see"}\n')
+    (tmp_path / "start.yaml").write_text("blank_penalty: 30\n")
+    arguments = ["tune", str(scores), "--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
+    arguments += ["--references", str(tmp_path / "one.jsonl"), "--config", str(tmp_path / "start.yaml")]
+    arguments += ["--out", str(tmp_path / "w.yaml"), "--budget", "1", "--json"]
+    summary = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    assert summary["wer"] == 0.0 and summary["blank_penalty"] == 30.0 and summary["kept_start"] is True
+
+
+def test_a_trial_without_a_reading_is_empty_and_counted(files: Path, tmp_path: Path) -> None:
+    """Scores that rule out every word: AA again and again, which no word has."""
+    certain = np.full((2, len(CLASSES)), -np.inf, np.float16)
+    certain[:, INDEX["AA"]] = 0.0
+    logp = np.concatenate([certain, spoken("the sea", 1).astype(np.float16)])
+    scores = edited(files, tmp_path / "s.npz", logp=logp, lengths=[2, len(logp) - 2])
+    (tmp_path / "r.jsonl").write_text('{"text": "see"}\n{"text": "the sea"}\n')
+    for command in ("decode", "tune"):
+        arguments = [
+            command,
+            str(scores),
+            "--lexicon",
+            str(files / "lexicon.txt"),
+            "--out",
+            str(tmp_path / "o"),
+        ]
+        arguments += ["--lm", str(files / "lm.arpa"), "--references", str(tmp_path / "r.jsonl"), "--json"]
+        arguments += ["--budget", "1"] if command == "tune" else []
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        summary = json.loads(result.stdout)
+        assert summary["n_without_reading"] == 1
+        if command == "decode":
+            row = json.loads((tmp_path / "o").read_text().splitlines()[0])
+            assert (row["text"], row["score"], row["nbest"], row["words"]) == ("", None, [], [])
+            assert "1 trials cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("command", ["decode", "tune"])
+def test_a_threshold_that_is_none(files: Path, tmp_path: Path, command: str, value: str) -> None:
+    said = refused(files, "--out", str(tmp_path / "o"), "--threshold", value, command=command)
+    assert "command line: threshold" in said and "\n" not in said
+
+
+def test_words_are_added_as_they_are_written(files: Path, tmp_path: Path) -> None:
+    call(files, "decode", "--out", str(tmp_path / "h.jsonl"), "--word", "Deedog=30=D AO G")
+    assert json.loads((tmp_path / "h.jsonl").read_text().splitlines()[0])["text"].endswith("deedog")
+
+
+@pytest.mark.parametrize(
+    "word", ["a=nan", "a=inf", "a=1e39", "a=x", "a=4=N=EY", "=4", "two words=4", "<unk>=3=S IY", "a=1="]
+)
+def test_words_that_cannot_be_added(files: Path, tmp_path: Path, word: str) -> None:
+    if word == "<unk>=3=S IY":  # read as the plain word it looks like, never as the mark
+        call(files, "decode", "--out", str(tmp_path / "o"), "--word", word)
+        assert "<unk>" not in (tmp_path / "o").read_text()
+        return
+    assert "--word" in refused(files, "--out", str(tmp_path / "o"), "--word", word)
+
+
+def test_trials_named_twice_are_refused(files: Path, tmp_path: Path) -> None:
+    scores = edited(files, tmp_path / "s.npz", trials=["a", "b", "a", "c"])
+    assert "'a' is there twice" in refused(files, "--out", str(tmp_path / "o"), scores=scores)
+    rows = "".join(f'{{"id": "{i}", "text": "see"}}\n' for i in "0113")
+    (tmp_path / "r.jsonl").write_text(rows)
+    said = refused(files, "--out", str(tmp_path / "o"), "--references", str(tmp_path / "r.jsonl"))
+    assert "'1' is there twice" in said
+
+
+def test_what_cannot_be_written_is_told_before_the_work(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    bad = edited(files, tmp_path / "bad.npz", logp=np.zeros((1, 1)))  # the work would fail for another reason
+    for command in ("decode", "tune"):
+        for target, said in (
+            (tmp_path, "is a folder"),
+            (tmp_path / "file" / "o", "is not a folder"),
+            ("", "folder"),
+        ):
+            assert said in refused(files, "--out", str(target), command=command, scores=bad)
+
+
+def test_inputs_are_not_overwritten(files: Path, tmp_path: Path) -> None:
+    scores = edited(files, tmp_path / "s.npz")
+    (tmp_path / "link.jsonl").symlink_to(files / "refs.jsonl")
+    assert "read by this command" in refused(files, "--out", str(scores), scores=scores)
+    refs = str(files / "refs.jsonl")
+    assert "read by" in refused(files, "--references", refs, "--out", refs)
+    assert "read by" in refused(files, "--references", refs, "--out", str(tmp_path / "link.jsonl"))
+    assert "read by" in refused(files, "--out", str(files / "lm.arpa"), command="tune")
+
+
+def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
+    with np.load(files / "scores.npz") as file:
+        logp = file["logp"].copy()
+    logp[0, 3] = np.nan
+    bad = edited(files, tmp_path / "bad.npz", logp=logp)
+    for command in ("decode", "tune"):
+        told = refused(
+            files,
+            "--out",
+            str(tmp_path / "o"),
+            "--references",
+            str(files / "refs.jsonl"),
+            command=command,
+            scores=bad,
+        )
+        assert told.startswith("trial 0: frame 0 contains NaN")
+    logp[0, 3] = 5.0
+    bad = edited(files, tmp_path / "bad.npz", logp=logp)
+    assert refused(files, "--out", str(tmp_path / "o"), scores=bad).startswith(
+        "trial 0: the probabilities of frame 0"
+    )
+
+
+def test_one_fold_is_none(files: Path, tmp_path: Path) -> None:
+    refs = ("--references", str(files / "refs.jsonl"))
+    assert "at least 2" in refused(files, "--out", str(tmp_path / "o"), "--folds", "1", *refs, command="tune")

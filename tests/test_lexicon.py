@@ -48,6 +48,8 @@ def test_dictionary_style(tmp_path: Path) -> None:
         ("a\tAH SIL\n", "line 1: SIL in 'a' is no phoneme of a word"),
         ("a b\tAH\n", "line 1: expected one word"),
         ("\tAH\n", "line 1: expected one word"),
+        ("a\tAH\n<unk>\tAH\n", "line 2: <unk> is a mark of language models"),
+        ("</S>\tAH\n", "line 1: </S> is a mark"),
         ("\n\n", "no pronunciations"),
         ("a\tah\n", "unknown phoneme 'ah'"),
     ],

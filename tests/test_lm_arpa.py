@@ -111,6 +111,10 @@ REFUSED = {
     "not a number": (edited(lambda t: t.replace("-0.3\ta b", "nan\ta b")), "line 16: a number"),
     "infinite": (edited(lambda t: t.replace("-0.3\ta b", "1e999\ta b")), "line 16: a number"),
     "above nought": (edited(lambda t: t.replace("-0.3\ta b", "0.3\ta b")), "line 16: a log-prob"),
+    "back-off too high": (
+        edited(lambda t: t.replace("a b\t-0.5", "a b\t1e39")),
+        "line 16: a back-off is above 99",
+    ),
     "too few words": (edited(lambda t: t.replace("-0.3\ta b\t-0.5", "-0.3\ta")), "line 16: there are fewer"),
     "too many words": (edited(lambda t: t.replace("a b\t-0.5", "a b\t-0.5 c")), "line 16: there are more"),
     "word without unigram": (edited(lambda t: t.replace("a b c", "a b zebra")), "line 21: a word of this"),
@@ -165,6 +169,17 @@ def test_minus_infinity_and_99_are_probability_nought(tmp_path: Path) -> None:
     model = read(edited(lambda text: text.replace("-0.9\tc", "-inf\tc"))(tmp_path))
     assert walk(model, ["c"])[0] == pytest.approx([-99], abs=1e-4)
     assert np.isfinite(model.arrays.log_probs).all()
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    plain = write_arpa_text(tmp_path / "m.arpa", SMALL)
+    plain.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert same(read(plain), model_of(SMALL))
+
+
+def test_a_bigram_given_twice_may_be_counted_once(tmp_path: Path) -> None:
+    path = edited(lambda t: t.replace("-0.3\ta b\t-0.5", "-0.3\ta b\t-0.5\n-0.3\ta b\t-0.5"))(tmp_path)
+    assert same(read(path), model_of(SMALL))
 
 
 def test_unigrams_alone(tmp_path: Path) -> None:

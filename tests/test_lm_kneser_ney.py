@@ -148,7 +148,7 @@ def test_text_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         build_model([tmp_path / "absent.txt"], 3)
     (tmp_path / "t.txt").write_bytes(b"caf\xe9 noir\n")
-    with pytest.raises(UserError, match="UTF-8"):
+    with pytest.raises(UserError, match="line 1: not UTF-8"):
         build_model([tmp_path / "t.txt"], 3)
 
 

@@ -1,5 +1,7 @@
 """The trie gives what the definition of back-off gives, whatever the n-grams, and its states forget nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from arcuate.lm.write import to_model
 from backoff import SMALL, Backoff, ask, model_of, walk
 
 WORDS = ("<unk>", "<s>", "</s>", "a", "b", "c", "d")
-LOGS = st.floats(-9, 0, width=32)
+LOGS = st.floats(-9, -4, width=32)  # low enough that no sum with back-offs is above nought
 WEIGHTS = st.one_of(st.just(0.0), st.floats(-3, 1, width=32))
 
 
@@ -47,6 +49,19 @@ def test_a_state_is_all_that_the_past_matters(ngrams: Backoff, text: list[str]) 
     _, again = walk(model, text[max(0, len(text) - order + 1) :])
     assert state == again
     assert 0 <= state < len(model.arrays.backoffs)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, -1e38])
+@pytest.mark.parametrize("name", ["log_probs", "backoffs"])
+def test_every_price_is_a_number_up_to_nought(name: str, value: float) -> None:
+    """Whatever a file says: a search adds prices up and compares them."""
+    model = model_of(SMALL)
+    harmed = getattr(model.arrays, name).copy()
+    harmed[:] = value
+    model = replace(model, arrays=model.arrays._replace(**{name: harmed}))
+    for state in range(len(model.arrays.backoffs)):
+        for word in range(len(model.words)):
+            assert -1e30 <= model.advance(state, word)[0] <= 0.0
 
 
 def test_context_that_cannot_matter_is_forgotten() -> None:

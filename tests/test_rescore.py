@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,3 +258,24 @@ def test_a_real_small_model_prefers_what_people_say() -> None:
     assert (scores[::2] > scores[1::2] + 3).all()
     alone = np.array([score_sentences(lm, [text])[0] for text in flat])
     assert scores == pytest.approx(alone, abs=1e-2)
+
+
+def test_what_is_missing_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
+    for hyps, model in (("nope", "m"), ("h.jsonl", "m")):
+        program = (
+            "import sys\nfrom pathlib import Path\nfrom arcuate.cli.rescore import Asked, rescore_command\n"
+            "from arcuate.errors import UserError\n"
+            f"asked = Asked(Path({str(tmp_path / hyps)!r}), Path({str(tmp_path / model)!r}), *[None] * 6, 5, None)\n"
+            "try:\n    rescore_command(asked, True)\nexcept UserError:\n    sys.exit('torch' in sys.modules)\n"
+            "sys.exit(3)"
+        )
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_decodings_are_not_overwritten(tmp_path: Path) -> None:
+    from arcuate.cli.rescore import Asked, rescore_command
+
+    hyps = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
+    with pytest.raises(UserError, match="read by this command"):
+        rescore_command(Asked(hyps, tmp_path, None, None, None, None, None, None, 5, hyps), as_json=True)

@@ -12,7 +12,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.recipe import load_recipe
-from arcuate.run import Run, append_line, create_run, is_untouched
+from arcuate.run import Run, append_line, create_run, is_untouched, read_jsonl
 from arcuate.training.lock import sole_writer
 from test_cli import arcuate, assert_refused
 
@@ -127,3 +127,8 @@ def test_resuming_a_folder_that_is_no_run_writes_nothing(cohort_store: Path, tmp
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path, "--resume")
     assert_refused(done, "not a run folder")
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_byte_order_mark_before_lines_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(b'\xef\xbb\xbf{"id": 1}\n')
+    assert read_jsonl(tmp_path / "r.jsonl") == [{"id": 1}]

@@ -76,3 +76,35 @@ def test_no_npz_no_pickle(tmp_path: Path) -> None:
         read_scores(save(tmp_path / "p.npz", **{**GOOD, "classes": np.array([object()])}))
     with pytest.raises(UserError, match="there is no file"):
         read_scores(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("boundary", "fold", "said"),
+    [
+        ("BLANK", (), "is the blank"),
+        (None, ("BLANK",), "is the blank"),
+        (None, ("SIL",), "the boundary already"),
+    ],
+)
+def test_the_blank_is_no_boundary(
+    boundary: str | None, fold: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.npz"
+    np.savez(path, logp=np.full((2, 3), -np.log(3)), lengths=[2], classes=["BLANK", "a", "SIL"])
+    with pytest.raises(UserError, match=said):
+        read_scores(path, boundary, fold)
+
+
+def test_lengths_that_overflow_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    lengths = np.array([2**63 - 1, 2**63 - 1, 4])  # adds up to 2 in 64 bits
+    np.savez(path, logp=np.full((2, 3), -np.log(3)), lengths=lengths, classes=["BLANK", "a", "SIL"])
+    with pytest.raises(UserError, match="add up to 18446744073709551618"):
+        read_scores(path)
+
+
+def test_a_text_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "s.npz").write_text("hello\n")
+    with pytest.raises(UserError, match="no zip archive") as told:
+        read_scores(tmp_path / "s.npz")
+    assert "pickle" not in str(told.value)

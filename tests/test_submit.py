@@ -107,3 +107,13 @@ def test_the_command_finds_the_words_of_a_run(tmp_path: Path, capsys: pytest.Cap
     summary = json.loads(capsys.readouterr().out)
     assert summary["n_rows"] == 1 and summary["complete"] is False and summary["format"] == "b2t25"
     assert (tmp_path / "s.csv").read_text() == "id,text\n0,decoded words\n"
+
+
+def test_decodings_are_not_overwritten_by_their_submission(tmp_path: Path) -> None:
+    from arcuate.cli.submit import submit_command
+
+    hyps = write(tmp_path / "h.jsonl", line("t15.2023.08.13_test_1", "a"))
+    with pytest.raises(UserError, match="read by this command"):
+        submit_command(hyps, hyps, "test", None, None, False, as_json=True)
+    with pytest.raises(UserError, match="is a folder"):
+        submit_command(hyps, tmp_path, "test", None, None, False, as_json=True)

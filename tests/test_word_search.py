@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -291,3 +292,36 @@ def test_wrong_scores_are_refused(wrong: np.ndarray, lexicon: Lexicon, model: La
     search: WordSearch = word_search(lexicon, model, Decoding())
     with pytest.raises(UserError):
         search.search(wrong)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, -1e38])
+@pytest.mark.parametrize("name", ["log_probs", "backoffs"])
+def test_any_numbers_in_a_model_are_searched_with(
+    name: str, value: float, lexicon: Lexicon, model: LanguageModel
+) -> None:
+    """A hostile or damaged file gives wrong words at worst: every score stays a number."""
+    harmed = getattr(model.arrays, name).copy()
+    harmed[np.random.default_rng(1).random(len(harmed)) < 0.4] = value
+    search = word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
+    found = search.search(frames(4, 60), 5)
+    assert found and all(np.isfinite([h.total, *h.scores.values()]).all() for h in found)
+
+
+@pytest.mark.parametrize("name", ["firsts", "words"])
+def test_links_that_lead_out_of_a_model_are_not_followed(
+    name: str, lexicon: Lexicon, model: LanguageModel
+) -> None:
+    harmed = getattr(model.arrays, name).copy()
+    harmed[len(model.words) + 2 : -1] = 2**31 - 1
+    search = word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
+    assert search.search(frames(4, 60), 5)
+
+
+def test_where_nothing_can_have_been_said_there_is_no_reading(lexicon: Lexicon, model: LanguageModel) -> None:
+    """Certain frames that spell no word: `b` again and again, without the words that begin with it."""
+    only = _lexicon([("one", ("a",))], CLASSES, "one word")
+    certain = np.full((3, 4), -np.inf, np.float32)
+    certain[:, 2] = 0.0
+    search = word_search(only, model)
+    state = search.step(search.start(), certain)
+    assert search.finish(state, 5) == [] and search.partial(state) == [] and search.settled(state) == 0

@@ -16,6 +16,7 @@ from arcuate.tokens import CLASSES
 _VARIANT = re.compile(r"\(\d+\)$")
 _STRESS = re.compile(r"^([A-Z]{1,2})[0-2]$")
 _COMMENT = ";;;"
+RESERVED = frozenset({"<s>", "</s>", "<unk>"})
 EMBEDDED = ("default", "pocketsphinx")
 
 
@@ -130,6 +131,8 @@ def _check(path: Path, number: int, word: str, phones: list[str], known: frozens
     where = f"{path}, line {number}"
     if not word or len(word.split()) > 1:
         raise UserError(f"{where}: expected one word before its pronunciation, found {word[:40]!r}")
+    if word.lower() in RESERVED:
+        raise UserError(f"{where}: {word} is a mark of language models, no word to be said; remove the line")
     if not phones:
         raise UserError(f"{where}: the word '{word}' has no pronunciation; add one or remove the line")
     if known.issuperset(phones):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import yaml
 
 from arcuate.errors import UserError
+from arcuate.outputs import replacing
 from arcuate.recipe import Recipe, parse_recipe, to_yaml
 
 AT_START = {
@@ -164,16 +164,8 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 def write_aside(path: Path, text: str) -> None:
     """Whole or not at all: written beside its place, synced, then renamed into it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(path) as stream:
+        stream.write(text.encode("utf-8"))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -185,14 +177,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with aside.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(path) as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
 def brief(error: Exception) -> str:
@@ -215,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text("utf-8").split("\n")
+        lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {brief(error)}") from None
     unfinished = lines.pop()

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from arcuate.decode.hypothesis import Hypothesis
+from arcuate.decode.scores import refuse_twice
 from arcuate.decode.settings import Decoding
 from arcuate.errors import UserError
 from arcuate.lm.model import LanguageModel
@@ -40,7 +41,7 @@ class Reference:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What the search made of one trial; `hypotheses` best first, never empty."""
+    """What the search made of one trial; `hypotheses` best first, none where no reading was possible."""
 
     reference: Reference
     hypotheses: tuple[Hypothesis, ...]
@@ -48,7 +49,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        return self.hypotheses[0].text or ""
+        return (self.hypotheses[0].text or "") if self.hypotheses else ""
 
     @property
     def scored(self) -> ScoredTrial | None:
@@ -79,18 +80,26 @@ def transcribe(
 ) -> list[Transcript]:
     """Every trial searched once, after a first search that warms everything up and is not counted."""
     if trials:
-        search.search(trials[int(np.argmax([len(frames) for frames in trials]))], n_best)
+        longest = int(np.argmax([len(frames) for frames in trials]))
+        search_named(search, trials[longest], references[longest], n_best)
     done: list[Transcript] = []
     for frames, reference in zip(trials, references, strict=True):
         started = time.process_time()
-        try:
-            hypotheses = search.search(frames, n_best)
-        except UserError as error:
-            raise UserError(f"trial {reference.id}: {error}") from None
+        hypotheses = search_named(search, frames, reference, n_best)
         done.append(Transcript(reference, tuple(hypotheses), time.process_time() - started))
         if progress:
             progress(len(done), len(trials), "searching words")
     return done
+
+
+def search_named(
+    search: Searcher[Heard], frames: Heard, reference: Reference, n_best: int
+) -> list[Hypothesis]:
+    """One search; what is wrong with a trial is said with its name."""
+    try:
+        return search.search(frames, n_best)
+    except UserError as error:
+        raise UserError(f"trial {reference.id}: {error}") from None
 
 
 def summarise(
@@ -100,6 +109,7 @@ def summarise(
     scored = [trial for t in transcripts if (trial := t.scored) is not None]
     spent = [t.seconds for t in transcripts]
     return summarise_words(scored, lm=lm, n_trials=len(transcripts), n_resamples=n_resamples) | {
+        "n_without_reading": sum(not t.hypotheses for t in transcripts),
         "seconds_per_sentence": float(np.mean(spent)) if spent else None,
         "seconds_p95": float(np.quantile(spent, 0.95)) if spent else None,
         "peak_rss_mb": peak_rss_mb(),
@@ -127,7 +137,8 @@ def transcript_row(transcript: Transcript, lm: str) -> dict[str, Any]:
 
     It names its language model and whether that has read the sentence, for whatever is computed from it later.
     """
-    best, reference = transcript.hypotheses[0], transcript.reference
+    reference = transcript.reference
+    best = transcript.hypotheses[0] if transcript.hypotheses else Hypothesis(())
     counted = transcript.words
     return {
         "id": reference.id,
@@ -155,6 +166,8 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("text"), str):
             raise UserError(f"{path} line {number} has no text; every line needs the words of a trial")
+    if all("id" in row for row in rows):
+        refuse_twice(str(path), [str(row["id"]) for row in rows])
     if ids is not None and all("id" in row for row in rows):
         known = {str(row["id"]): row for row in rows}
         missing = [name for name in ids if name not in known]
@@ -190,13 +203,18 @@ def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
     if not isinstance(tree, dict):
         raise UserError(f"{path} must be a mapping of settings, such as 'lm_weight: 0.8'")
     tuned = tree.pop("tuned", None)
+    return parse_weights(tree, str(path)), tuned if isinstance(tuned, dict) else {}
+
+
+def parse_weights(tree: Mapping[str, Any], where: str) -> Decoding:
+    """Settings of the search, checked; `where` they come from is named with a mistake."""
     try:
-        return Decoding.model_validate(tree), tuned if isinstance(tuned, dict) else {}
+        return Decoding.model_validate(tree)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
         known = ", ".join(Decoding.model_fields)
-        raise UserError(f"{path}: {place}: {problem['msg']}; known settings are {known}") from None
+        raise UserError(f"{where}: {place}: {problem['msg']}; known settings are {known}") from None
 
 
 def digest_references(references: Sequence[Reference]) -> str:

@@ -59,7 +59,8 @@ class Tuning:
             raise UserError("none of the trials has a reference with words; there is nothing to tune on")
         every = max(1, len(self.trials) // SUBSET)
         subset = range(0, len(self.trials), every)
-        settings = self.refit(self.search.settings, subset)
+        start = self.search.settings
+        settings = self.better(start, self.refit(start, subset), subset)
         try:
             settings = self.descend(settings, subset, "subset")
             if every > 1:
@@ -67,7 +68,23 @@ class Tuning:
                 settings = self.descend(settings, range(len(self.trials)), "all trials", fine=0.35)
         except OutOfTime:
             self.say("the budget is spent; the best weights so far count")
-        return self.best[1] if self.best else settings
+        return self.better(start, self.best[1] if self.best else settings, range(len(self.trials)))
+
+    def better(self, start: Decoding, found: Decoding, chosen: Sequence[int]) -> Decoding:
+        """What was found, if it reads the trials better than what was there before; else that."""
+        if found == start or self.verdict(found, chosen) < self.verdict(start, chosen):
+            return found
+        return start
+
+    def verdict(self, settings: Decoding, chosen: Sequence[int]) -> tuple[float, float]:
+        """Errors of the best readings under some weights, by a real search; the expected ones where these are equal."""
+        searched = self.search.weighed(settings)
+        lists = [searched.search(self.trials[i], N_BEST) for i in chosen]
+        counts = [
+            self.errors_in(i, listed, [h.total or 0.0 for h in listed])
+            for i, listed in zip(chosen, lists, strict=True)
+        ]
+        return sum(best for best, _ in counts), sum(expected for _, expected in counts)
 
     def refit(self, settings: Decoding, chosen: Sequence[int]) -> Decoding:
         """n-gram weight and word bonus from n-best lists of one search, without searching again."""
@@ -76,7 +93,7 @@ class Tuning:
 
         def objective(values: np.ndarray) -> float:
             lm, bonus = float(values[0]), float(values[1])
-            if not 0.05 <= lm <= 20.0:
+            if not (0.05 <= lm <= BOUNDS["lm_weight"][1] and within(bonus, "word_bonus")):
                 return 1e9
             counts = [
                 self.rate(
@@ -138,11 +155,20 @@ class Tuning:
         reference = self.references[i].text
         if reference is None:
             return 0.0, 0
+        return 0.5 * sum(self.errors_in(i, listed, totals)), len(normalise_text(reference).split())
+
+    def errors_in(self, i: int, listed: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, float]:
+        """Errors of trial i: those of the best reading, and those expected of the list under these totals."""
+        reference = self.references[i].text
+        if reference is None:
+            return 0.0, 0.0
+        if not listed:
+            missed = float(self.errors_of(i, reference, ()))
+            return missed, missed
         errors = np.array([self.errors_of(i, reference, h.words) for h in listed], np.float64)
         ranks = np.array(totals)
         shares = np.exp(ranks - ranks.max())
-        expected = float((errors * shares).sum() / shares.sum())
-        return 0.5 * (errors[int(ranks.argmax())] + expected), len(normalise_text(reference).split())
+        return float(errors[int(ranks.argmax())]), float((errors * shares).sum() / shares.sum())
 
     def errors_of(self, i: int, reference: str, words: tuple[str, ...]) -> int:
         key = (i, words)
@@ -155,6 +181,11 @@ class Tuning:
 
 def mean_rate(counts: Sequence[tuple[float, int]]) -> float:
     return sum(e for e, _ in counts) / max(1, sum(n for _, n in counts))
+
+
+def within(value: float, name: str) -> bool:
+    low, high = BOUNDS[name]
+    return low <= value <= high
 
 
 def simplex(start: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -192,4 +223,7 @@ def tune(
     started = time.perf_counter()
     tuning = Tuning(search, trials, references, started + budget, say)
     settings = tuning.fit()
-    return settings, {"looks": tuning.n_looks, "seconds": round(time.perf_counter() - started, 1)}
+    if kept := settings == search.settings:
+        say("nothing better was found than the weights it began with; they stay")
+    seconds = round(time.perf_counter() - started, 1)
+    return settings, {"looks": tuning.n_looks, "seconds": seconds, "kept_start": kept}

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.cli.submit import WORDS, find_decodings
+from arcuate.cli.submit import WORDS, find_decodings, missing_words
 from arcuate.combine.choose import choose_by_features, choose_by_risk, choose_by_vote, summarise_choice
 from arcuate.combine.features import (
     CAUSAL_WEIGHT,
@@ -30,6 +30,7 @@ from arcuate.errors import UserError
 from arcuate.lm.model import LanguageModel
 from arcuate.lm.names import open_model
 from arcuate.metrics import Score, bootstrap_interval, score, total
+from arcuate.outputs import check_target
 from arcuate.paired import score_difference
 from arcuate.run import open_run, read_jsonl, write_lines
 from arcuate.tokens import names
@@ -60,6 +61,8 @@ class Asked:
 
 def combine_command(asked: Asked, as_json: bool) -> None:
     check(asked)
+    for target in (asked.out, asked.save_weights):
+        check_target(target, *asked.sources, asked.references, asked.weights, asked.lm, asked.llm)
     if asked.method == "auto" and only_frames(asked):
         say("no words were decoded yet: the mean of the frame scores (--method geometric)")
         asked = replace(asked, method="geometric")
@@ -103,6 +106,8 @@ def combine_words(asked: Asked) -> dict[str, Any]:
     lists = read_sources(asked)
     if asked.references:
         lists = attach_references(lists, asked.references)
+        if (known := sum(found.reference is not None for found in lists)) < len(lists):
+            say(f"{known} of {len(lists)} trials have a reference; the others are combined, but not scored")
     lm = open_model(asked.lm) if asked.lm else None
     lists = mark_leakage(lists, lm) if lm else lists
     if empty := sum(not found.texts for found in lists):
@@ -115,10 +120,11 @@ def combine_words(asked: Asked) -> dict[str, Any]:
         about |= fitted
     else:
         texts = (choose_by_risk if method == "mbr" else choose_by_vote)(lists, votes)
-    summary = {**summarise_choice(lists, texts, lm_name(asked)), **about}
+    summary = {**summarise_choice(lists, texts, lm_name(asked, lists)), **about}
     if warning := leakage_warning(summary):
         say(warning)
     if asked.out:
+        check_target(asked.out, *files_of(asked))
         write_lines(asked.out, (row(found, text) for found, text in zip(lists, texts, strict=True)))
         summary["out"] = str(asked.out)
     return summary
@@ -154,7 +160,11 @@ def choose_linear(
     chosen = choose_by_features(lists, votes, extra, n_folds=asked.folds)
     assert chosen.same_set is not None
     if asked.save_weights:
-        facts = {"n_trials": labelled, "lm": lm_name(asked), "fitted_on": [str(p) for p in asked.sources]}
+        facts = {
+            "n_trials": labelled,
+            "lm": lm_name(asked, lists),
+            "fitted_on": [str(p) for p in asked.sources],
+        }
         write_weights(asked.save_weights, criteria, chosen.weights, facts)
     known = [(c.reference, t) for c, t in zip(lists, chosen.same_set, strict=True) if c.reference is not None]
     return chosen.texts, {
@@ -175,8 +185,10 @@ def causal_feature(path: Path, lists: list[CandidateList]) -> Feature:
     return known_feature("causal", CAUSAL_WEIGHT, dict(zip(texts, scores.tolist(), strict=True)))
 
 
-def lm_name(asked: Asked) -> str | None:
-    parts = [Path(asked.lm).name if asked.lm else None, asked.llm.stem if asked.llm else None]
+def lm_name(asked: Asked, lists: list[CandidateList]) -> str | None:
+    """All models behind a text: those that the readings came by, and those that choose among them."""
+    before = " / ".join(dict.fromkeys(found.lm for found in lists if found.lm))
+    parts = [before, Path(asked.lm).name if asked.lm else None, asked.llm.stem if asked.llm else None]
     return " + ".join(part for part in parts if part) or None
 
 
@@ -184,13 +196,19 @@ def row(found: CandidateList, text: str) -> dict[str, Any]:
     """One line of a hypothesis file."""
     scores = found.scores or (None,) * len(found.texts)
     nbest = [{"text": t, "score": s} for t, s in zip(found.texts, scores, strict=True)]
-    known = {"session": found.session, "corpus": found.corpus, "reference": found.reference}
+    known = {
+        "session": found.session,
+        "corpus": found.corpus,
+        "reference": found.reference,
+        "lm": found.lm,
+        "in_lm_text": found.in_lm_text,
+    }
     return {"id": found.id, "text": text, **{k: v for k, v in known.items() if v is not None}, "nbest": nbest}
 
 
 def read_sources(asked: Asked) -> list[CandidateList]:
     """Candidates from one list, or from the decodings of several runs or files."""
-    files = [decodings_file(path, asked) if path.is_dir() else path for path in asked.sources]
+    files = files_of(asked)
     if len(files) == 1:
         if asked.sources[0].is_dir():
             raise UserError(
@@ -200,8 +218,17 @@ def read_sources(asked: Asked) -> list[CandidateList]:
     return merge_lists(files, [read_lists(file) for file in files], asked.scale)
 
 
+def files_of(asked: Asked) -> list[Path]:
+    return [decodings_file(path, asked) if path.is_dir() else path for path in asked.sources]
+
+
 def decodings_file(path: Path, asked: Asked) -> Path:
-    return find_decodings(open_run(path), asked.split, asked.label)
+    """The decodings of a run; those of `evaluate` hold phonemes, and so nothing to choose words from."""
+    run = open_run(path)
+    file = find_decodings(run, asked.split, asked.label)
+    if file == run.results_file(asked.split) and not any("nbest" in r for r in read_jsonl(file)[:1]):
+        raise missing_words(run, asked.split, None)
+    return file
 
 
 def combine_frames(asked: Asked) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from arcuate.errors import UserError
 from arcuate.run import to_line
@@ -62,14 +64,20 @@ def nobody_listens() -> NoReturn:
     sys.exit(141)
 
 
+class TimeLeft(TimeRemainingColumn):
+    """How long it still takes; nothing where nobody knows how much there is to do."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else Text("left ") + super().render(task)
+
+
 def bar() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TimeLeft(),
         console=err,
     )
 

@@ -10,18 +10,21 @@ import yaml
 
 from arcuate.cli.console import emit_json, out, percent, progress, say
 from arcuate.decode.open import word_search
-from arcuate.decode.scores import arrange, read_scores
+from arcuate.decode.scores import arrange, check_frames, read_scores
 from arcuate.decode.settings import Decoding
 from arcuate.decode.words import WordSearch
 from arcuate.errors import UserError
 from arcuate.lexicon import Lexicon, open_lexicon
 from arcuate.lm.names import open_model
+from arcuate.outputs import check_target
 from arcuate.run import write_aside, write_lines
+from arcuate.text import normalise_text
 from arcuate.transcribe import (
     Reference,
     Transcript,
     digest_references,
     mark_leakage,
+    parse_weights,
     read_references,
     read_weights,
     summarise,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:  # torch is needed only where a transducer is asked
     from arcuate.decode.transducer_words import BothHeads, Heard
     from arcuate.models.transducer import Transducer
 
+HEAVIEST = 1000.0  # nat, of a word added at run time; more would drown every sound
 HeardByTransducer: TypeAlias = "tuple[Transducer, list[Tensor]]"
 
 
@@ -69,6 +73,7 @@ class Task:
 
 
 def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> None:
+    check_target(hyps, *files_read(source))
     summary, transcripts = decode_source(source, hyps, n_best)
     if as_json:
         emit_json(summary)
@@ -91,14 +96,25 @@ def decode_source(source: Source, hyps: Path, n_best: int) -> tuple[dict[str, An
         "tuned_on_these": tuned_on_these(task),
         "out": str(hyps),
     }
+    if n := summary["n_without_reading"]:
+        say(
+            f"{n} trials cannot be read with these words: scores of nought rule all of them out; their text is empty"
+        )
     if warning := leakage_warning(summary):
         say(warning)
     return summary, transcripts
 
 
+def files_read(source: Source) -> tuple[Path | str | None, ...]:
+    return source.scores, source.references, source.config, source.lexicon, source.model
+
+
 def tune_command(source: Source, weights: Path, budget: float, folds: int, as_json: bool) -> None:
     from arcuate.tune import tune
 
+    check_target(weights, *files_read(source))
+    if folds == 1:
+        raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for none")
     task = open_task(source)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs the true words: give them with --references REFS.jsonl")
@@ -120,6 +136,7 @@ def tune_command(source: Source, weights: Path, budget: float, folds: int, as_js
     write_aside(weights, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     summary = {**settings.model_dump(mode="json"), **tuned, "wer": result["wer"], "cer": result["cer"]}
     summary |= {
+        "n_without_reading": result["n_without_reading"],
         "tuned_on_these": True,
         "seconds_per_sentence": result["seconds_per_sentence"],
         "out": str(weights),
@@ -158,9 +175,8 @@ def cross_fit(task: Task, n_folds: int, budget: float) -> dict[str, Any]:
 def open_task(source: Source) -> Task:
     settings, tuned = read_weights(source.config) if source.config else (Decoding(), {})
     asked = {"beam": source.beam, "threshold": source.threshold}
-    settings = Decoding.model_validate(
-        settings.model_dump() | {k: v for k, v in asked.items() if v is not None}
-    )
+    given = {name: value for name, value in asked.items() if value is not None}
+    settings = parse_weights(settings.model_dump() | given, "the command line")
     if source.head not in ("ctc", "both"):
         raise UserError(f"--head {source.head!r} is unknown; choose ctc or both")
     if source.head == "both" and not source.scores.is_dir():
@@ -177,6 +193,10 @@ def open_task(source: Source) -> Task:
         )
     lexicon, weights = add_words(lexicon, source.words)
     search = word_search(lexicon, model, settings, boundary=boundary, weights=weights)
+    if boundary < 0:
+        say(
+            "none of the classes is a word boundary (SIL, | and such); name it as `boundary` in --config if one is"
+        )
     if search.outside:
         say(
             f"{len(search.outside):,} of {len(lexicon.words):,} lexicon words are unknown to the language model and"
@@ -223,6 +243,8 @@ def read_trials(
         if source.references
         else [Reference(name) for name in names]
     )
+    for frames, reference in zip(scores.trials, references, strict=True):
+        check_frames(frames, scores.classes, f"trial {reference.id}")
     return scores.trials, scores.classes, scores.boundary, references, None
 
 
@@ -253,19 +275,32 @@ def add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str
     """Words given as `word`, `word=weight` or `word=weight=PH ON EMES`."""
     weights: dict[str, float] = {}
     for given in words:
-        word, *rest = given.split("=")
-        try:
-            weights[word] = float(rest[0]) if rest and rest[0] else 0.0
-        except ValueError:
-            raise UserError(f"--word {given!r} should be word, word=weight or word=weight=PHONEMES") from None
-        if len(rest) > 1:
-            unknown = [p for p in rest[1].split() if p not in lexicon.classes]
-            if unknown or not rest[1].split():
+        word, weight, phones = parse_word(given, lexicon)
+        weights[word] = weight
+        if phones is not None:
+            unknown = [p for p in phones if p not in lexicon.classes]
+            if unknown or not phones:
                 raise UserError(
                     f"--word {given!r}: {unknown[0] if unknown else 'nothing'!r} is no class of the scores"
                 )
-            lexicon = lexicon.with_entries([(word, rest[1].split())])
+            lexicon = lexicon.with_entries([(word, phones)])
     return lexicon.with_words(word for word in weights if word not in lexicon), weights
+
+
+def parse_word(given: str, lexicon: Lexicon) -> tuple[str, float, list[str] | None]:
+    """Word, weight and pronunciation of a --word; a word the lexicon has not as it stands is normalised."""
+    typed, *rest = given.split("=")
+    word = typed if typed in lexicon else normalise_text(typed)
+    shape = "should be word, word=weight or word=weight=PHONEMES"
+    if len(rest) > 2 or len(word.split()) != 1:
+        raise UserError(f"--word {given!r} {shape}")
+    try:
+        weight = float(rest[0]) if rest and rest[0] else 0.0
+    except ValueError:
+        raise UserError(f"--word {given!r} {shape}") from None
+    if not -HEAVIEST <= weight <= HEAVIEST:
+        raise UserError(f"--word {given!r}: the weight should lie between -{HEAVIEST:g} and {HEAVIEST:g} nat")
+    return word, weight, rest[1].split() if len(rest) > 1 else None
 
 
 def tuned_on_these(task: Task) -> bool | None:

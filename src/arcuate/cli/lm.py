@@ -15,7 +15,7 @@ from arcuate.cli.console import Report, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.lm.build import build_model, read_sentences
 from arcuate.lm.check import check_file
-from arcuate.lm.file import refuse_existing
+from arcuate.lm.file import is_model_file, refuse_existing
 from arcuate.lm.mix import mix, normalised, tune_weights
 from arcuate.lm.model import LanguageModel
 from arcuate.lm.names import EMBEDDED, open_model, read_foreign
@@ -27,8 +27,8 @@ from arcuate.text import normalise_text
 
 
 def import_command(source: str, target: Path, recount: bool, force: bool, as_json: bool) -> None:
-    refuse_existing(target, force)
     path = embedded_path() if source in EMBEDDED else Path(source)
+    refuse_existing(target, force, path)
     with progress("importing") as tell:
         model = read_foreign(path, recount=recount, report=tell)
         write_model(model, target, force=force, report=tell)
@@ -57,7 +57,8 @@ class Asked:
 
 
 def build_command(asked: Asked, as_json: bool) -> None:
-    refuse_existing(asked.target, asked.force)
+    others = [path for path in (asked.leave_out, asked.against) if path is not None]
+    refuse_existing(asked.target, asked.force, *asked.texts, *others)
     evaluation = read_sentences(asked.against) if asked.against else None
     if evaluation and not asked.keep_hashes:
         raise UserError("--against needs the sentence hashes; leave out --no-hashes")
@@ -122,7 +123,7 @@ def mix_command(
 ) -> None:
     if (tune is None) == (not weights):
         raise UserError("give either held-out text with --tune or one --weight per model")
-    refuse_existing(target, force)
+    refuse_existing(target, force, *names, *([tune] if tune else []))
     models = [opened(name) for name in names]
     held_out = read_sentences(tune) if tune else None
     with progress("finding weights") as tell:
@@ -155,6 +156,10 @@ def shared_memory(models: Sequence[LanguageModel]) -> tuple[dict[str, Any], np.n
 
 def info_command(name: str, check: bool, as_json: bool) -> None:
     if check and name not in EMBEDDED:
+        if Path(name).is_file() and not is_model_file(Path(name)):
+            raise UserError(
+                f"--check looks at model files, and {name} is none; import it first: arcuate lm import"
+            )
         check_file(Path(name))
     model = opened(name)
     path = None if name in EMBEDDED else Path(name)
@@ -162,7 +167,7 @@ def info_command(name: str, check: bool, as_json: bool) -> None:
 
 
 def export_command(name: str, target: Path, force: bool, as_json: bool) -> None:
-    refuse_existing(target, force)
+    refuse_existing(target, force, name)
     model = opened(name)
     with progress("exporting") as tell:
         write_arpa(model, target, force=force, report=tell)

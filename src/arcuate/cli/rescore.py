@@ -13,9 +13,9 @@ from arcuate.combine.choose import oracle, scored_trials
 from arcuate.combine.lists import attach_references
 from arcuate.errors import UserError
 from arcuate.metrics import total
+from arcuate.outputs import check_target
 from arcuate.paired import score_difference
 from arcuate.rescore.blend import Blend, best_text, fit_blends
-from arcuate.rescore.causal import load_causal, score_sentences
 from arcuate.rescore.nbest import NBest, read_nbest, search_balance
 from arcuate.run import write_lines
 from arcuate.word_scores import leakage_warning, summarise_words
@@ -40,6 +40,7 @@ class Asked:
 
 
 def rescore_command(asked: Asked, as_json: bool) -> None:
+    check_target(asked.out, asked.hyps, asked.references, asked.context)
     lists = read_nbest(asked.hyps, asked.limit)
     if asked.references:
         attached = attach_references([nbest.found for nbest in lists], asked.references)
@@ -65,6 +66,13 @@ def rescore_command(asked: Asked, as_json: bool) -> None:
 
 def causal_scores(asked: Asked, lists: Sequence[NBest]) -> tuple[list[np.ndarray], dict[str, Any]]:
     """The causal model's score of every entry, and what that cost."""
+    if not asked.llm.exists():
+        raise UserError(f"there is no language model at {asked.llm}; give a model folder or a .gguf file")
+    from arcuate.rescore.causal import (
+        load_causal,
+        score_sentences,
+    )  # takes seconds: after all that may be refused
+
     texts = [text for nbest in lists for text in nbest.found.texts]
     with progress("loading the language model") as report:
         begun = time.process_time()

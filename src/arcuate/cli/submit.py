@@ -5,6 +5,7 @@ from typing import Any
 
 from arcuate.cli.console import emit_json, out, say
 from arcuate.errors import UserError
+from arcuate.outputs import check_target
 from arcuate.run import Run, open_run
 from arcuate.submit import Format, check_answers, count_note, guess_format, read_answers, write_submission
 
@@ -23,6 +24,7 @@ def submit_command(
     if format not in (None, "b2t25", "b2t24"):
         raise UserError(f"--format is b2t25 or b2t24, not {format!r}")
     decodings = source if source.is_file() else find_decodings(open_run(source), split, label)
+    check_target(target, decodings)
     answers = read_answers(decodings)
     kind: Format = guess_format(answers) if format is None else ("b2t24" if format == "b2t24" else "b2t25")
     n_empty = check_answers(answers, allow_empty)
@@ -51,8 +53,12 @@ def find_decodings(run: Run, split: str, label: str | None) -> Path:
         file = run.results_file(split, name)
         if file.is_file():
             return file
+    raise missing_words(run, split, label)
+
+
+def missing_words(run: Run, split: str, label: str | None) -> UserError:
     wanted = run.results_file(split, label or WORDS)
-    raise UserError(
+    return UserError(
         f"{wanted} is not there; decode to words first:"
         f" arcuate decode {run.path} --split {split} --out {wanted}"
     )

@@ -25,6 +25,7 @@ class CandidateList:
     session: str | None = None
     corpus: str | None = None
     in_lm_text: bool | None = None
+    lm: str | None = None  # the language model that the readings came by
 
 
 def read_lists(path: Path) -> list[CandidateList]:
@@ -70,6 +71,7 @@ def parse_list(row: Mapping[str, Any], where: str, fallback_id: str) -> Candidat
         _text_or_none(row.get("session"), "session", where),
         _text_or_none(row.get("corpus"), "corpus", where),
         _flag(row.get("in_lm_text"), where),
+        _text_or_none(row.get("lm"), "lm", where),
     )
 
 

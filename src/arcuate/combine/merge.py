@@ -36,4 +36,13 @@ def merge_trial(paths: Sequence[Path], lists: Sequence[CandidateList], scale: fl
         spread = softmax(found.scores, scale) if found.scores else np.ones(len(found.texts))
         shares += (spread / spread.sum()).tolist() if len(spread) else []
     scores = tuple(float(np.log(max(share, 1e-300))) for share in shares)
-    return replace(lists[0], texts=tuple(texts), scores=scores, reference=next(iter(said), None))
+    models = dict.fromkeys(found.lm for found in lists if found.lm is not None)
+    read = [found.in_lm_text for found in lists if found.in_lm_text is not None]
+    return replace(
+        lists[0],
+        texts=tuple(texts),
+        scores=scores,
+        reference=next(iter(said), None),
+        in_lm_text=any(read) if read else None,
+        lm=" / ".join(models) or None,
+    )

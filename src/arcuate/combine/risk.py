@@ -76,6 +76,7 @@ def distances(strings: Sequence[str]) -> np.ndarray:
 
 def softmax(scores: Sequence[float] | np.ndarray, scale: float = 1.0) -> np.ndarray:
     """Scores as probabilities: (n,)"""
-    values = scale * np.asarray(scores, dtype=np.float64)
-    raised = np.exp(values - values.max()) if len(values) else values
+    with np.errstate(over="ignore", invalid="ignore"):  # what is infinitely worse gets nothing
+        values = np.nan_to_num(scale * np.asarray(scores, dtype=np.float64))
+        raised = np.exp(values - values.max()) if len(values) else values
     return raised / raised.sum() if len(values) else raised

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from arcuate.decode.tree import Tree, smear
-from arcuate.lm.query import NGramArrays, shorter
+from arcuate.lm.query import LEAST, NGramArrays, backoff, price, shorter, span
 
 UNBUILT, EMPTY = -1, -2
 
@@ -44,12 +44,15 @@ def look_ahead(
     tree: Tree, arrays: NGramArrays, n_lm_words: int, lm_weight: float, room: int = 1 << 18
 ) -> Ahead:
     """The tables for one lexicon and one n-gram, with room for some sprouts to begin with."""
-    extras = tree.weights / np.float32(lm_weight) if lm_weight > 0 else np.zeros_like(tree.weights)
+    with np.errstate(over="ignore"):
+        extras = tree.weights / np.float32(lm_weight) if lm_weight > 0 else np.zeros_like(tree.weights)
+    extras = np.clip(extras, LEAST, -LEAST)
+    unigrams = np.nan_to_num(arrays.log_probs[1 + tree.lm_words], nan=LEAST).clip(LEAST, 0.0)
     said = tree.lm_words[tree.entry_words]  # (m,)
     order = np.argsort(said, kind="stable")
     n_contexts = min(n_lm_words + 1, len(arrays.backoffs))
     ahead = Ahead(
-        unigrams=smear(tree, arrays.log_probs[1 + tree.lm_words] + extras),
+        unigrams=smear(tree, unigrams + extras),
         roots=np.empty(n_contexts, np.float32),
         heads=np.full(n_contexts, UNBUILT, np.int32),
         nodes=np.empty(room, np.int32),
@@ -78,13 +81,22 @@ def with_room(ahead: Ahead) -> Ahead:
 def best_next(ahead: Ahead, arrays: NGramArrays) -> None:
     """Fill `roots`."""
     for context in range(ahead.roots.shape[0]):
-        best = arrays.backoffs[context] + ahead.unigrams[0]
+        best = backoff(arrays, context) + ahead.unigrams[0]
         if context > 0:
-            for at in range(arrays.firsts[context], arrays.firsts[context + 1]):
-                word = arrays.words[at]
-                for entry in range(ahead.entry_firsts[word], ahead.entry_firsts[word + 1]):
-                    best = max(best, arrays.log_probs[at] + ahead.extras[entry])
+            low, end = span(arrays, context)
+            for at in range(low, end):
+                first, last = entries_of(ahead, arrays.words[at])
+                for entry in range(first, last):
+                    best = max(best, price(arrays.log_probs[at]) + ahead.extras[entry])
         ahead.roots[context] = best
+
+
+@njit(cache=True, inline="always")
+def entries_of(ahead: Ahead, word: int) -> tuple[int, int]:
+    """Where the lexicon's entries of a word begin and end; none for a word that there is not."""
+    if 0 <= word < ahead.entry_firsts.shape[0] - 1:
+        return ahead.entry_firsts[word], ahead.entry_firsts[word + 1]
+    return np.int32(0), np.int32(0)
 
 
 @njit(cache=True)
@@ -92,7 +104,7 @@ def context_of(ahead: Ahead, arrays: NGramArrays, state: int) -> tuple[int, floa
     """The last word of a history as a context, and the back-offs on the way down to it."""
     base = 0.0
     while state >= ahead.heads.shape[0]:
-        base += arrays.backoffs[state]
+        base += backoff(arrays, state)
         state = shorter(arrays, state)
     return state, base
 
@@ -153,10 +165,11 @@ def sprout_some(
 def mark(ahead: Ahead, arrays: NGramArrays, tree: Tree, context: int, first: int) -> int:
     """Mark every node on the way from the root to a word that follows; the number of nodes, -1 without room."""
     n = 0
-    for at in range(arrays.firsts[context], arrays.firsts[context + 1]):
-        word = arrays.words[at]
-        for entry in range(ahead.entry_firsts[word], ahead.entry_firsts[word + 1]):
-            value = arrays.log_probs[at] + ahead.extras[entry]
+    low, end = span(arrays, context)
+    for at in range(low, end):
+        begin, last = entries_of(ahead, arrays.words[at])
+        for entry in range(begin, last):
+            value = np.float32(price(arrays.log_probs[at]) + ahead.extras[entry])
             node = ahead.entry_nodes[entry]
             while node >= 0 and ahead.marks[node] < value:
                 if ahead.marks[node] == -np.inf:

@@ -76,6 +76,12 @@ def arrange(
     unknown = [name for name in (*folded, *([edge] if edge else [])) if name not in names]
     if unknown:
         raise UserError(f"{where} has no class {unknown[0]!r}; it has {' '.join(names)}")
+    if blank == edge or blank in folded:
+        raise UserError(
+            f"{where}: {blank} is the blank and cannot be the boundary too; set boundary and fold anew"
+        )
+    if edge in folded:
+        raise UserError(f"{where}: fold names {edge}, which is the boundary already; leave it out")
     if folded and edge is None:
         raise UserError(f"{where}: there is no boundary class to fold {' '.join(folded)} into; set boundary")
     if set(names) == set(CLASSES):
@@ -100,10 +106,9 @@ def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = (
         raise UserError(f"{path}: logp must be floating-point numbers (frames, classes), not {logp.dtype}")
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (len(lengths) and lengths.min() < 0):
         raise UserError(f"{path}: lengths must be whole numbers, the frames of each trial")
-    if int(lengths.sum(dtype=np.int64)) != len(logp):
-        raise UserError(
-            f"{path}: lengths add up to {int(lengths.sum(dtype=np.int64))}, but logp has {len(logp)} frames"
-        )
+    n_frames = sum(lengths.tolist())  # of Python's numbers, which do not overflow
+    if n_frames != len(logp):
+        raise UserError(f"{path}: lengths add up to {n_frames}, but logp has {len(logp)} frames")
     if "classes" not in parts and logp.shape[1] != len(CLASSES):
         raise UserError(f"{path} does not name its {logp.shape[1]} classes; store them as `classes`")
     classes = parts.get("classes", np.array(CLASSES))
@@ -111,9 +116,19 @@ def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = (
     ids = tuple(str(i) for i in parts["trials"].tolist()) if "trials" in parts else None
     if ids is not None and len(ids) != len(lengths):
         raise UserError(f"{path}: {len(ids)} names in `trials` for {len(lengths)} trials")
+    refuse_twice(f"{path}, `trials`", ids or ())
     ends = np.cumsum(lengths, dtype=np.int64)
     trials = tuple(np.split(arranged, ends[:-1])) if len(lengths) else ()
     return FrameScores(names, trials, ids, path.name)
+
+
+def refuse_twice(where: str, ids: Sequence[str]) -> None:
+    """Trials are told apart by their names."""
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            raise UserError(f"{where}: trial {name!r} is there twice; keep one of the two")
+        seen.add(name)
 
 
 def load_parts(path: Path) -> dict[str, np.ndarray]:
@@ -126,7 +141,8 @@ def load_parts(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             parts = {key: file[key] for key in ("logp", "lengths", "classes", "trials") if key in file}
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no readable .npz file of frame scores: {error}") from None
+        why = error if zipfile.is_zipfile(path) else "it is no zip archive of arrays"
+        raise UserError(f"{path} is no readable .npz file of frame scores: {why}") from None
     missing = [key for key in ("logp", "lengths") if key not in parts]
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}; see docs/decoding.md for its layout")

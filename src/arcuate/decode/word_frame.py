@@ -6,7 +6,7 @@ from numba import njit
 from arcuate.decode.logs import NEVER, Row, log_add, mix
 from arcuate.decode.lookahead import context_of
 from arcuate.decode.word_beam import Memo, Models, Pool, Weights
-from arcuate.lm.query import NGramArrays, advance
+from arcuate.lm.query import NGramArrays, advance, backoff
 
 
 @njit(cache=True)
@@ -180,7 +180,7 @@ def leave(
         return max(best, rank)
     new.identity, new.log_blank, new.log_token = identity, NEVER, sound
     new.lm, new.bonus, new.lm_state = here.lm + lm, here.bonus + bonus, state
-    new.ahead, new.base, new.floor = value, base, base + models.arrays.backoffs[context]
+    new.ahead, new.base, new.floor = value, base, base + backoff(models.arrays, context)
     new.node, new.row, new.last = 0, -1, token
     new.history, new.word, new.first = here.history, word, first
     pool.priors[at] = weights.lm * (new.lm + value) + new.bonus

@@ -8,6 +8,7 @@ from arcuate.decode.logs import NEVER, Row, mix
 from arcuate.decode.lookahead import UNBUILT, context_of, row_of, sprout
 from arcuate.decode.word_beam import Models, Pool, Weights, borrow_models, borrow_pool
 from arcuate.decode.word_frame import either, spread
+from arcuate.lm.query import backoff
 
 DONE, POOL_FULL, LOG_FULL, SPROUTS_FULL = 0, 1, 2, 3
 N_BINS = 512
@@ -211,7 +212,7 @@ def relocate(beam: np.ndarray, models: Models) -> bool:
         if ahead.heads[context] == UNBUILT and not sprout(ahead, models.arrays, models.tree, context):
             return False
         token.row = row_of(ahead, models.tree, context, token.node)
-        token.base, token.floor = base, base + models.arrays.backoffs[context]
+        token.base, token.floor = base, base + backoff(models.arrays, context)
         if token.node == 0:
             token.ahead = base + ahead.roots[context]
     return True

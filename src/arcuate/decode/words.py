@@ -155,6 +155,8 @@ class WordSearch:
 
     def partial(self, state: WordState) -> list[str]:
         """The words of the best reading so far; a word still being said is not among them."""
+        if not len(state.beam):
+            return []
         rank = np.maximum(state.beam["log_blank"], state.beam["log_token"])
         prior = self.settings.lm_weight * (state.beam["lm"] + state.beam["ahead"]) + state.beam["bonus"]
         best = int(np.argmax(rank + prior))
@@ -163,10 +165,13 @@ class WordSearch:
 
     def settled(self, state: WordState) -> int:
         """How many words from the beginning on no later frame can change: all readings have them in common."""
-        return int(n_settled(state.log.rows, state.beam["history"]))
+        return int(n_settled(state.log.rows, state.beam["history"])) if len(state.beam) else 0
 
     def finish(self, state: WordState, n_best: int = 1) -> list[Hypothesis]:
-        """The best readings of all that was heard, best first, the end of the sentence included."""
+        """The best readings of all that was heard, best first, the end of the sentence included.
+
+        None where no word of the lexicon, nor silence, can be what was heard: some class had no probability at all.
+        """
         settings = self.settings
         ends = endings(
             state.beam, self.model.arrays, self.model.eos, settings.lm_weight, settings.alignments == "sum"

@@ -195,7 +195,7 @@ class StreamingDecoder:
         if search is None or words is None:
             return [self._spelled()]
         with self.engine.lock:
-            return search.finish(words, n_best)
+            return search.finish(words, n_best) or [Hypothesis(())]
 
     def finish(self) -> Hypothesis:
         """End the sentence: its best reading. The stream is ready for the next one."""
@@ -209,7 +209,7 @@ class StreamingDecoder:
             self._take(outputs.log_probs["ctc"], self._now.model, None)
         rescorer, search = self.engine.rescorer, self.engine.search
         readings = self.readings(max(n_best, rescorer.n_best if rescorer else 1))
-        if rescorer and search:
+        if rescorer and search and readings[0].total is not None:
             readings = rescorer(readings, search.settings.lm_weight)
         tokens = self._tokens()
         self._remember()

@@ -1,5 +1,6 @@
 """ARPA files, of any order and any tool, plain or gzipped, read as a stream."""
 
+import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ _PROBLEMS = {
     TOO_FEW: "there are fewer words than the section says",
     TOO_MANY: "there are more words than the section says",
 }
+_MOST = 99.0  # log10; a back-off above nought makes up for a sum below one, and no sum is that small
 _POSITIVE = 1e-3  # log10; what rounding can make of probability one
 
 
@@ -42,7 +44,7 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
             n, count_line = announced[order - 1]
             if not text.fill():
                 raise text.problem(f"the {order}-grams lead to {_shown(None)}")
-            if n not in (n_lines, len(table)) and not recount:
+            if n not in (n_lines, len(table)) and n != _n_distinct(table) and not recount:
                 raise text.problem(
                     f"{n:,} {order}-grams are announced, but the section of line {section_line} has {n_lines:,};"
                     " if the file is whole, import it with --recount",
@@ -55,9 +57,14 @@ def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None
     return with_specials(Tables(vocabulary, tuple(tables), source=str(path), n_repeated=n_repeated))
 
 
+def _n_distinct(table: Table) -> int:
+    """How many n-grams there are if one given twice counts once, as some tools count them."""
+    return len(np.unique(table.ids, axis=0))
+
+
 def _read_head(text: Text) -> list[tuple[int, int]]:
     """(count, line) of each order; text before the data mark is a comment."""
-    while (line := text.next_line()) is not None and line != b"\\data\\":
+    while (line := text.next_line()) is not None and line.removeprefix(codecs.BOM_UTF8) != b"\\data\\":
         pass
     if line is None:
         raise UserError(f"{text.path} is no ARPA file: it has no line \\data\\")
@@ -128,6 +135,9 @@ def _natural(text: Text, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
     wrong = numbers[:, 0] > _POSITIVE
     if wrong.any():
         raise text.problem("a log-probability is above nought", int(lines[wrong.argmax()]))
+    wrong = ~(numbers[:, 1] <= _MOST)
+    if wrong.any():
+        raise text.problem(f"a back-off is above {_MOST:g} (log10)", int(lines[wrong.argmax()]))
     numbers[:, 0] = np.minimum(numbers[:, 0], 0.0)
     return (np.maximum(numbers, -99) * LN10).astype(np.float32)
 

@@ -70,12 +70,12 @@ class _Reading:
 
     def lines(self, paths: Sequence[Path], report: Report | None) -> Iterator[bytes]:
         for path in paths:
-            for line in text_lines(path, report):
-                yield from self._pass_on(line)
+            for number, line in enumerate(text_lines(path, report), start=1):
+                yield from self._pass_on(line, decoded(line, path, number))
 
-    def _pass_on(self, line: bytes) -> Iterator[bytes]:
+    def _pass_on(self, line: bytes, text: str) -> Iterator[bytes]:
         if self._keep or self._unwanted or self._normalise:
-            sentence = normalise_text(line.decode("utf-8", "replace"))
+            sentence = normalise_text(text)
             value = hash_sentence(sentence)
             if value in self._unwanted:
                 self.n_left_out += 1
@@ -110,17 +110,20 @@ def text_lines(path: Path, report: Report | None = None) -> Iterator[bytes]:
             yield line
 
 
+def decoded(line: bytes, path: Path, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path}, line {number}: not UTF-8 text; convert it, for example with iconv"
+        ) from None
+
+
 def read_sentences(path: Path, report: Report | None = None) -> list[str]:
     """A text file as sentences, a line each; empty lines are left out."""
     sentences = []
     for number, line in enumerate(text_lines(path, report), start=1):
-        try:
-            text = line.decode("utf-8").strip()
-        except UnicodeDecodeError:
-            raise UserError(
-                f"{path}, line {number}: not UTF-8 text; convert it, for example with iconv"
-            ) from None
-        if text:
+        if text := decoded(line, path, number).strip():
             sentences.append(text)
     if not sentences:
         raise UserError(f"{path} contains no sentences")

@@ -5,17 +5,16 @@ Any safetensors reader opens it. It is written aside and put in place when it is
 
 import errno
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from arcuate.errors import UserError
+from arcuate.outputs import check_target, replacing
 
 FORMAT, VERSION = "arcuate-lm", 1
 DTYPES = {"U64": np.uint64, "I64": np.int64, "I32": np.int32, "F32": np.float32, "U8": np.uint8}
@@ -55,29 +54,19 @@ def write_arrays(
 def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
     """A file in the making beside its final place; put there only when it is whole."""
     refuse_existing(path, force)
-    aside: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-        with os.fdopen(handle, "wb") as stream:
+        with replacing(path) as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
-        aside = None
     except OSError as error:
         raise UserError(explain(error, path)) from error
-    finally:
-        if aside is not None:
-            with suppress(OSError):
-                os.unlink(aside)
 
 
-def refuse_existing(path: Path, force: bool) -> None:
+def refuse_existing(path: Path, force: bool, *inputs: Path | str) -> None:
+    """Before the work: no folder, no input, nothing that is there already; a pipe may be written into."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file for the model")
-    if (path.exists() or path.is_symlink()) and not force:
+    check_target(path, *inputs)
+    if (path.is_file() or (path.is_symlink() and not path.exists())) and not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another name")
 
 

@@ -32,6 +32,8 @@ def open_model(name: str | Path, report: Report | None = None) -> LanguageModel:
 
 def read_foreign(path: Path, *, recount: bool = False, report: Report | None = None) -> LanguageModel:
     """A model from another tool's file: ARPA, plain or gzipped, or a Sphinx trie."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the ARPA file in it")
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     tables = read_sphinx(path) if is_sphinx_file(path) else read_arpa(path, recount=recount, report=report)

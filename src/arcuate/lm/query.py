@@ -5,13 +5,17 @@ unigram of word w, and the children of a node stand side by side. n-grams below 
 ("inner": they have a back-off, children and a suffix); those of the longest order only name the state that follows.
 
 A file may say anything: every index read from it is checked before it is used, and a suffix must have a lower
-number than its node, so a damaged file gives wrong numbers at worst, never a crash or an endless loop.
+number than its node, and every price lies between LEAST and nought, so a damaged file gives wrong numbers at worst,
+never a crash or an endless loop.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+
+LEAST = -1e30  # nat: what NaN and minus infinity count as; sums of them stay finite
+MOST = 228.0  # nat: no back-off counts for more, as 99 in an ARPA file
 
 
 class NGramArrays(NamedTuple):
@@ -36,18 +40,40 @@ def advance(arrays: NGramArrays, state: int, word: int) -> tuple[float, int]:
     while node > 0:
         at = child(arrays, node, word)
         if at >= 0:
-            return total + arrays.log_probs[at], state_after(arrays, at)
-        total += arrays.backoffs[node]
+            return price(total + arrays.log_probs[at]), state_after(arrays, at)
+        total += backoff(arrays, node)
         node = shorter(arrays, node)
     at = 1 + word
-    return total + arrays.log_probs[at], state_after(arrays, at)
+    return price(total + arrays.log_probs[at]), state_after(arrays, at)
+
+
+@njit(cache=True, inline="always")
+def price(log_prob: float) -> float:
+    """A log-probability whatever the file says: nothing is more than certain, NaN is the worst there is."""
+    if log_prob > 0.0:
+        return 0.0
+    return log_prob if log_prob >= LEAST else LEAST
+
+
+@njit(cache=True, inline="always")
+def backoff(arrays: NGramArrays, node: int) -> float:
+    """The back-off of a context; it may be above nought, but not without bounds."""
+    value = float(arrays.backoffs[node])
+    if value > MOST:
+        return MOST
+    return value if value >= LEAST else LEAST
+
+
+@njit(cache=True, inline="always")
+def span(arrays: NGramArrays, node: int) -> tuple[int, int]:
+    """Where the children of a context begin and end; within the model, whatever the file says."""
+    return max(int(arrays.firsts[node]), 0), min(int(arrays.firsts[node + 1]), arrays.words.shape[0])
 
 
 @njit(cache=True)
 def child(arrays: NGramArrays, node: int, word: int) -> int:
     """The n-gram that a word makes of a context, or -1; children are in order of their words."""
-    low = max(int(arrays.firsts[node]), 0)
-    end = min(int(arrays.firsts[node + 1]), arrays.words.shape[0])
+    low, end = span(arrays, node)
     high = end
     while low < high:
         middle = (low + high) >> 1
