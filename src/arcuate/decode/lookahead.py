@@ -9,7 +9,7 @@ of node c after history s is then
 where base(s) are the back-offs from s down to its last word. Sprouts are a memo and never part of a state.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -92,7 +92,7 @@ def best_next(ahead: Ahead, arrays: NGramArrays) -> None:
 
 
 @njit(cache=True, inline="always")
-def entries_of(ahead: Ahead, word: int) -> tuple[int, int]:
+def entries_of(ahead: Ahead, word: int) -> tuple[Any, Any]:
     """Where the lexicon's entries of a word begin and end; none for a word that there is not."""
     if 0 <= word < ahead.entry_firsts.shape[0] - 1:
         return ahead.entry_firsts[word], ahead.entry_firsts[word + 1]
