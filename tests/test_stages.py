@@ -180,7 +180,12 @@ def test_a_stage_ends_early_where_nothing_improves(cohort_store: Path, tmp_path:
 
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:
-    more = ["schedule={kind: linear, peak: 0.001, floor: 0.0}", "train.log_every=1", "stages.2.rate=0.5"]
+    more = [
+        "schedule={kind: linear, peak: 0.001, floor: 0.0}",
+        "train.log_every=1",
+        "stages.2.rate=0.5",
+        "stages.3.rate=1",
+    ]
     more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["anew", "anew", "anew", '"on"'])]
     rates = [r["lr"] for r in rows_of(train(cohort_store, tmp_path / "run", *more), "train")]
     assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
