@@ -184,7 +184,7 @@ def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path)
         "schedule={kind: linear, peak: 0.001, floor: 0.0}",
         "train.log_every=1",
         "stages.2.rate=0.5",
-        "stages.3.rate=1.0",
+        "stages.3.rate=1",
     ]
     more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["anew", "anew", "anew", '"on"'])]
     rates = [r["lr"] for r in rows_of(train(cohort_store, tmp_path / "run", *more), "train")]
