@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arcuate.cli.console import counted
+from arcuate.cli.console import TimeLeft, bar, counted
 from arcuate.cli.evaluate import headline
 from arcuate.cli.prepare import leakage_line, prepare_store
 from arcuate.cli.recipes import diff_command
@@ -172,3 +172,10 @@ def test_curves_stand_two_by_two_at_most() -> None:
 
 def test_every_packaged_recipe_can_be_completed() -> None:
     assert completed("arcuate train ") == recipe_names()
+
+
+def test_time_left_is_told_only_where_the_end_is_known() -> None:
+    with bar() as shown:
+        unknown, known = shown.add_task("a", total=None), shown.add_task("b", total=10)
+        texts = [TimeLeft().render(shown.tasks[task]).plain for task in (unknown, known)]
+    assert texts[0] == "" and texts[1].startswith("left ")

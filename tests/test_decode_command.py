@@ -285,3 +285,18 @@ def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
 def test_one_fold_is_none(files: Path, tmp_path: Path) -> None:
     refs = ("--references", str(files / "refs.jsonl"))
     assert "at least 2" in refused(files, "--out", str(tmp_path / "o"), "--folds", "1", *refs, command="tune")
+
+
+def test_scores_without_a_word_boundary_are_told(files: Path, tmp_path: Path) -> None:
+    scores = edited(files, tmp_path / "s.npz", classes=[*CLASSES[:-1], "QQ"])
+    (tmp_path / "lexicon.txt").write_text("see\tS IY\n")
+    arguments = [
+        "decode",
+        str(scores),
+        "--lexicon",
+        str(tmp_path / "lexicon.txt"),
+        "--lm",
+        str(files / "lm.arpa"),
+    ]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "o")], catch_exceptions=False)
+    assert "none of the classes is a word boundary" in result.stderr

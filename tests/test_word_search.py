@@ -302,6 +302,7 @@ def test_any_numbers_in_a_model_are_searched_with(
     """A hostile or damaged file gives wrong words at worst: every score stays a number."""
     harmed = getattr(model.arrays, name).copy()
     harmed[np.random.default_rng(1).random(len(harmed)) < 0.4] = value
+    harmed.flags.writeable = False  # as in a mapped file, so that nothing is compiled anew
     search = word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
     found = search.search(frames(4, 60), 5)
     assert found and all(np.isfinite([h.total, *h.scores.values()]).all() for h in found)
@@ -313,6 +314,7 @@ def test_links_that_lead_out_of_a_model_are_not_followed(
 ) -> None:
     harmed = getattr(model.arrays, name).copy()
     harmed[len(model.words) + 2 : -1] = 2**31 - 1
+    harmed.flags.writeable = False  # as in a mapped file, so that nothing is compiled anew
     search = word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
     assert search.search(frames(4, 60), 5)
 

@@ -96,7 +96,7 @@ def entries_of(ahead: Ahead, word: int) -> tuple[Any, Any]:
     """Where the lexicon's entries of a word begin and end; none for a word that there is not."""
     if 0 <= word < ahead.entry_firsts.shape[0] - 1:
         return ahead.entry_firsts[word], ahead.entry_firsts[word + 1]
-    return np.int32(0), np.int32(0)
+    return 0, 0
 
 
 @njit(cache=True)
