@@ -259,3 +259,25 @@ def test_calibration_json_is_plain_numbers(calibrated: tuple[Path, dict]) -> Non
     run, told = calibrated
     kept = json.loads((run / "calibration.json").read_text())
     assert kept["curve"] == told["curve"] and all(np.isfinite(p["per"]) for p in kept["curve"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["mode-ssm-small", "tiny-transformer"])
+def test_every_kind_of_model_can_be_calibrated_and_followed(
+    new_days: Path, tmp_path: Path, recipe: str
+) -> None:
+    """Stages, modes, a bridge and models without session layers included."""
+    store, run = new_days / "store", tmp_path / "run"
+    small = ["encoder.width=16", "train.log_every=4", "data.batching.batch_size=8", "train.steps=4"]
+    known = f"data.sessions=[{FIRST}, {SECOND}]"
+    done = arcuate("train", recipe, "--data", store, "--run", run, *small, known)
+    assert done.returncode == 0, done.stderr
+    done = arcuate(
+        *("calibrate", run, "--data", store, "--session", DRIFTED, "--sentences", 3, "--curve", "none"),
+        *("--run", tmp_path / "new", "--set", "steps=2", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert Run(tmp_path / "new").recipe().stages == ()
+    done = arcuate("evaluate", run, "--data", store, "--adapt", "one-step", "--json")
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["per"] is not None

@@ -115,7 +115,7 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
     rows = [r for r in Run(tmp_path / "run").metrics() if r["split"] == "train"]
     losses = [r["losses"]["denoise"] for r in rows if r["stage"] == "denoise"]
     assert losses[0] < 1.05  # it begins by doing nothing, which is a loss of 1
-    assert losses[-1] < 0.98 * losses[0]
+    assert losses[-1] < 0.998 * losses[0]
     folders = [tmp_path / "run/checkpoints" / name for name in ("stage-ctc", "last")]
     first, last = (load_model(folder).state_dict() for folder in folders)
     changed = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}

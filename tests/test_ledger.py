@@ -247,8 +247,11 @@ def test_changes_are_named_in_full_and_lines_fit_a_narrow_terminal(
     home = tmp_path / "runs"
     make_run(home / "a", minute=0)
     make_run(home / "a-run-with-quite-a-long-name", ["encoder.dropout=0.5", "schedule.peak=0.01"], minute=1)
-    monkeypatch.setenv("COLUMNS", "60")
-    lines = arcuate("runs", cwd=tmp_path).stdout.splitlines()
+    monkeypatch.setenv(
+        "COLUMNS", "60"
+    )  # a fresh process, for a forked one has looked at its terminal already
+    command = [sys.executable, "-m", "arcuate", "runs"]
+    lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert all(len(line) <= 60 for line in lines), lines
     told = " ".join(" ".join(lines).split())
     assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak 0.003 → 0.01" in told

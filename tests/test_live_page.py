@@ -79,7 +79,7 @@ def test_words_appear_and_become_final(page) -> None:
 
 
 def test_the_raster_moves(page) -> None:
-    page.wait_for_function("document.querySelector('.raster canvas').width > 300")
+    page.wait_for_selector(".raster canvas[width]")
     first = picture(page)
     page.wait_for_timeout(500)
     assert picture(page) != first and raster(page) > 10
@@ -152,9 +152,7 @@ def test_picking_a_trial(page) -> None:
     options = page.locator("#trial option")
     wanted = options.nth(options.count() - 1).get_attribute("value")
     page.select_option("#trial", wanted)
-    page.wait_for_function(
-        f"document.getElementById('where').textContent === {wanted!r}.replaceAll('/', ' · ')"
-    )
+    page.wait_for_selector(f"#where:text-is('{wanted.replace('/', ' · ')}')")
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1920, 1080)])

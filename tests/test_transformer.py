@@ -238,7 +238,7 @@ def test_attention_dropout_acts_in_training_alone():
         (["encoder.attention_dropout=-0.1"], "encoder.attention_dropout = -0.1 is refused"),
         (["encoder.depth=0"], "encoder.depth = 0 is refused"),
         (["encoder.expansion=0"], "encoder.expansion = 0 is refused"),
-        (["encoder.state=8"], "there is no setting 'encoder.state'"),
+        (["encoder.state=8"], "'encoder.state' belongs to another encoder.kind"),
         (["encoder.kind=transfomer"], "did you mean transformer"),
     ],
 )

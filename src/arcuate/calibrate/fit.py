@@ -9,7 +9,7 @@ from arcuate.batches.batch import PlannedBatches, training_batches
 from arcuate.calibrate.sentences import MixedPlan
 from arcuate.calibrate.settings import Calibration
 from arcuate.days import nearest_session
-from arcuate.losses.settings import CTC, RNNT, Loss
+from arcuate.losses.settings import CTC, RNNT, Denoise, Loss, ModeLoss
 from arcuate.models.days import with_session
 from arcuate.models.model import Model, parameter_groups
 from arcuate.models.settings import ModelCard
@@ -38,7 +38,10 @@ def derive_recipe(parent: Recipe, card: ModelCard, session: str, settings: Calib
         "loss": Loss(
             ctc=CTC(reduction="mean_per_token", zero_infinity=True, weight=parent.loss.ctc.weight),
             rnnt=RNNT(reduction="mean_per_token", weight=parent.loss.rnnt.weight),
+            mode=ModeLoss(weight=0.0),  # what tells modes and cleans frames has been learned
+            denoise=Denoise(weight=0.0),
         ),
+        "stages": (),
         "optimizer": Optimizer(),
         "schedule": Linear(peak=rest, floor=0.0) if rest else Constant(rate=0.0),
         "session_schedule": Linear(peak=settings.rate, floor=0.0),

@@ -72,7 +72,7 @@ def train(
         rates = rates_now(training)
 
         numbers = backward(training, encode, drawn, device, world)
-        verdict = training.guard.judge(numbers, rates["rest"])
+        verdict = training.guard.judge(numbers, rates.get("rest", max(rates.values())))
         if verdict.action in ("keep", "cool", "warn"):
             training.scaler.step(training.optimizer)
             training.scaler.update()

@@ -71,11 +71,13 @@ def weighed(loss: Loss, stage: Stage | None) -> Loss:
 
 
 def let_learn(model: nn.Module, stage: Stage | None) -> None:
-    """Only the components of the stage take gradients."""
-    wanted = tuple(PREFIXES[c] for c in stage.train) if stage is not None and stage.train else ("",)
+    """Only the components of the stage take gradients; without stages what learns is nobody's business here."""
+    if stage is None:
+        return
+    wanted = tuple(PREFIXES[c] for c in stage.train) if stage.train else ("",)
     n = 0
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(wanted))
         n += parameter.requires_grad
     if not n:
-        raise UserError(f"stage {stage.name if stage else ''!r} trains components that have no weights")
+        raise UserError(f"stage {stage.name!r} trains components that have no weights")

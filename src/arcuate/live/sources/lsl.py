@@ -58,4 +58,6 @@ def open_inlet(name: str, n_channels: int) -> Any:
         raise UserError(
             f"the LSL stream {name!r} has {found[0].channel_count()} channels where the model reads {n_channels}"
         )
-    return pylsl.StreamInlet(found[0], max_buflen=10, recover=True, processing_flags=pylsl.proc_clocksync)
+    inlet = pylsl.StreamInlet(found[0], max_buflen=10, recover=True, processing_flags=pylsl.proc_clocksync)
+    inlet.open_stream(timeout=FIND_S)  # from now on nothing is missed
+    return inlet
