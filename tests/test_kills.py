@@ -71,7 +71,7 @@ def assert_kills_leave_no_trace(arguments: list[str], folder: Path, points: list
 def test_killed_while_the_folder_is_made_or_soon_after(cohort_store: Path, tmp_path: Path) -> None:
     arguments = [*SMALL, "train.steps=4", "--data", str(cohort_store)]
     train_and_kill(arguments, [(tmp_path / "whole", None)])
-    assert_kills_leave_no_trace(arguments, tmp_path, list(range(1, 13)))
+    assert_kills_leave_no_trace(arguments, tmp_path, [1, 2, 3, 5, 7, 9, 12])
 
 
 @pytest.mark.slow
