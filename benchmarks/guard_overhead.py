@@ -49,7 +49,7 @@ def bare_step(training: Training, batch: Batch) -> None:
     set_rates(training.optimizer, recipe, training.step)
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, 0))
-    outputs = forward_augmented(training.model, training.model.encode, batch, recipe)
+    outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)
     weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
     torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
     training.optimizer.step()
