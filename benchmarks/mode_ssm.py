@@ -22,7 +22,7 @@ from arcuate.recipe import load_recipe
 from arcuate.run import Run
 from arcuate.tokens import CLASSES
 
-STEPS = 300
+STEPS = 600
 SSM = [
     *("encoder.kind=ssm", "encoder.width=128", "encoder.depth=3", "encoder.heads=4", "encoder.state=32"),
     *("encoder.taps=4", "encoder.dropout=0.1"),
@@ -31,12 +31,12 @@ BOTH = ["transducer.enabled=true", "transducer.width=128", "loss.ctc.weight=0.3"
 MODE = ["mode.enabled=true", "mode.labels=ignore"]
 FLOW = ["denoiser.enabled=true"]
 STAGES = """stages=[
- {name: ctc, steps: 75, losses: {ctc: 1.0}, train: [front_end, encoder, ctc], schedule: "on"},
- {name: transducer, steps: 100, losses: {ctc: 0.3, rnnt: 1.0}, train: [front_end, encoder, ctc, transducer],
+ {name: ctc, steps: 150, losses: {ctc: 1.0}, train: [front_end, encoder, ctc], schedule: "on"},
+ {name: transducer, steps: 200, losses: {ctc: 0.3, rnnt: 1.0}, train: [front_end, encoder, ctc, transducer],
   schedule: "on"},
- {name: mode, steps: 75, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1},
+ {name: mode, steps: 150, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1},
   train: [front_end, encoder, ctc, transducer, mode], schedule: "on"},
- {name: denoise, steps: 50, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1, denoise: 0.05}, rate: 0.3}]"""
+ {name: denoise, steps: 100, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1, denoise: 0.05}, rate: 0.3}]"""
 VARIANTS = {
     "gru-ctc": [],
     "gru-both": BOTH,

@@ -230,7 +230,7 @@ def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
     source.start()
     thread.join(60)
     n_bins = expected_bins(cohort_store)
-    wait_for(lambda: hearing.session.decoder.n_bins > 0.9 * n_bins)  # bins before the onset may be left out
+    wait_for(lambda: hearing.session.decoder.n_bins >= n_bins)
     source.stop()
     hearing.session.stop()
 

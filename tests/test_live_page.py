@@ -80,6 +80,7 @@ def test_words_appear_and_become_final(page) -> None:
 
 def test_the_raster_moves(page) -> None:
     page.wait_for_selector(".raster canvas[width]")
+    assert page.evaluate("document.querySelector('.raster canvas').width") > 300
     first = picture(page)
     page.wait_for_timeout(500)
     assert picture(page) != first and raster(page) > 10

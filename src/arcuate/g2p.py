@@ -54,10 +54,6 @@ def guess(word: str) -> Guess:
     return Guess(tuple(p for part in parts for p in _known(part) or _sound_out(part, weights)), "network")
 
 
-def network_installed() -> bool:
-    return _weights() is not None
-
-
 def _known(word: str) -> Phones | None:
     variants = dictionary().get(word)
     return variants[0] if variants else None

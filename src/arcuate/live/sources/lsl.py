@@ -10,6 +10,7 @@ from arcuate.errors import UserError
 from arcuate.live.chunk import Chunk, Item
 
 FIND_S = 10.0
+BUFFER_S = 60  # what is kept for a reader that is late; beyond it the oldest bins are lost
 
 
 class LslBins:
@@ -58,6 +59,10 @@ def open_inlet(name: str, n_channels: int) -> Any:
         raise UserError(
             f"the LSL stream {name!r} has {found[0].channel_count()} channels where the model reads {n_channels}"
         )
-    inlet = pylsl.StreamInlet(found[0], max_buflen=10, recover=True, processing_flags=pylsl.proc_clocksync)
-    inlet.open_stream(timeout=FIND_S)  # from now on nothing is missed
+    inlet = pylsl.StreamInlet(
+        found[0], max_buflen=BUFFER_S, recover=True, processing_flags=pylsl.proc_clocksync
+    )
+    inlet.open_stream(
+        timeout=FIND_S
+    )  # from now on nothing is missed, though the first bins wait for the clock
     return inlet

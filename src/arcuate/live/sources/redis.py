@@ -13,6 +13,7 @@ talk to this one instead:
 import math
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ def connect(url: str) -> Any:
     return client
 
 
-class _Reader:
+class _Reader(ABC):
     """Reads streams from now on, on a thread of its own; a lost connection is taken up again."""
 
     def __init__(self, url: str, streams: tuple[str, ...], put: Put, tell: Tell) -> None:
@@ -109,8 +110,9 @@ class _Reader:
         except UserError as error:
             self.tell({"type": "fault", "kind": "source", "what": str(error), "action": "dropped"})
 
+    @abstractmethod
     def take(self, name: str, fields: Fields) -> None:
-        raise NotImplementedError
+        """One entry of a stream."""
 
 
 class RedisBins(_Reader):
