@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from doctor_accuracy import Case, normalised
@@ -29,7 +30,8 @@ HELD = ("per", "val_loss")
 
 
 def each(log: Log, change: Callable[[Series], Series], parts: tuple[str, ...] = PARTS) -> Log:
-    return replace(log, **{p: change(s) for p in parts if len(s := getattr(log, p))})
+    changed: dict[str, Any] = {p: change(s) for p in parts if len(s := getattr(log, p))}
+    return replace(log, **changed)
 
 
 def chosen(series: Series, kept: np.ndarray) -> Series:
@@ -91,7 +93,8 @@ def rounded(digits: int) -> Change:
 
 
 def without(*parts: str) -> Change:
-    return lambda log: replace(log, **dict.fromkeys(parts, Series()))
+    gone: dict[str, Any] = dict.fromkeys(parts, Series())
+    return lambda log: replace(log, **gone)
 
 
 def headless(log: Log) -> Log:

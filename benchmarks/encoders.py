@@ -95,7 +95,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
 def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: Batch) -> float:
     """CPU seconds of one optimizer step."""
     started = time.process_time()
-    outputs = forward_augmented(model, model.encode, batch, recipe)
+    outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
     losses = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
     optimizer.zero_grad(set_to_none=True)
     losses.mean().backward()

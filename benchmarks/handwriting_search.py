@@ -8,6 +8,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from arcuate.decode.greedy import greedy
 from arcuate.decode.open import word_search
@@ -40,7 +41,7 @@ def main() -> None:
     lexicon = type(lexicon)(
         lexicon.words, lexicon.word_of, lexicon.tokens, lexicon.offsets, scores.classes, lexicon.name
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     read = [
         "".join(" " if scores.classes[t] in BOUNDARIES else scores.classes[t] for t in greedy(frames)).split()
         for frames in scores.trials
@@ -56,9 +57,9 @@ def main() -> None:
             start = time.process_time()
             search.search(frames)
             seconds.append(time.process_time() - start)
-        row = {"search": f"beam {beam}, threshold {threshold:g}", **rates(texts, found)}
+        row: dict[str, Any] = {"search": f"beam {beam}, threshold {threshold:g}", **rates(texts, found)}
         rows.append(row | {"seconds_per_sentence": statistics.mean(seconds)})
-    result = {
+    result: dict[str, Any] = {
         "rows": rows,
         "words": len(lexicon.words),
         "unspelt": len(unspelt),
@@ -67,7 +68,7 @@ def main() -> None:
     if asked.json:
         print(json.dumps(result))
         return
-    for row in rows:
+    for row in result["rows"]:
         print(f"{row['search']:26} WER {100 * row['wer']:.2f} %  CER {100 * row['cer']:.2f} %", end="")
         print(f"  {1000 * row['seconds_per_sentence']:.1f} ms" if "seconds_per_sentence" in row else "")
     print(f"{result['words']} words ({result['unspelt']} cannot be spelt); {result['peak_rss_mb']:.0f} MB")

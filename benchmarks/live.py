@@ -34,7 +34,7 @@ from arcuate.decode.settings import Decoding
 from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
 from arcuate.live.decoder import make_engine, open_search, warm_up
 from arcuate.live.sources.replay import Prepared, prepare_replay
-from arcuate.models.model import Model
+from arcuate.models.model import Model, State
 from arcuate.models.outputs import Outputs
 from arcuate.models.settings import ModelCard, ModelSettings
 from arcuate.recipe import load_recipe
@@ -49,8 +49,8 @@ class Prompted(Model):
 
     told: Iterator[np.ndarray]
 
-    def _streamed(self, frames: torch.Tensor) -> Outputs:
-        outputs = super()._streamed(frames)
+    def _streamed(self, frames: torch.Tensor, state: State) -> Outputs:
+        outputs = super()._streamed(frames, state)
         said = [next(self.told) for _ in range(frames.shape[1])]
         if not said:
             return outputs

@@ -44,7 +44,7 @@ def main() -> None:
         read = time.process_time()
         for batch in batches:
             set_rates(optimizer, recipe, batch.position)
-            outputs = forward_augmented(model, model.encode, batch, recipe)
+            outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
             loss = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

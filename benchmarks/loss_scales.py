@@ -47,7 +47,7 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     n_frames, n_tokens = outputs.n_frames.float().mean(), batch.n_tokens.float().mean()
     print(f"fresh model, patches {bins}/{stride}: {n_frames:.0f} frames, {n_tokens:.0f} tokens on average")
     for ctc, rnnt in PAIRS:
-        settings = Loss(ctc=CTC(reduction=ctc), rnnt=RNNT(reduction=rnnt))  # type: ignore[arg-type]
+        settings = Loss(ctc=CTC(reduction=ctc), rnnt=RNNT(reduction=rnnt))
         losses = {
             k: float(v.mean())
             for k, v in head_losses(outputs, batch.tokens, batch.n_tokens, settings).items()

@@ -56,7 +56,7 @@ def arguments(variant: str, seed: int) -> list[str]:
 
 def train(variant: str, seed: int, data: Path, out: Path) -> None:
     """Go on where that is not finished."""
-    asked = ["--data", data, "--run", out / f"{variant}-s{seed}", "--resume"]
+    asked = ["--data", str(data), "--run", str(out / f"{variant}-s{seed}"), "--resume"]
     subprocess.run([*ARCUATE, "train", "tiny", *asked, *arguments(variant, seed)], check=True)
 
 
@@ -65,7 +65,7 @@ def evaluate(variant: str, seed: int, head: str, data: Path, out: Path) -> None:
     folder = out / f"{variant}-s{seed}"
     has_head = head == "ctc" or "transducer.enabled=true" in VARIANTS[variant]
     if has_head and not Run(folder).results_file("val", head, "json").exists():
-        asked = ["--data", data, "--head", head, "--label", head, "--checkpoint", "last"]
+        asked = ["--data", str(data), "--head", head, "--label", head, "--checkpoint", "last"]
         subprocess.run([*ARCUATE, "evaluate", folder, *asked], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -76,7 +76,7 @@ def measure(
     new = [entry["name"] for entry in days[6:]]
     known = [word for entry in days[:6] for word in ("--session", entry["name"])]
     result: dict[str, Any] = {"seed": seed, "known": evaluate(store, run, "val", "known")["per"], "days": {}}
-    arms = [(method, (method,)) for method in methods]
+    arms: list[tuple[str, tuple[str, ...]]] = [(method, (method,)) for method in methods]
     if lm is not None:
         arms.append(("one-step, words", ("one-step", "--lm", lm)))
     for gap, session in reversed(list(zip(LATER, new, strict=True))):

@@ -102,7 +102,7 @@ def cpu_seconds(steps: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
 def streaming_ms(side: str, past: int, depth: int, repeats: int = 60) -> float:
     """Median CPU milliseconds per frame after `past` frames."""
     torch.manual_seed(0)
-    encoder = make_model(side, depth).eval().encoder
+    encoder: Any = make_model(side, depth).eval().encoder
     bins = torch.randn(1, PATCH.bins, N_CHANNELS)
     with torch.inference_mode():
         _, state = encoder.step(
@@ -128,7 +128,7 @@ def main() -> None:
     sides, size = ("gru", "torch gru", "ssm"), (arguments.trials, arguments.frames)
     model = cpu_seconds({s: training_step(s, *size, arguments.depth) for s in sides}, arguments.repeats)
     layers = cpu_seconds({s: layer_step(s, *size) for s in sides}, arguments.repeats)
-    result = {
+    result: dict[str, Any] = {
         "step_s": model,
         "step_ratio": {s: model["ssm"] / model[s] for s in sides},
         "layers_s": layers,

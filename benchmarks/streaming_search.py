@@ -72,7 +72,9 @@ def main() -> None:
     stream(search, scores.trials[0])
     gc.collect()
     gc.freeze()  # the garbage collector walking a lexicon of 126,000 words is a frame of its own
-    cpu, wall, same, steady = [], [], 0, Stability()
+    cpu: list[float] = []
+    wall: list[float] = []
+    same, steady = 0, Stability()
     for frames in scores.trials[: asked.trials]:
         one_cpu, one_wall, equal, one = stream(search, frames)
         cpu, wall, same, steady = cpu + one_cpu, wall + one_wall, same + equal, steady + one

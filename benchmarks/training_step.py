@@ -50,10 +50,13 @@ class Plain(nn.Module):
         self.gru = nn.GRU(N_CHANNELS * PATCH.bins, 768, 5, batch_first=True, dropout=0.4)
         self.h0 = nn.Parameter(torch.zeros(1, 1, 768))
         self.head = nn.Linear(768, len(CLASSES))
+        self.kernel: Tensor
         self.register_buffer("kernel", torch.tensor(kernel(SMOOTHING)).repeat(N_CHANNELS, 1, 1))
 
     def forward(self, bins: Tensor, session: Tensor) -> Tensor:
-        x = F.conv1d(bins.permute(0, 2, 1), self.kernel, padding="same", groups=N_CHANNELS).permute(0, 2, 1)
+        x = F.conv1d(
+            bins.permute(0, 2, 1), self.kernel, padding=SMOOTHING.taps // 2, groups=N_CHANNELS
+        ).permute(0, 2, 1)
         weights = torch.stack([self.weights[s] for s in session.tolist()])
         biases = torch.stack([self.biases[s] for s in session.tolist()])
         x = F.dropout(F.softsign(torch.einsum("btc,bcd->btd", x, weights) + biases), 0.2, self.training)

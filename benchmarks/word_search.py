@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from arcuate.decode.open import word_search
 from arcuate.decode.scores import FrameScores, read_scores
 from arcuate.decode.settings import Decoding
+from arcuate.decode.words import WordSearch
 from arcuate.lexicon import Lexicon, read_lexicon
 from arcuate.lm.model import LanguageModel
 from arcuate.metrics import score, total
@@ -49,6 +51,10 @@ class Point:
     @property
     def seconds_per_sentence(self) -> float:
         return statistics.mean(self.seconds)
+
+
+def readings(search: WordSearch, n_best: int, frames: np.ndarray) -> list[tuple[str, ...]]:
+    return [h.words for h in search.search(frames, n_best)]
 
 
 def measure(
@@ -95,7 +101,7 @@ def ours(
         tried = search.weighed(settings.model_copy(update={"beam": beam, "threshold": threshold}))
         yield measure(
             f"arcuate {beam}/{threshold:g}",
-            lambda frames, tried=tried: [h.words for h in tried.search(frames, n_best)],
+            partial(readings, tried, n_best),
             scores.trials,
             texts,
             n_best,
@@ -105,8 +111,8 @@ def ours(
 def theirs(
     scores: FrameScores, texts: Sequence[str], lexicon: Lexicon, arpa: Path, n_best: int
 ) -> Iterator[Point]:
-    from flashlight.lib.text import decoder
-    from flashlight.lib.text.dictionary import Dictionary
+    from flashlight.lib.text import decoder  # type: ignore[import-not-found,unused-ignore]
+    from flashlight.lib.text.dictionary import Dictionary  # type: ignore[import-not-found,unused-ignore]
 
     words = Dictionary([*lexicon.words, "<unk>"])
     words.set_default_index(words.get_index("<unk>"))
