@@ -1,10 +1,12 @@
 """How long frames take, measured as they would come: bin by bin, in real time."""
 
 import gc
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +86,8 @@ def time_stream(
 
 
 def one_bin(decoder: StreamingDecoder, row: np.ndarray, found: Timings) -> None:
-    clock, used, before = time.perf_counter(), time.thread_time(), usage()
+    before = usage()
+    clock, used = time.perf_counter(), time.thread_time()
     partial = decoder.push(row)
     if len(partial.log_probs):
         wall, cpu = time.perf_counter() - clock, time.thread_time() - used
@@ -109,7 +112,17 @@ def usage() -> dict[str, float]:
         "user_s": spent.ru_utime,
         "switched_out": spent.ru_nivcsw,
         "collections": sum(generation["collections"] for generation in gc.get_stats()),
+        "stolen_s": stolen_s(),
     }
+
+
+def stolen_s() -> float:
+    """Seconds that a hypervisor has so far kept the cores of a virtual machine for others; 0 where nothing tells."""
+    try:
+        words = Path("/proc/stat").read_bytes().split(maxsplit=9)
+    except OSError:
+        return 0.0
+    return int(words[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until(due: float) -> bool:
