@@ -1,6 +1,6 @@
 """What each part of MODE-SSM buys on simulated recordings at equal budget: trains, evaluates and tabulates.
 
-    python benchmarks/mode_ssm.py --data data/demo/store --out runs/mode-ssm [--seeds 3] [--only ssm-ctc ...]
+    python benchmarks/mode_ssm.py --data data/demo/store --out runs/mode-ssm [--seeds 0 1 2] [--only ssm-ctc ...]
 
 Every row is an ordinary run folder below OUT; whatever is finished there is not done again, so that the command can be
 stopped and given anew. The recordings are those of `arcuate demo` (six sessions, 64 electrodes, difficulty real).
@@ -120,14 +120,14 @@ def spread(values: list[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.1f}"
 
 
-def table(out: Path, seeds: int) -> str:
+def table(out: Path, seeds: list[int]) -> str:
     lines = [
         "| | seeds | PER CTC | PER transducer | PER both | silent | vocalised | mode told | parameters | s/step |"
         " ms/frame |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for variant in VARIANTS:
-        found = {h: [s for n in range(seeds) if (s := summary(out / f"{variant}-s{n}", h))] for h in HEADS}
+        found = {h: [s for n in seeds if (s := summary(out / f"{variant}-s{n}", h))] for h in HEADS}
         ctc = found["ctc"]
         modes = [spread([s["per_by_mode"][m] for s in ctc]) for m in ("silent", "vocalised")]
         told = spread([s["mode_accuracy"] for s in ctc if "mode_accuracy" in s])
@@ -143,16 +143,16 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="*", choices=sorted(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--table", action="store_true", help="only the table of what is there")
     asked = parser.parse_args()
-    for seed in range(0 if asked.table else asked.seeds):
+    for seed in () if asked.table else asked.seeds:
         for variant in asked.only:
             train(variant, seed, asked.data, asked.out)
             evaluate(variant, seed, "ctc", asked.data, asked.out)
     for head in HEADS[1:] if not asked.table else ():
-        for seed in range(asked.seeds):
+        for seed in asked.seeds:
             for variant in asked.only:
                 evaluate(variant, seed, head, asked.data, asked.out)
     print(table(asked.out, asked.seeds))
