@@ -2,7 +2,7 @@
 
 arcuate simulate data/real --sessions 6 --trials 250 --electrodes 64 --difficulty real
 arcuate prepare data/real data/store
-python benchmarks/encoders.py --data data/store --out runs/encoders --budget 25 --width 64 --seeds 3
+python benchmarks/encoders.py --data data/store --out runs/encoders --budget 75 --width 64 --seeds 3
 
 Steps are timed first, in CPU time of one thread, so that other programs on the machine do not count; every run then
 gets as many steps as fit into the budget, its schedule laid out for them. Each run is an ordinary run folder, scored
@@ -38,7 +38,7 @@ from arcuate.tokens import CLASSES
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optimizer import make_optimizer
 
-N_TIMED, N_REPEATED = 6, 3  # batches, and how often each is timed
+N_TIMED, N_REPEATED = 6, 6  # batches, and how often each is timed
 PUBLISHED = ("b2t24-transformer", "b2t25-transformer", "b2t25-gru", "mode-ssm")  # read forwards only
 
 
@@ -68,9 +68,16 @@ RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transfor
 NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
 
 
+ALONE = ("stages=[]", "transducer.enabled=false", "mode.enabled=false", "denoiser.enabled=false")
+
+
 def make_arms(width: int) -> list[Arm]:
     """Every encoder with session layers and without; and the Transformer with the noise of the others, unmasked."""
-    arms = [Arm(kind, recipe, layers, width) for kind, recipe in RECIPES.items() for layers in (True, False)]
+    arms = [
+        Arm(kind, recipe, layers, width, ALONE if kind == "ssm" else ())
+        for kind, recipe in RECIPES.items()
+        for layers in (True, False)
+    ]
     return [*arms, Arm("transformer unmasked", RECIPES["transformer"], False, width, NOISE)]
 
 
