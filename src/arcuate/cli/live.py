@@ -260,10 +260,12 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
     if as_json:
         emit_json(summary)
         return
+    stolen = summary["missed_while_stolen"]
     out.print(
         f"per frame of {20 * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
         f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
-        f" {summary['missed_deadlines']} of {summary['n_frames']:,} missed;"
-        f" the model itself waits {decoder.delay.total_ms:g} ms",
+        f" {summary['missed_deadlines']} of {summary['n_frames']:,} missed"
+        + (f" ({stolen} while a hypervisor held the cores);" if stolen else ";")
+        + f" the model itself waits {decoder.delay.total_ms:g} ms",
         soft_wrap=True,
     )

@@ -27,6 +27,7 @@ class Timings:
     cpu: list[float] = field(default_factory=list)
     finish: list[float] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)  # what happened in the longest frame
+    stolen: list[float] = field(default_factory=list)  # of every frame, what a hypervisor took, of all cores
     n_late: int = 0  # bins that were taken later than the next one was due
     seconds: float = 0.0
 
@@ -39,6 +40,7 @@ class Timings:
             "frame_ms_p99": quantile(wall, 99),
             "frame_ms_max": quantile(wall, 100),
             "missed_deadlines": int((wall > deadline_ms).sum()),
+            "missed_while_stolen": int(((wall > deadline_ms) & (np.array(self.stolen) > 0)).sum()),
             "frame_cpu_ms_p50": quantile(cpu, 50),
             "frame_cpu_ms_p99": quantile(cpu, 99),
             "frame_cpu_ms_max": quantile(cpu, 100),
@@ -91,14 +93,12 @@ def one_bin(decoder: StreamingDecoder, row: np.ndarray, found: Timings) -> None:
     partial = decoder.push(row)
     if len(partial.log_probs):
         wall, cpu = time.perf_counter() - clock, time.thread_time() - used
+        spent = {k: v - before[k] for k, v in usage().items()}
         if wall > found.worst.get("s", 0.0):
-            found.worst = {
-                "s": wall,
-                "frame": len(found.wall),
-                **{k: v - before[k] for k, v in usage().items()},
-            }
+            found.worst = {"s": wall, "frame": len(found.wall), **spent}
         found.wall.append(wall)
         found.cpu.append(cpu)
+        found.stolen.append(spent["stolen_s"])
     decoder.ahead()
 
 
