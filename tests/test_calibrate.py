@@ -63,6 +63,7 @@ def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict
     card = load_model(find_checkpoint(run)).card
     assert card.sessions == (FIRST, SECOND, DRIFTED)
     assert Run(run).recipe().data.sessions == card.sessions
+    assert not (run.parent / ".run.part").exists() and Run(run).lock_file.exists()
     listed = arcuate("runs", run.parent, "--json")
     assert listed.returncode == 0, listed.stderr
 
@@ -144,7 +145,9 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stopped_calibration_leaves_nothing(new_days: Path, tmp_path: Path) -> None:
+def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
+    new_days: Path, tmp_path: Path
+) -> None:
     words = ["calibrate", new_days / "run", "--data", new_days / "store", "--session", DRIFTED]
     command = [*words, "--run", tmp_path / "run", "--set", "steps=100000"]
     process = subprocess.Popen(
@@ -152,6 +155,10 @@ def test_a_stopped_calibration_leaves_nothing(new_days: Path, tmp_path: Path) ->
     )
     while not list(tmp_path.glob(".run.part/*/metrics.jsonl")) and process.poll() is None:
         time.sleep(0.2)
+    before = contents(tmp_path / ".run.part")
+    second = arcuate(*words, "--run", tmp_path / "run", "--set", "steps=1")
+    assert_refused(second, "another process is training into", "choose another --run")
+    assert set(before) <= set(contents(tmp_path / ".run.part"))
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 143, said
