@@ -97,7 +97,7 @@ class StreamingDecoder:
         self.session = session or engine.model.card.sessions[-1]
         self._follower: Follower | None = None
         if engine.adapting is not None:
-            self._check_session(self.session)
+            self.check_session(self.session)
             self._follower = Follower(engine.adapting, self.session)
         self.reset(self.session, statistics)
 
@@ -194,7 +194,7 @@ class StreamingDecoder:
     def reset(self, session: str | None = None, statistics: Statistics | None = None) -> None:
         """Drop the sentence and begin a new one, in another session or with other statistics where given."""
         if session is not None:
-            self._check_session(session)
+            self.check_session(session)
             self.session = session
             self._statistics = None
             if self._follower is not None and self._follower.day.session != session:
@@ -274,6 +274,15 @@ class StreamingDecoder:
         """All frames of the sentence so far, in the order of the model's classes: (F, V)"""
         return np.concatenate([self._no_frames, *self._now.frames])
 
+    def check_session(self, session: str) -> None:
+        """Refuse a session that this stream cannot hear."""
+        if self.engine.adapting is not None and safe_name(session):
+            return  # a day that the model does not know is read with the layer of the nearest one
+        if session not in self.sessions:
+            raise UserError(
+                f"session {session!r:.60} is unknown to this model; it knows {', '.join(self.sessions)}"
+            )
+
     # --- inside -------------------------------------------------------------------------------------------
 
     @property
@@ -344,14 +353,6 @@ class StreamingDecoder:
     def _spelled(self) -> Hypothesis:
         best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
         return Hypothesis(self._tokens(), {"acoustic": best}, total=best)
-
-    def _check_session(self, session: str) -> None:
-        if self.engine.adapting is not None and safe_name(session):
-            return  # a day that the model does not know is read with the layer of the nearest one
-        if session not in self.sessions:
-            raise UserError(
-                f"session {session!r} is unknown to this model; it knows {', '.join(self.sessions)}"
-            )
 
     def _check(self, bins: ArrayLike) -> np.ndarray:
         chunk = np.array(bins, dtype=np.float32)  # a copy: the caller keeps theirs

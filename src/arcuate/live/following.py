@@ -168,7 +168,9 @@ class Follower:
             if turn != self._turn:
                 return
             self._n_waiting -= 1
-            kept = None if after.n_steps > day.n_steps else self._why  # a fall-back is told until a step is taken
+            kept = (
+                None if after.n_steps > day.n_steps else self._why
+            )  # a fall-back is told until a step is taken
             self.day, self._why, self._failed = after, reason or kept, failed
         if self.changed is not None:
             self.changed()
@@ -193,7 +195,9 @@ def make_adapting(
 ) -> Adapting:
     """An adapter for streams: a trial's own input is never there before it is read."""
     if search is not None and model.card.classes != CLASSES:
-        raise UserError("adapting to words needs the classes of this benchmark; decode phonemes, with lm=None")
+        raise UserError(
+            "adapting to words needs the classes of this benchmark; decode phonemes, with lm=None"
+        )
     settings = settings.model_copy(update={"own_input": False})
     label: Label = greedy
     if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
