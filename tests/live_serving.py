@@ -79,12 +79,10 @@ def decoder(
 
 
 @contextlib.contextmanager
-def replaying(
-    store_path: Path, speed: float, rest_s: float = 0.2, adapt: Adaptation | None = None
-) -> Iterator[Served]:
+def replaying(store_path: Path, speed: float, rest_s: float = 0.2) -> Iterator[Served]:
     """The trials of a store, heard by a small model that nobody trained."""
     store = Store.open(store_path)
     prepared = prepare_replay(store, store.sessions, "none", False)
     source = lambda session: Replay(prepared, session.put, speed=speed, rest_s=rest_s)
-    with serving(decoder(store.n_channels, store.sessions, adapt), source=source) as served:
+    with serving(decoder(store.n_channels, store.sessions), source=source) as served:
         yield served

@@ -188,6 +188,26 @@ def test_sentences_that_come_too_fast_are_skipped_and_counted(new_days: Path, he
     assert decoder.adaptation.n_sentences == WAITING
 
 
+def test_what_never_ends_teaches_nothing(new_days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, source = streaming(new_days, settings_of("one-step")), prepared(new_days)
+    trial = trials_of(new_days, n=1)[0]
+    monkeypatch.setattr(following, "LONGEST", trial.n_bins - 1)
+    assert heard(decoder, source, trial)[0].tokens
+    decoder.settle()
+    assert (decoder.adaptation.n_skipped, decoder.adaptation.n_sentences) == (1, 0)
+
+
+def test_a_closed_stream_lets_waiting_sentences_go(new_days: Path, held: threading.Event) -> None:
+    decoder, source = streaming(new_days, settings_of("one-step")), prepared(new_days)
+    for trial in trials_of(new_days, n=3):
+        heard(decoder, source, trial)
+    decoder.follower.close()
+    held.set()
+    decoder.settle()
+    assert heard(decoder, source, trial)[0].tokens  # text goes on
+    assert decoder.adaptation.state == "off" and decoder.adaptation.n_sentences == 0
+
+
 def test_learning_that_fails_is_told_and_text_goes_on(
     new_days: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,10 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adapt.settings import Adaptation
-from live_serving import Served, replaying
+from arcuate.live.chunk import Chunk, End, Mark
+from arcuate.live.following import to_event
+from live_parts import bins
+from live_serving import Served, decoder, replaying, serving
 
 ARGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -28,7 +31,7 @@ PATIENT_MS = 60_000
 
 @pytest.fixture(scope="module")
 def served(cohort_store: Path) -> Iterator[Served]:
-    with replaying(cohort_store, speed=4.0, rest_s=1.0, adapt=Adaptation(method="one-step")) as found:
+    with replaying(cohort_store, speed=4.0, rest_s=1.0) as found:
         yield found
 
 
@@ -150,27 +153,31 @@ def test_keys_pause_speed_and_close(page) -> None:
     page.keyboard.press("Escape")
 
 
-def test_the_page_says_how_the_day_is_followed(page, served: Served) -> None:
-    page.wait_for_function(
-        "/: [1-9]\\d* of [1-9]\\d* sentences/.test(document.getElementById('adaptation').textContent)"
-    )
-    assert page.get_attribute("#adaptation", "data-state") == "following"
-    assert "began with its own layer" in page.get_attribute("#adaptation", "title")
-    page.keyboard.press(" ")
-    page.wait_for_selector("#state[data-state=paused]")
-    served.live.decoder.settle()
-    page.keyboard.press("r")
-    page.wait_for_selector("#adaptation:text-is('following the day: 0 of 0 sentences learned from')")
-    now = dict(served.live.session.decoder.adaptation.__dict__)
-    for state, said in (
-        ("fell back", "fell back: reading as before learning"),
-        ("off", "not following the day"),
-    ):
-        served.live.hub.publish({"type": "adaptation", **now, "state": state, "why": "a <b>reason</b>"})
-        page.wait_for_selector(f"#adaptation:text-is('{said}')")
-        assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
-    page.keyboard.press(" ")
-    page.wait_for_selector("#state:not([data-state=paused])")
+def test_the_page_says_how_the_day_is_followed(browser) -> None:
+    follower = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
+    with serving(follower) as served:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("#adaptation:text-is('following the day: 0 of 0 sentences learned from')")
+        for item in (Mark("t1", "t15.2030.01.01"), Chunk(bins(60)), End()):
+            served.live.session.put(item)
+        page.wait_for_function(
+            "document.getElementById('adaptation').textContent.includes(' of 1 sentences')"
+        )
+        assert page.get_attribute("#adaptation", "data-state") == "following"
+        assert "began with the layer of day2" in page.get_attribute("#adaptation", "title")
+        page.keyboard.press("r")
+        page.wait_for_selector("#adaptation:text-is('following the day: 0 of 0 sentences learned from')")
+        now = to_event(follower.adaptation)
+        for state, said in (
+            ("fell back", "fell back: reading as before learning"),
+            ("off", "not following the day"),
+        ):
+            served.live.hub.publish({**now, "state": state, "why": "a <b>reason</b>"})
+            page.wait_for_selector(f"#adaptation:text-is('{said}')")
+            assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
+        page.close()
 
 
 def test_picking_a_trial(page) -> None:

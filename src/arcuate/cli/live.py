@@ -83,6 +83,7 @@ def live_command(asked: Asked) -> None:
             prepared = open_replay(asked, decoder)
         else:
             seed_statistics(asked, decoder)
+    tell_unmeasured(decoder)
     sys.setswitchinterval(0.001)  # the decoding thread waits at most so long for the others
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
@@ -147,6 +148,18 @@ def check_adapting(asked: Asked) -> None:
         )
     if asked.adapting and asked.adapt is None:
         raise UserError("--set changes how a day is followed: name a method with --adapt, such as one-step")
+
+
+def tell_unmeasured(decoder: "StreamingDecoder") -> None:
+    """Without recordings of known days nobody can say how sure the model usually is."""
+    from arcuate.adapt.follow import LEARNING
+
+    adapting = decoder.engine.adapting
+    if adapting and adapting.expected is None and adapting.adapter.settings.method in LEARNING:
+        say(
+            "note: there are no recordings of days that the model knows, so how much this one has drifted cannot be"
+            " measured and every step is a whole one; name a store that has them with --data"
+        )
 
 
 def live_settings(asked: Asked) -> LiveSettings:

@@ -4,7 +4,6 @@ The same front end, encoder, search and language model as offline; offline is th
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,10 +94,10 @@ class StreamingDecoder:
         self._now: _Sentence
         self._statistics: Statistics | None = None
         self.session = session or engine.model.card.sessions[-1]
-        self._follower: Follower | None = None
+        self.follower: Follower | None = None
         if engine.adapting is not None:
             self.check_session(self.session)
-            self._follower = Follower(engine.adapting, self.session)
+            self.follower = Follower(engine.adapting, self.session)
         self.reset(self.session, statistics)
 
     @classmethod
@@ -168,28 +167,23 @@ class StreamingDecoder:
     @property
     def adaptation(self) -> Standing | None:
         """How the day is being followed; None where nothing is learned."""
-        return None if self._follower is None else self._follower.standing
+        return None if self.follower is None else self.follower.standing
 
     @property
     def day(self) -> Day | None:
         """The newest day: a value, for `reset_adaptation` to come back to."""
-        return None if self._follower is None else self._follower.day
+        return None if self.follower is None else self.follower.day
 
     def reset_adaptation(self, day: Day | None = None) -> None:
         """Forget what was learned of this day, or all that was learned since an earlier `day`."""
-        if self._follower is None:
+        if self.follower is None:
             raise UserError("this stream does not adapt; load it with adapt='one-step' or another method")
-        self._follower.reset(day)
+        self.follower.reset(day)
 
     def settle(self) -> None:
         """Wait until everything heard was learned from. Without, learning never keeps a stream waiting."""
-        if self._follower is not None:
-            self._follower.settle()
-
-    def on_learned(self, told: Callable[[], object]) -> None:
-        """Be told, on the learning thread, whenever a sentence was learned from."""
-        if self._follower is not None:
-            self._follower.changed = told
+        if self.follower is not None:
+            self.follower.settle()
 
     def reset(self, session: str | None = None, statistics: Statistics | None = None) -> None:
         """Drop the sentence and begin a new one, in another session or with other statistics where given."""
@@ -197,8 +191,8 @@ class StreamingDecoder:
             self.check_session(session)
             self.session = session
             self._statistics = None
-            if self._follower is not None and self._follower.day.session != session:
-                self._follower.start(session)
+            if self.follower is not None and self.follower.day.session != session:
+                self.follower.start(session)
         if statistics is not None:
             self._statistics = statistics
         self._begin()
@@ -302,9 +296,9 @@ class StreamingDecoder:
         self._base = engine.model if statistics is not None or not self._normalises else engine.rolling
         if statistics is None and self._normalises:
             statistics = self._past.statistics()
-        if self._follower is not None:
-            self._day = self._follower.day
-            self._model, session = self._follower.model(self._base, self._day), 0
+        if self.follower is not None:
+            self._day = self.follower.day
+            self._model, session = self.follower.model(self._base, self._day), 0
         else:
             self._model, session = self._base, self.sessions.index(self.session)
         state = self._model.start(session, as_batch(statistics, self._device))
@@ -313,14 +307,14 @@ class StreamingDecoder:
     def _take_day(self) -> None:
         """Before the first bins of a sentence: read it with what was learned since the last one ended."""
         fresh = not self.n_bins and not self.n_frames
-        if self._follower is not None and fresh and self._day is not self._follower.day:
+        if self.follower is not None and fresh and self._day is not self.follower.day:
             self._begin()
 
     def _learn(self, reading: Hypothesis) -> None:
-        if self._follower is not None and self._now.bins:
+        if self.follower is not None and self._now.bins:
             bins = torch.from_numpy(np.concatenate(self._now.bins)).to(self._device)
             statistics = self._now.model.front_end.statistics
-            self._follower.learn(Lesson(self._base, bins, statistics, reading))
+            self.follower.learn(Lesson(self._base, bins, statistics, reading))
 
     def _take(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
         frames, now, search = log_probs[0].float().cpu().numpy(), self._now, self.engine.search
@@ -328,7 +322,7 @@ class StreamingDecoder:
         if search is not None and words is not None and len(frames):
             with self.engine.lock:
                 words = search.step(words, frames[:, self.engine.order])
-        keep = chunk is not None and (self._rolls or self._follower is not None)
+        keep = chunk is not None and (self._rolls or self.follower is not None)
         kept = (*now.bins, chunk) if keep and chunk is not None else now.bins
         heard = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))

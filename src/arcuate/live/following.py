@@ -37,6 +37,7 @@ from arcuate.store import Store, is_store
 from arcuate.tokens import CLASSES
 
 WAITING = 4  # sentences that may wait to be learned from; more teach nothing
+LONGEST = 6000  # bins of a sentence, two minutes; what is longer is no sentence, and its copies would fill the memory
 BEHIND = 10  # niceness of the thread that learns
 
 
@@ -68,7 +69,7 @@ class Standing:
     n_steps: int
     n_falls: int
     n_waiting: int  # sentences still to be learned from
-    n_skipped: int  # sentences that ended while too many waited
+    n_skipped: int  # sentences that ended while too many waited, or never seemed to end
     moved: float  # of the layer from where it began, relative to its norm
 
 
@@ -118,13 +119,19 @@ class Follower:
         if self._failed is not None or self.shared.adapter.settings.method == "none":
             return
         with self._lock:
-            if self._n_waiting >= WAITING:
+            if self._n_waiting >= WAITING or len(lesson.bins) > LONGEST:
                 self._n_skipped += 1
                 return
             self._n_waiting += 1
             done = self._pool.submit(self._take, lesson, self._turn)
             self._lessons.add(done)
         done.add_done_callback(self._lessons.discard)
+
+    def close(self) -> None:
+        """Learn no more: sentences still waiting teach nothing. The day stays as it is."""
+        with self._lock:
+            self._turn, self._n_waiting, self._failed = self._turn + 1, 0, "the stream is over"
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def settle(self) -> None:
         """Wait until everything heard so far was learned from."""

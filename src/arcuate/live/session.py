@@ -55,7 +55,8 @@ class LiveSession:
         self._standing: Standing | None = None
         self._unseen: list[np.ndarray] = []
         self._at = 0  # bins heard, for the page to draw frames under them
-        decoder.on_learned(lambda: self.put(Learned(), wait=False))
+        if decoder.follower is not None:
+            decoder.follower.changed = lambda: self.put(Learned(), wait=False)
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
 
     def start(self) -> None:
@@ -108,6 +109,8 @@ class LiveSession:
             self.error = str(error)
             self.publish({"type": "error", "what": self.error})
         finally:
+            if self.decoder.follower is not None:
+                self.decoder.follower.close()
             if self.recorder is not None:
                 self.recorder.close()
 
