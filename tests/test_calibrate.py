@@ -16,6 +16,7 @@ from arcuate.calibrate.curve import curve_points
 from arcuate.calibrate.fit import derive_recipe
 from arcuate.calibrate.sentences import MixedPlan, split_day
 from arcuate.calibrate.settings import Calibration
+from arcuate.cli.calibrate import Asked, prepare_plan
 from arcuate.days import nearest_session
 from arcuate.errors import UserError
 from arcuate.frames import Patch
@@ -186,6 +187,12 @@ def test_mistakes_are_told_before_anything_is_written(
     base = ("calibrate", new_days / "run", "--data", new_days / "store", "--run", tmp_path / "run")
     assert_refused(arcuate(*base, *words), *said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(new_days: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(UserError, match=r"is not empty; choose another --run$"):
+        prepare_plan(Asked(new_days / "run", new_days / "store", SAME, tmp_path))
 
 
 def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path: Path) -> None:

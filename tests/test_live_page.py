@@ -159,20 +159,18 @@ def test_the_page_says_how_the_day_is_followed(browser) -> None:
         page = browser.new_page()
         page.set_default_timeout(PATIENT_MS)
         page.goto(f"http://127.0.0.1:{served.port}/")
-        page.wait_for_selector("#adaptation:text-is('following the day: 0 of 0 sentences learned from')")
+        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
         for item in (Mark("t1", "t15.2030.01.01"), Chunk(bins(60)), End()):
             served.live.session.put(item)
-        page.wait_for_function(
-            "document.getElementById('adaptation').textContent.includes(' of 1 sentences')"
-        )
+        page.wait_for_selector("#adaptation:has-text(' of 1')")
         assert page.get_attribute("#adaptation", "data-state") == "following"
         assert "began with the layer of day2" in page.get_attribute("#adaptation", "title")
         page.keyboard.press("r")
-        page.wait_for_selector("#adaptation:text-is('following the day: 0 of 0 sentences learned from')")
+        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
         now = to_event(follower.adaptation)
         for state, said in (
-            ("fell back", "fell back: reading as before learning"),
-            ("off", "not following the day"),
+            ("fell back", "fell back, reads as before learning"),
+            ("off", "not following"),
         ):
             served.live.hub.publish({**now, "state": state, "why": "a <b>reason</b>"})
             page.wait_for_selector(f"#adaptation:text-is('{said}')")

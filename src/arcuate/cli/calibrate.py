@@ -89,7 +89,7 @@ def prepare_plan(asked: Asked) -> Plan:
     subject = find_subject(open_run(asked.parent), asked.checkpoint)
     run = Run(asked.run or asked.parent.resolve().with_name(f"{subject.run.name}-{asked.session}"))
     if not asked.dry_run:
-        refuse_taken(run.path)
+        refuse_taken(run.path, resumes=False)
     store = Store.open(asked.data)
     model = load_model(subject.folder)
     refuse_misfits(model, store, asked)
@@ -195,7 +195,9 @@ def facts(plan: Plan) -> dict[str, Any]:
 def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     """The curve, then the run folder, whole or not at all; None where a signal said stop."""
     with sole_writer(plan.run, say):
-        refuse_taken(plan.run.path)  # another one may have come to its end since the plan was made
+        refuse_taken(
+            plan.run.path, resumes=False
+        )  # another one may have come to its end since the plan was made
         return calibrate_alone(plan, stop)
 
 

@@ -160,11 +160,12 @@ function showState() {
 }
 
 function showAdaptation(event) {
-  const box = byId("adaptation"), learned = `${event.n_steps} of ${event.n_sentences} sentences learned from`;
+  const box = byId("adaptation"), n = event.n_sentences;
+  const learned = `learned from ${event.n_steps} of ${n} ${n === 1 ? "sentence" : "sentences"}`;
   box.hidden = false;
   box.dataset.state = event.state;
-  box.textContent = event.state === "following" ? `following the day: ${learned}`
-    : event.state === "fell back" ? "fell back: reading as before learning" : "not following the day";
+  box.textContent = event.state === "following" ? `following, learned from ${event.n_steps} of ${n}`
+    : event.state === "fell back" ? "fell back, reads as before learning" : "not following";
   const began = event.layer_of === event.session ? "its own layer" : `the layer of ${event.layer_of}`;
   box.title = [event.why, `${event.method}, began with ${began}`, learned,
     event.n_skipped ? `${event.n_skipped} came too fast to learn from` : ""].filter(Boolean).join("; ");
