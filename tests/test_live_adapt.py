@@ -13,6 +13,7 @@ from arcuate.adapt.adapter import Adapter, make_adapter
 from arcuate.adapt.follow import Course, follow, in_order
 from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.words import word_labels
+from arcuate.cli.live import Asked, check
 from arcuate.decode.greedy import greedy
 from arcuate.decode.words import WordSearch
 from arcuate.errors import UserError
@@ -32,12 +33,12 @@ from arcuate.store import Store, TrialInfo
 from arcuate.training.checkpoint import find_checkpoint
 from days import DEAD, DRIFTED, SAME, SECOND
 from live_parts import small_search
-from test_cli import arcuate, assert_refused, one_object
+from test_cli import arcuate, one_object
 from test_live_sources import wait_for
 
 SEARCH = small_search()
 NEAR_TIE = 1e-3  # nat
-N_TRIALS = 8
+N_TRIALS = 6
 
 
 def model_of(folder: Path, normalise: str) -> Model:
@@ -386,16 +387,15 @@ def test_bench_follows_a_new_day(new_days: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("asked", "said"),
     [
-        (("--adapt", "magic"), ("'magic' is unknown", "one-step")),
-        (("--adapt", "one-step", "--set", "speed=2"), ("speed", "known settings")),
-        (("--set", "rate=0.1"), ("name a method with --adapt",)),
-        (("--adapt", "one-step", "--source", "redis-logits"), ("learns from bins",)),
+        ({"adapt": "magic"}, r"'magic' is unknown; choose none, .*one-step"),
+        ({"adapt": "one-step", "adapting": ("speed=2",)}, "speed.*known settings"),
+        ({"adapting": ("rate=0.1",)}, "name a method with --adapt"),
+        ({"adapt": "one-step", "source": "redis-logits"}, "learns from bins"),
     ],
 )
-def test_mistakes_of_live_are_one_sentence(
-    new_days: Path, words: tuple[str, ...], said: tuple[str, ...]
-) -> None:
+def test_mistakes_of_live_are_one_sentence(new_days: Path, asked: dict, said: str) -> None:
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
-    assert_refused(arcuate("live", new_days / "run", "--no-words", "--port", 0, *words), *said)
+    with pytest.raises(UserError, match=said):
+        check(Asked(new_days / "run", **asked))

@@ -148,6 +148,7 @@ def check_adapting(asked: Asked) -> None:
         )
     if asked.adapting and asked.adapt is None:
         raise UserError("--set changes how a day is followed: name a method with --adapt, such as one-step")
+    adaptation_of(asked)
 
 
 def tell_unmeasured(decoder: "StreamingDecoder") -> None:
@@ -219,9 +220,11 @@ def load_decoder(asked: Asked) -> "StreamingDecoder":
 
 
 def adaptation_of(asked: Asked) -> "Adaptation | None":
+    if asked.adapt is None:
+        return None
     from arcuate.cli.follow import Following, adaptation
 
-    return None if asked.adapt is None else adaptation(Following(asked.adapt, settings=asked.adapting))
+    return adaptation(Following(asked.adapt, settings=asked.adapting))
 
 
 def open_store(asked: Asked) -> Store:
