@@ -3,7 +3,7 @@
 python benchmarks/mode_ssm_picture.py docs/images/mode-ssm.svg
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from arcuate.recipe import load_recipe
@@ -90,4 +90,6 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(draw(), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("picture", type=Path, help="SVG to write")
+    parser.parse_args().picture.write_text(draw(), encoding="utf-8")

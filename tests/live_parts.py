@@ -1,6 +1,7 @@
 """What the tests of live decoding share: a small lexicon and n-gram over the real classes, small models."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,6 +41,16 @@ def small_ngram() -> LanguageModel:
 
 def score(rng: np.random.Generator, n: int) -> np.ndarray:
     return rng.normal(-3.0, 1.0, n).clip(max=-0.05).astype(np.float32)
+
+
+def write_words(folder: Path) -> tuple[Path, Path]:
+    """The lexicon, and an n-gram that likes all of its words alike, as files."""
+    lexicon, arpa = folder / "lexicon.txt", folder / "lm.arpa"
+    lexicon.write_text("".join(f"{word}\t{' '.join(said)}\n" for word, said in ENTRIES))
+    words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]
+    lines = "".join(f"-2.0\t{word}\t0.0\n" for word in words)
+    arpa.write_text(f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n{lines}\n\\end\\\n")
+    return lexicon, arpa
 
 
 SEARCH_SETTINGS = Decoding(beam=25, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)

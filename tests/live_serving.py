@@ -7,13 +7,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 
 from arcuate import StreamingDecoder
+from arcuate.adapt.settings import Adaptation
+from arcuate.augment.settings import Augment
 from arcuate.live.access import Access
 from arcuate.live.decoder import make_engine
+from arcuate.live.following import make_adapting
 from arcuate.live.server import Live, make_app
 from arcuate.live.settings import Endpoints, Limits, LiveSettings
 from arcuate.live.sources.replay import Replay, prepare_replay
@@ -65,8 +69,13 @@ def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **opti
         assert not thread.is_alive()
 
 
-def decoder(n_channels: int = 6, sessions: tuple[str, ...] = ("day1", "day2")) -> StreamingDecoder:
-    return StreamingDecoder(make_engine(small_model(n_channels, sessions=sessions), SEARCH))
+def decoder(
+    n_channels: int = 6, sessions: tuple[str, ...] = ("day1", "day2"), adapt: Adaptation | None = None
+) -> StreamingDecoder:
+    engine = make_engine(small_model(n_channels, sessions=sessions), SEARCH)
+    if adapt is not None:
+        engine = replace(engine, adapting=make_adapting(engine.model, SEARCH, adapt, Augment()))
+    return StreamingDecoder(engine)
 
 
 @contextlib.contextmanager

@@ -21,16 +21,21 @@ from arcuate.adapt.safety import compare, must_fall_back, need, worth_learning
 from arcuate.adapt.settings import METHODS, Adaptation, Method, Safety
 from arcuate.adapt.statistics import matched
 from arcuate.adapt.steps import move, within
+from arcuate.adapt.words import say, word_labels
 from arcuate.augment.settings import Augment
 from arcuate.decode.greedy import greedy
+from arcuate.decode.open import word_search
 from arcuate.errors import UserError
+from arcuate.lexicon import _lexicon
 from arcuate.metrics import total
 from arcuate.models.days import layer_of, one_day, with_session
 from arcuate.models.files import load_model
 from arcuate.run import Run
 from arcuate.store import Store, TrialInfo
+from arcuate.tokens import CLASSES, names
 from arcuate.training.checkpoint import find_checkpoint
 from days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND
+from live_parts import small_ngram, small_search, write_words
 from test_cli import arcuate, assert_refused, one_object
 
 LEARNING: tuple[Method, ...] = ("one-step", "replay")
@@ -301,6 +306,61 @@ def test_evaluate_follows_known_and_unknown_days(new_days: Path) -> None:
     assert f"{DRIFTED} is new to the model: read with the layer of {SECOND}, 8 days earlier" in done.stderr
     assert told["per_unadapted"] is not None and told["adapt"]["rate"] == 0.01
     assert (new_days / "run/results/val.adapt-one-step.jsonl").is_file()
+
+
+# --- labels through words --------------------------------------------------------------------------------------
+
+
+def spoken(*phonemes: str) -> np.ndarray:
+    """Sure frames of these phonemes, a blank after each. (F, V)"""
+    classes = [c for name in phonemes for c in (CLASSES.index(name), 0)]
+    frames = np.full((len(classes), len(CLASSES)), 1e-6)
+    frames[np.arange(len(classes)), classes] = 1.0
+    return np.log(frames / frames.sum(1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("n_frames", [1, 1000])
+def test_words_are_labelled_as_the_lexicon_says_them(n_frames: int) -> None:
+    """In English "b" is said B IY; this lexicon knows better, and it is what the search has heard."""
+    label = word_labels(small_search(), n_frames)
+    assert names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
+    silent = np.log(np.full((6, len(CLASSES)), 1e-6) + np.eye(len(CLASSES))[[0] * 6])
+    assert label((silent - np.logaddexp.reduce(silent, axis=1)[:, None]).astype(np.float32)) == ()
+
+
+def test_words_that_are_said_in_two_ways_are_said_as_their_neighbours_want() -> None:
+    lexicon = _lexicon(
+        [("use", ("Y", "UW", "S")), ("use", ("Y", "UW", "Z")), ("to", ("T", "UW"))], CLASSES, "x"
+    )
+    search = word_search(lexicon, small_ngram())
+    assert " ".join(say(search, ["to", "use"])) == "T UW SIL Y UW Z SIL"
+    assert " ".join(say(search, ["use"])) == "Y UW S SIL"
+
+
+def test_evaluate_learns_from_the_words_of_a_language_model(new_days: Path, tmp_path: Path) -> None:
+    lexicon, lm = write_words(tmp_path)
+    words = ("--data", new_days / "store", "--session", DRIFTED, "--set", "rate=0.01", "--set", "copies=4")
+    told = {}
+    for label, more in (("greedy", ()), ("words", ("--lm", lm, "--lexicon", lexicon))):
+        named = ("--label", label, "--scores", tmp_path / f"{label}.npz", "--json")
+        done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *words, *more, *named)
+        assert done.returncode == 0, done.stderr
+        told[label] = one_object(done.stdout)
+    assert told["words"]["labels_by"] == f"words of {lm}" and told["greedy"]["labels_by"] == "greedy"
+    assert told["words"]["days"][0]["n_steps"] > 0
+    assert told["words"]["days"][0]["moved"] != told["greedy"]["days"][0]["moved"]
+    assert told["words"]["per_unadapted"] == told["greedy"]["per_unadapted"]
+    hyps = tmp_path / "hyps.jsonl"  # and the frames it was read with become text
+    done = arcuate(
+        "decode", tmp_path / "words.npz", "--lm", lm, "--lexicon", lexicon, "--out", hyps, "--json"
+    )
+    assert done.returncode == 0 and one_object(done.stdout)["n_trials"] == 20, done.stderr
+
+
+def test_labels_without_their_parts_are_refused(new_days: Path, tmp_path: Path) -> None:
+    words = ("--data", new_days / "store", "--session", DRIFTED, "--adapt", "one-step")
+    done = arcuate("evaluate", new_days / "run", *words, "--lm", tmp_path / "no.arpa")
+    assert_refused(done, "no.arpa")
 
 
 def test_a_silent_day_and_a_replugged_one_are_read_without_learning_nonsense(new_days: Path) -> None:

@@ -16,6 +16,7 @@ from arcuate.calibrate.curve import curve_points
 from arcuate.calibrate.fit import derive_recipe
 from arcuate.calibrate.sentences import MixedPlan, split_day
 from arcuate.calibrate.settings import Calibration
+from arcuate.cli.calibrate import Asked, prepare_plan
 from arcuate.days import nearest_session
 from arcuate.errors import UserError
 from arcuate.frames import Patch
@@ -63,6 +64,7 @@ def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict
     card = load_model(find_checkpoint(run)).card
     assert card.sessions == (FIRST, SECOND, DRIFTED)
     assert Run(run).recipe().data.sessions == card.sessions
+    assert not (run.parent / ".run.part").exists() and Run(run).lock_file.exists()
     listed = arcuate("runs", run.parent, "--json")
     assert listed.returncode == 0, listed.stderr
 
@@ -144,7 +146,9 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stopped_calibration_leaves_nothing(new_days: Path, tmp_path: Path) -> None:
+def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
+    new_days: Path, tmp_path: Path
+) -> None:
     words = ["calibrate", new_days / "run", "--data", new_days / "store", "--session", DRIFTED]
     command = [*words, "--run", tmp_path / "run", "--set", "steps=100000"]
     process = subprocess.Popen(
@@ -152,6 +156,9 @@ def test_a_stopped_calibration_leaves_nothing(new_days: Path, tmp_path: Path) ->
     )
     while not list(tmp_path.glob(".run.part/*/metrics.jsonl")) and process.poll() is None:
         time.sleep(0.2)
+    second = arcuate(*words, "--run", tmp_path / "run", "--set", "steps=1")
+    assert_refused(second, "another process is training into", "choose another --run")
+    assert list(tmp_path.glob(".run.part/*/metrics.jsonl"))  # of the first one, left alone
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 143, said
@@ -180,6 +187,12 @@ def test_mistakes_are_told_before_anything_is_written(
     base = ("calibrate", new_days / "run", "--data", new_days / "store", "--run", tmp_path / "run")
     assert_refused(arcuate(*base, *words), *said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(new_days: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(UserError, match=r"is not empty; choose another --run$"):
+        prepare_plan(Asked(new_days / "run", new_days / "store", SAME, tmp_path))
 
 
 def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path: Path) -> None:

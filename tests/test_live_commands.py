@@ -23,7 +23,7 @@ from arcuate.errors import UserError
 from arcuate.live.rescorer import load_rescorer
 from arcuate.models.files import save_model
 from arcuate.store import Store
-from live_parts import ENTRIES, SEARCH_SETTINGS, bins, small_decoder, small_model, small_search
+from live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from test_live_sources import Hearing, lsl, redis_url, wait_for  # noqa: F401 - fixtures among them
 
 ROOT = Path(__file__).parents[1]
@@ -36,11 +36,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory, cohort_store: Path) -> dict[
     folder = tmp_path_factory.mktemp("parts")
     store = Store.open(cohort_store)
     save_model(folder / "model", small_model(store.n_channels, "block", sessions=store.sessions))
-    lexicon, arpa = folder / "lexicon.txt", folder / "lm.arpa"
-    lexicon.write_text("".join(f"{word}\t{' '.join(said)}\n" for word, said in ENTRIES))
-    words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]
-    lines = "".join(f"-2.0\t{word}\t0.0\n" for word in words)
-    arpa.write_text(f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n{lines}\n\\end\\\n")
+    lexicon, arpa = write_words(folder)
     return {"model": folder / "model", "lexicon": lexicon, "lm": arpa, "store": cohort_store}
 
 

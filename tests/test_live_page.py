@@ -16,7 +16,11 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
-from live_serving import Served, replaying
+from arcuate.adapt.settings import Adaptation
+from arcuate.live.chunk import Chunk, End, Mark
+from arcuate.live.following import to_event
+from live_parts import bins
+from live_serving import Served, decoder, replaying, serving
 
 ARGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -147,6 +151,31 @@ def test_keys_pause_speed_and_close(page) -> None:
     page.keyboard.press("?")
     page.wait_for_selector("#keys[open]")
     page.keyboard.press("Escape")
+
+
+def test_the_page_says_how_the_day_is_followed(browser) -> None:
+    follower = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
+    with serving(follower) as served:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
+        for item in (Mark("t1", "t15.2030.01.01"), Chunk(bins(60)), End()):
+            served.live.session.put(item)
+        page.wait_for_selector("#adaptation:has-text(' of 1')")
+        assert page.get_attribute("#adaptation", "data-state") == "following"
+        assert "began with the layer of day2" in page.get_attribute("#adaptation", "title")
+        page.keyboard.press("r")
+        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
+        now = to_event(follower.adaptation)
+        for state, said in (
+            ("fell back", "fell back, reads as before learning"),
+            ("off", "not following"),
+        ):
+            served.live.hub.publish({**now, "state": state, "why": "a <b>reason</b>"})
+            page.wait_for_selector(f"#adaptation:text-is('{said}')")
+            assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
+        page.close()
 
 
 def test_picking_a_trial(page) -> None:

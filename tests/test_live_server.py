@@ -137,7 +137,7 @@ def test_bins_over_a_websocket_become_the_text_of_offline(plain: Served) -> None
         (b"\x06\x00\x00\x00" + b"\x00" * 13, "not whole bins"),
         (pack_frames(np.zeros((300, 6), np.float32)), "too many"),
         ("not json", "JSON object"),
-        ('{"type": "mark", "session": "day9"}', "unknown to the model"),
+        ('{"type": "mark", "session": "day9"}', "unknown to this model"),
         ('{"type": "mark", "trial": 3}', "must be"),
     ],
 )

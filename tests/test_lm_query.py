@@ -36,7 +36,9 @@ def test_walking_equals_the_definition(ngrams: Backoff, text: list[str]) -> None
     scores, _ = walk(model, text)
     order = max(map(len, ngrams))
     defined = [ask(ngrams, text[max(0, i - order + 1) : i], word) for i, word in enumerate(text)]
-    expected = [min(price, 0.0) for price in defined]  # no word is likelier than certain, whatever back-offs say
+    expected = [
+        min(price, 0.0) for price in defined
+    ]  # no word is likelier than certain, whatever back-offs say
     assert scores == pytest.approx(expected, abs=1e-5)
 
 

@@ -115,8 +115,11 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any], resum
     return run
 
 
-def refuse_taken(path: Path, resume: bool = False) -> None:
-    """Never write into a folder that holds anything already, unless it is a run to go on with."""
+def refuse_taken(path: Path, resume: bool = False, resumes: bool = True) -> None:
+    """Never write into a folder that holds anything already, unless it is a run to go on with.
+
+    `resumes=False`: whoever asks has no way to go on with one, so none is offered.
+    """
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -127,7 +130,8 @@ def refuse_taken(path: Path, resume: bool = False) -> None:
     if resume:
         raise UserError(f"{path} is not a run folder, so there is nothing to resume; choose another --run")
     raise UserError(
-        f"{path} exists already and is not empty; choose another --run, or go on with it: --resume"
+        f"{path} exists already and is not empty; choose another --run"
+        + (", or go on with it: --resume" if resumes else "")
     )
 
 

@@ -64,10 +64,14 @@ class Adapter:
 
     def before(self, day: Day, bins: Tensor | None = None) -> Model:
         """The model for the next trial, its session numbered 0; `bins` (T, C) are the trial's own, normalised."""
-        layer = day.layer
-        if self.settings.method == "statistics" and not gave_up(day, self.settings.safety):
-            layer = self._matched(day, bins)
+        layer = self.layer(day, bins)
         return one_day(self.model, day.session, layer.weight, layer.bias)
+
+    def layer(self, day: Day, bins: Tensor | None = None) -> Layer:
+        """The session layer that the next trial is read with."""
+        if self.settings.method != "statistics" or gave_up(day, self.settings.safety):
+            return day.layer
+        return self._matched(day, bins if self.settings.own_input else None)
 
     def unadapted(self, day: Day) -> Model:
         """The model as it would read this day had nothing been learned."""

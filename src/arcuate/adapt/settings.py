@@ -60,5 +60,9 @@ class Adaptation(Settings):
     prior_bins: int = Field(
         10_000, ge=1, le=10_000_000, description="statistics: bins that the nearest known day counts as"
     )
+    own_input: bool = Field(
+        True,
+        description="statistics: a trial's own input counts before it is read; in a stream it is not there yet",
+    )
     seed: int = Field(0, ge=0, lt=2**63)
     safety: Safety = Safety()

@@ -31,6 +31,7 @@ from arcuate.report.calibration import FILE
 from arcuate.run import Run, open_run, refuse_taken, write_json
 from arcuate.runtime import set_up
 from arcuate.store import Store, TrialInfo
+from arcuate.training.lock import sole_writer
 from arcuate.training.signals import Stop, listening
 
 
@@ -88,7 +89,7 @@ def prepare_plan(asked: Asked) -> Plan:
     subject = find_subject(open_run(asked.parent), asked.checkpoint)
     run = Run(asked.run or asked.parent.resolve().with_name(f"{subject.run.name}-{asked.session}"))
     if not asked.dry_run:
-        refuse_taken(run.path)
+        refuse_taken(run.path, resumes=False)
     store = Store.open(asked.data)
     model = load_model(subject.folder)
     refuse_misfits(model, store, asked)
@@ -193,6 +194,14 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     """The curve, then the run folder, whole or not at all; None where a signal said stop."""
+    with sole_writer(plan.run, say):
+        refuse_taken(
+            plan.run.path, resumes=False
+        )  # another one may have come to its end since the plan was made
+        return calibrate_alone(plan, stop)
+
+
+def calibrate_alone(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     aside = plan.run.path.with_name(f".{plan.run.path.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     device = set_up(plan.subject.recipe.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
@@ -204,10 +213,16 @@ def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
             return None
         summary = {**facts(plan), "curve": [p.to_json() for p in found]}
         write_json(aside / "last" / FILE, summary)
-        (aside / "last").rename(plan.run.path)
+        take_place(aside / "last", plan.run)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return summary
+
+
+def take_place(finished: Path, run: Run) -> None:
+    """A finished folder under its name, where so far there is nothing but the lock; that is held on to."""
+    run.lock_file.rename(finished / run.lock_file.name)
+    finished.rename(run.path)
 
 
 def measure_points(plan: Plan, aside: Path, stop: Stop, report: Report) -> list[Point] | None:

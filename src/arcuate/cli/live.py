@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from arcuate.adapt.settings import METHODS
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.errors import UserError
 from arcuate.live.access import is_local, make_access
@@ -25,6 +26,7 @@ from arcuate.transcribe import read_weights
 if TYPE_CHECKING:
     import uvicorn
 
+    from arcuate.adapt.settings import Adaptation
     from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import Prepared
@@ -60,6 +62,8 @@ class Asked:
     phrase: str | None = None
     stream: str | None = None
     redis: str = "redis://127.0.0.1:6379"
+    adapt: str | None = None
+    adapting: tuple[str, ...] = ()  # key=value, of Adaptation
 
 
 def live_command(asked: Asked) -> None:
@@ -79,6 +83,7 @@ def live_command(asked: Asked) -> None:
             prepared = open_replay(asked, decoder)
         else:
             seed_statistics(asked, decoder)
+    tell_unmeasured(decoder)
     sys.setswitchinterval(0.001)  # the decoding thread waits at most so long for the others
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
@@ -128,9 +133,34 @@ def check(asked: Asked) -> None:
         raise UserError(
             f"the server needs {', '.join(lacking)}; install it with: pip install 'arcuate[live]'"
         )
+    check_adapting(asked)
     if asked.source == "redis-logits" and asked.lm is None:
         raise UserError("logits become words with a language model: leave --no-words out")
     open_run(asked.run)
+
+
+def check_adapting(asked: Asked) -> None:
+    if asked.adapt is not None and asked.adapt not in METHODS:
+        raise UserError(f"--adapt {asked.adapt!r} is unknown; choose {', '.join(METHODS)}")
+    if asked.adapt is not None and asked.source == "redis-logits":
+        raise UserError(
+            "--adapt learns from bins, of which logits know nothing: run the model here to follow a day"
+        )
+    if asked.adapting and asked.adapt is None:
+        raise UserError("--set changes how a day is followed: name a method with --adapt, such as one-step")
+    adaptation_of(asked)
+
+
+def tell_unmeasured(decoder: "StreamingDecoder") -> None:
+    """Without recordings of known days nobody can say how sure the model usually is."""
+    from arcuate.adapt.follow import LEARNING
+
+    adapting = decoder.engine.adapting
+    if adapting and adapting.expected is None and adapting.adapter.settings.method in LEARNING:
+        say(
+            "note: there are no recordings of days that the model knows, so how much this one has drifted cannot be"
+            " measured and every step is a whole one; name a store that has them with --data"
+        )
 
 
 def live_settings(asked: Asked) -> LiveSettings:
@@ -178,8 +208,23 @@ def load_decoder(asked: Asked) -> "StreamingDecoder":
     if asked.beam is not None:
         decoding = decoding.model_copy(update={"beam": asked.beam})
     return StreamingDecoder.load(
-        asked.run, lm=asked.lm, lexicon=asked.lexicon, decoding=decoding, session=asked.session, llm=asked.llm
+        asked.run,
+        lm=asked.lm,
+        lexicon=asked.lexicon,
+        decoding=decoding,
+        session=asked.session,
+        llm=asked.llm,
+        adapt=adaptation_of(asked),
+        data=asked.data if asked.adapt else None,
     )
+
+
+def adaptation_of(asked: Asked) -> "Adaptation | None":
+    if asked.adapt is None:
+        return None
+    from arcuate.cli.follow import Following, adaptation
+
+    return adaptation(Following(asked.adapt, settings=asked.adapting))
 
 
 def open_store(asked: Asked) -> Store:
@@ -200,7 +245,19 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
         )
     front_end = decoder.engine.model.card.settings.front_end
     split = None if asked.split == "all" else asked.split
-    return prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log, split, asked.session)
+    sessions = decoder.sessions if asked.adapt is None else store.sessions
+    found = prepare_replay(store, sessions, front_end.normalise, front_end.log, split, asked.session)
+    return found if asked.adapt is None else in_recorded_order(found, decoder)
+
+
+def in_recorded_order(prepared: "Prepared", decoder: "StreamingDecoder") -> "Prepared":
+    """Days are followed as they were recorded; how new ones are read is told."""
+    from arcuate.adapt.follow import in_order
+    from arcuate.cli.follow import tell_days
+
+    trials = in_order(prepared.trials, prepared.store.sessions)
+    tell_days(prepared.store, decoder.engine.model, trials)
+    return replace(prepared, trials=tuple(trials))
 
 
 def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
@@ -209,7 +266,8 @@ def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     if front_end.normalise == "none" or asked.data is None:
         return
     store = open_store(asked)
-    last = [t for t in store.trials if t.session == decoder.session]
+    session = decoder.day.like if decoder.day else decoder.session  # of a new day the nearest known one
+    last = [t for t in store.trials if t.session == session]
     if last:
         decoder.seed(store.block_statistics(last[-1], front_end.log))
 
@@ -242,6 +300,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
 
     from arcuate.live.bench import replayed, time_stream
 
+    check_adapting(asked)
     open_run(asked.run)
     torch.set_num_threads(1)
     with progress("loading the model, the lexicon and the language model"):
@@ -250,12 +309,15 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
     patch = decoder.engine.model.card.settings.front_end.patch
     with progress("replaying") as report:
         found = time_stream(decoder, replayed(decoder, prepared), seconds, real_time, report)
+    decoder.settle()
+    standing = decoder.adaptation
     summary = {
         **found.summary(20.0 * patch.stride),
         "delay_ms": decoder.delay.total_ms,
         "real_time": real_time,
         "n_lexicon_words": len(decoder.engine.search.words) if decoder.engine.search else 0,
         "beam": decoder.engine.search.settings.beam if decoder.engine.search else None,
+        "adaptation": None if standing is None else vars(standing),
     }
     if as_json:
         emit_json(summary)
@@ -269,3 +331,9 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
         + f" the model itself waits {decoder.delay.total_ms:g} ms",
         soft_wrap=True,
     )
+    if standing is not None:
+        out.print(
+            f"{standing.state} {standing.session}: {standing.n_steps} of {standing.n_sentences} sentences learned"
+            f" from, {standing.n_falls} fall-backs, {standing.n_skipped} came too fast",
+            soft_wrap=True,
+        )

@@ -19,6 +19,18 @@ Data = Annotated[Path | None, typer.Option("--data", help="The store to replay, 
 Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
 SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay or to hear through.")]
 
+Adapt = Annotated[
+    str | None,
+    typer.Option(
+        "--adapt",
+        help="Follow the day, a new one too: none, statistics, one-step, replay or entropy.",
+        autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
+    ),
+]
+AdaptSetting = Annotated[
+    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+]
+
 
 @app.command()
 def live(
@@ -67,6 +79,8 @@ def live(
         str | None, typer.Option(help="Name of the LSL stream, or of the Redis stream.")
     ] = None,
     redis: Annotated[str, typer.Option(help="Redis server.")] = "redis://127.0.0.1:6379",
+    adapt: Adapt = None,
+    setting: AdaptSetting = None,
 ) -> None:
     """Serve a page on which speech appears as it is attempted (extra: live)."""
     from arcuate.cli.live import Asked, live_command
@@ -95,6 +109,8 @@ def live(
             phrase,
             stream,
             redis,
+            adapt,
+            tuple(setting or ()),
         )
     )
 
@@ -112,6 +128,8 @@ def bench_live(
     data: Data = None,
     split: Annotated[str, typer.Option(help="What to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
+    adapt: Adapt = None,
+    setting: AdaptSetting = None,
     as_json: Json = False,
 ) -> None:
     """Time every frame from its last bin to the text, bin by bin in real time, on one thread."""
@@ -119,6 +137,15 @@ def bench_live(
 
     words = None if no_words else lm
     asked = Asked(
-        run, lm=words, lexicon=lexicon, weights=config, beam=beam, data=data, split=split, session=session
+        run,
+        lm=words,
+        lexicon=lexicon,
+        weights=config,
+        beam=beam,
+        data=data,
+        split=split,
+        session=session,
+        adapt=adapt,
+        adapting=tuple(setting or ()),
     )
     bench_command(asked, seconds, not fast, as_json)

@@ -42,9 +42,14 @@ class End:
 
 @dataclass(frozen=True)
 class Command:
-    """A wish of a person at the page: open, close, end."""
+    """A wish of a person at the page: open, close, end, forget."""
 
     what: str
 
 
-Item = Chunk | Scores | Mark | End | Command
+@dataclass(frozen=True)
+class Learned:
+    """A sentence was learned from, on its own thread: the page may be told."""
+
+
+Item = Chunk | Scores | Mark | End | Command | Learned

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from arcuate.adapt.day import Day
+from arcuate.adapt.settings import Adaptation
 from arcuate.api import as_batch
 from arcuate.decode.greedy import greedy
 from arcuate.decode.hypothesis import Hypothesis
@@ -21,6 +23,7 @@ from arcuate.decode.words import WordSearch, WordState
 from arcuate.errors import UserError
 from arcuate.lexicon import open_lexicon
 from arcuate.live.delay import Delay, find_delay
+from arcuate.live.following import Adapting, Follower, Lesson, Standing, open_adapting
 from arcuate.live.past import as_past, hold_still, remember, rolling_model
 from arcuate.live.rescorer import Rescorer, load_rescorer
 from arcuate.lm.names import open_model
@@ -28,7 +31,9 @@ from arcuate.models.encoder import refuse_both_ways
 from arcuate.models.files import load_model
 from arcuate.models.model import Model, State
 from arcuate.moments import Statistics
+from arcuate.readers.source import safe_name
 from arcuate.runtime import choose_device
+from arcuate.store import Store
 from arcuate.tokens import SILENCE
 from arcuate.training.checkpoint import find_checkpoint
 
@@ -59,6 +64,7 @@ class Engine:
     silence: int  # column of the model for silence, -1 where there is none
     delay: Delay
     lock: threading.Lock  # the search has one scratch space
+    adapting: Adapting | None = None  # None: nothing is learned
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +75,7 @@ class _Sentence:
     words: WordState | None
     fresh: np.ndarray  # (f, V) frames of the last push
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
-    bins: tuple[np.ndarray, ...] = ()  # kept for the statistics of the next sentence
+    bins: tuple[np.ndarray, ...] = ()  # kept for the statistics of the next sentence, or to learn from
     n_frames: int = 0
     n_bins: int = 0
 
@@ -87,7 +93,12 @@ class StreamingDecoder:
         self._past = as_past(None, engine.model.card.n_channels)
         self._now: _Sentence
         self._statistics: Statistics | None = None
-        self.reset(session or engine.model.card.sessions[-1], statistics)
+        self.session = session or engine.model.card.sessions[-1]
+        self.follower: Follower | None = None
+        if engine.adapting is not None:
+            self.check_session(self.session)
+            self.follower = Follower(engine.adapting, self.session)
+        self.reset(self.session, statistics)
 
     @classmethod
     def load(
@@ -100,6 +111,8 @@ class StreamingDecoder:
         session: str | None = None,
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
+        adapt: str | Adaptation | None = None,
+        data: str | Path | Store | None = None,
         checkpoint: str = "best",
         device: str = "cpu",
         warm: bool = True,
@@ -109,6 +122,10 @@ class StreamingDecoder:
         `session` says which session layer to hear through (the last one unless named). `statistics` are those of
         the block, where they are known; without them a model that normalises does so from the past of its stream.
         `llm` is a causal language model that scores the readings of every sentence anew at its end.
+
+        `adapt` is a method of `arcuate evaluate --adapt`: after each sentence its session layer may learn from what
+        was read, and `session` may be a day the model does not know. `data` is a store with days it knows, to tell
+        by how much this one has drifted; the run's own unless named.
         """
         model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
         search = None if lm is None else open_search(model, lm, lexicon, decoding or Decoding())
@@ -116,6 +133,8 @@ class StreamingDecoder:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
         rescorer = None if llm is None else load_rescorer(llm)
         engine = make_engine(model, search, rescorer)
+        if adapt is not None:
+            engine = replace(engine, adapting=open_adapting(path, model, search, adapt, data))
         if warm:
             warm_up(engine)
         return cls(engine, session, statistics)
@@ -145,12 +164,35 @@ class StreamingDecoder:
     def n_bins(self) -> int:
         return self._now.n_bins
 
+    @property
+    def adaptation(self) -> Standing | None:
+        """How the day is being followed; None where nothing is learned."""
+        return None if self.follower is None else self.follower.standing
+
+    @property
+    def day(self) -> Day | None:
+        """The newest day: a value, for `reset_adaptation` to come back to."""
+        return None if self.follower is None else self.follower.day
+
+    def reset_adaptation(self, day: Day | None = None) -> None:
+        """Forget what was learned of this day, or all that was learned since an earlier `day`."""
+        if self.follower is None:
+            raise UserError("this stream does not adapt; load it with adapt='one-step' or another method")
+        self.follower.reset(day)
+
+    def settle(self) -> None:
+        """Wait until everything heard was learned from. Without, learning never keeps a stream waiting."""
+        if self.follower is not None:
+            self.follower.settle()
+
     def reset(self, session: str | None = None, statistics: Statistics | None = None) -> None:
         """Drop the sentence and begin a new one, in another session or with other statistics where given."""
         if session is not None:
-            self._check_session(session)
+            self.check_session(session)
             self.session = session
             self._statistics = None
+            if self.follower is not None and self.follower.day.session != session:
+                self.follower.start(session)
         if statistics is not None:
             self._statistics = statistics
         self._begin()
@@ -164,6 +206,7 @@ class StreamingDecoder:
     def push(self, bins: ArrayLike) -> Partial:
         """The next bins, (t, C) or one bin (C,), any number of them -> what is known now."""
         chunk = self._check(bins)
+        self._take_day()
         with torch.inference_mode():
             outputs, state = self._model.step(self._now.model, torch.from_numpy(chunk)[None].to(self._device))
         self._take(outputs.log_probs["ctc"], state, chunk)
@@ -201,8 +244,11 @@ class StreamingDecoder:
         """End the sentence: its best reading. The stream is ready for the next one."""
         return self.finish_all(1)[0]
 
-    def finish_all(self, n_best: int) -> list[Hypothesis]:
-        """End the sentence: its best readings, rescored where there is a causal model."""
+    def finish_all(self, n_best: int, learn: bool = True) -> list[Hypothesis]:
+        """End the sentence: its best readings, rescored where there is a causal model.
+
+        `learn=False`: it teaches nothing, as where it was cut off.
+        """
         if self.n_bins or not self.n_frames:  # else the frames came from elsewhere, whole
             with torch.inference_mode():
                 outputs = self._model.finish(self._now.model)
@@ -212,6 +258,8 @@ class StreamingDecoder:
         if rescorer and search and readings[0].total is not None:
             readings = rescorer(readings, search.settings.lm_weight)
         tokens = self._tokens()
+        if learn:
+            self._learn(readings[0])
         self._remember()
         self._begin()
         return [replace(reading, tokens=tokens) for reading in readings[:n_best]]
@@ -219,6 +267,15 @@ class StreamingDecoder:
     def log_probs(self) -> np.ndarray:
         """All frames of the sentence so far, in the order of the model's classes: (F, V)"""
         return np.concatenate([self._no_frames, *self._now.frames])
+
+    def check_session(self, session: str) -> None:
+        """Refuse a session that this stream cannot hear."""
+        if self.engine.adapting is not None and safe_name(session):
+            return  # a day that the model does not know is read with the layer of the nearest one
+        if session not in self.sessions:
+            raise UserError(
+                f"session {session!r:.60} is unknown to this model; it knows {', '.join(self.sessions)}"
+            )
 
     # --- inside -------------------------------------------------------------------------------------------
 
@@ -236,12 +293,28 @@ class StreamingDecoder:
 
     def _begin(self) -> None:
         engine, statistics = self.engine, self._statistics
-        self._model = engine.model if statistics is not None or not self._normalises else engine.rolling
+        self._base = engine.model if statistics is not None or not self._normalises else engine.rolling
         if statistics is None and self._normalises:
             statistics = self._past.statistics()
-        session = self.sessions.index(self.session)
+        if self.follower is not None:
+            self._day = self.follower.day
+            self._model, session = self.follower.model(self._base, self._day), 0
+        else:
+            self._model, session = self._base, self.sessions.index(self.session)
         state = self._model.start(session, as_batch(statistics, self._device))
         self._now = _Sentence(state, engine.search.start() if engine.search else None, self._no_frames)
+
+    def _take_day(self) -> None:
+        """Before the first bins of a sentence: read it with what was learned since the last one ended."""
+        fresh = not self.n_bins and not self.n_frames
+        if self.follower is not None and fresh and self._day is not self.follower.day:
+            self._begin()
+
+    def _learn(self, reading: Hypothesis) -> None:
+        if self.follower is not None and self._now.bins:
+            bins = torch.from_numpy(np.concatenate(self._now.bins)).to(self._device)
+            statistics = self._now.model.front_end.statistics
+            self.follower.learn(Lesson(self._base, bins, statistics, reading))
 
     def _take(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
         frames, now, search = log_probs[0].float().cpu().numpy(), self._now, self.engine.search
@@ -249,7 +322,8 @@ class StreamingDecoder:
         if search is not None and words is not None and len(frames):
             with self.engine.lock:
                 words = search.step(words, frames[:, self.engine.order])
-        kept = now.bins if chunk is None or not self._rolls else (*now.bins, chunk)
+        keep = chunk is not None and (self._rolls or self.follower is not None)
+        kept = (*now.bins, chunk) if keep and chunk is not None else now.bins
         heard = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))
         self._now = _Sentence(state, words, frames, heard, kept, now.n_frames + len(frames), n_bins)
@@ -259,7 +333,7 @@ class StreamingDecoder:
         return self._normalises and self._statistics is None
 
     def _remember(self) -> None:
-        if self._now.bins:
+        if self._rolls and self._now.bins:
             front_end = self.engine.model.card.settings.front_end
             bins = np.concatenate(self._now.bins)
             self._past = remember(self._past, bins, front_end.log, front_end.rolling_bins)
@@ -273,12 +347,6 @@ class StreamingDecoder:
     def _spelled(self) -> Hypothesis:
         best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
         return Hypothesis(self._tokens(), {"acoustic": best}, total=best)
-
-    def _check_session(self, session: str) -> None:
-        if session not in self.sessions:
-            raise UserError(
-                f"session {session!r} is unknown to this model; it knows {', '.join(self.sessions)}"
-            )
 
     def _check(self, bins: ArrayLike) -> np.ndarray:
         chunk = np.array(bins, dtype=np.float32)  # a copy: the caller keeps theirs
@@ -321,3 +389,4 @@ def warm_up(engine: Engine) -> None:
         stream.push(np.zeros((1, stream.n_channels), np.float32))
         stream.ahead()
     stream.finish_all(2)
+    stream.settle()

@@ -187,7 +187,7 @@ class Listener:
 
     def _finish(self, cut: bool = False) -> None:
         n_bins = self.decoder.n_bins
-        readings = self.decoder.finish_all(self.settings.alternatives)
+        readings = self.decoder.finish_all(self.settings.alternatives, learn=self._opened and not cut)
         if self._opened:
             self.n_sentences += 1
             self.emit({**self._final(readings, n_bins, None if cut else self.reference), "cut": cut})

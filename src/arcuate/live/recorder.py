@@ -25,7 +25,7 @@ from arcuate.store_writer import writing_store
 from arcuate.trial import SPLITS, Split, Trial
 
 JOURNAL, BINS, STORE, LIVE = "journal.jsonl", "bins.f32", "store", "live.jsonl"
-KEPT = ("state", "trial", "partial", "final", "fault")  # kinds of events that are written down
+KEPT = ("state", "trial", "partial", "final", "fault", "adaptation")  # kinds of events that are written down
 
 
 class Recorder:

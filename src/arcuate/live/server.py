@@ -85,6 +85,8 @@ class Live:
         match command:
             case {"type": "open" | "close" | "end" as what}:
                 self.session.put(Command(what), wait=False)
+            case {"type": "forget"} if self.decoder.adaptation is not None:
+                self.session.put(Command("forget"), wait=False)
             case {"type": "pause", "paused": bool(paused)} if isinstance(self.source, Replay):
                 self.source.pause(paused)
             case {"type": "speed", "speed": int() | float() as speed} if isinstance(self.source, Replay):

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.live.chunk import Chunk, Command, End, Item, Mark, Scores
+from arcuate.live.chunk import Chunk, Command, End, Item, Learned, Mark, Scores
 from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.following import Standing, to_event
 from arcuate.live.intake import Intake
 from arcuate.live.listener import Event, Listener
 from arcuate.live.meter import Meter
@@ -51,8 +52,11 @@ class LiveSession:
         self._picture = Picture(decoder.n_channels)
         self._listener = Listener(decoder, settings, self._emit, self._heard)
         self._told_s = 0.0
+        self._standing: Standing | None = None
         self._unseen: list[np.ndarray] = []
         self._at = 0  # bins heard, for the page to draw frames under them
+        if decoder.follower is not None:
+            decoder.follower.changed = lambda: self.put(Learned(), wait=False)
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
 
     def start(self) -> None:
@@ -95,6 +99,7 @@ class LiveSession:
         with suppress(OSError, AttributeError):  # decoding goes before the page, where that is allowed
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
+            self._tell_adaptation()
             while (taken := self._inbox.get())[1] is not None:
                 self._take(*taken)
                 if self._inbox.empty():
@@ -104,6 +109,8 @@ class LiveSession:
             self.error = str(error)
             self.publish({"type": "error", "what": self.error})
         finally:
+            if self.decoder.follower is not None:
+                self.decoder.follower.close()
             if self.recorder is not None:
                 self.recorder.close()
 
@@ -116,6 +123,7 @@ class LiveSession:
             case Mark():
                 self._intake.forget()
                 self._listener.mark(item)
+                self._tell_adaptation()
             case End():
                 self._listener.end()
             case Command(what="open"):
@@ -124,6 +132,11 @@ class LiveSession:
                 self._listener.close()
             case Command(what="end"):
                 self._listener.end()
+            case Command(what="forget"):
+                self.decoder.reset_adaptation()
+                self._tell_adaptation()
+            case Learned():
+                self._tell_adaptation()
 
     def _hear(self, chunk: Chunk, arrived: float) -> None:
         admitted = self._intake.admit(chunk)
@@ -165,6 +178,12 @@ class LiveSession:
         if now - self._told_s >= LATENCY_S:
             self._told_s = now
             self.publish({"type": "latency", **self.meter.summary()})
+
+    def _tell_adaptation(self) -> None:
+        standing = self.decoder.adaptation
+        if standing is not None and standing != self._standing:
+            self._standing = standing
+            self._emit(to_event(standing))
 
     def _emit(self, event: dict[str, Any]) -> None:
         event = {**event, "at": time.time()}

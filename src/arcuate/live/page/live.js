@@ -159,6 +159,18 @@ function showState() {
     about?.phrase ? "closed – say the phrase or press o to open" : "closed – press o to open"));
 }
 
+function showAdaptation(event) {
+  const box = byId("adaptation"), n = event.n_sentences;
+  const learned = `learned from ${event.n_steps} of ${n} ${n === 1 ? "sentence" : "sentences"}`;
+  box.hidden = false;
+  box.dataset.state = event.state;
+  box.textContent = event.state === "following" ? `following, learned from ${event.n_steps} of ${n}`
+    : event.state === "fell back" ? "fell back, reads as before learning" : "not following";
+  const began = event.layer_of === event.session ? "its own layer" : `the layer of ${event.layer_of}`;
+  box.title = [event.why, `${event.method}, began with ${began}`, learned,
+    event.n_skipped ? `${event.n_skipped} came too fast to learn from` : ""].filter(Boolean).join("; ");
+}
+
 const ms = (value) => (value === null || value === undefined ? "–" : `${value < 10 ? value.toFixed(1) : value.toFixed(0)} ms`);
 function showLatency(event) {
   byId("p50").textContent = ms(event.frame_ms_p50);
@@ -252,6 +264,7 @@ const TAKE = {
   final: showFinal,
   trial: showTrial,
   latency: showLatency,
+  adaptation: showAdaptation,
   state: (event) => { decoding = event.state; showState(); if (decoding === "listening") settle(); },
   replay: (event) => { replay = event; showPlayer(); showState(); },
   fault: (event) => toast(`${event.what}: ${DONE[event.action] ?? event.action}`),
@@ -261,7 +274,7 @@ const TAKE = {
     byId("history").replaceChildren();
     lastFinal = null;
     for (const final of event.finals) showFinal(final, true);
-    for (const kind of ["state", "replay", "latency", "trial", "partial"]) if (event.now[kind]) TAKE[kind](event.now[kind]);
+    for (const kind of ["state", "replay", "latency", "adaptation", "trial", "partial"]) if (event.now[kind]) TAKE[kind](event.now[kind]);
   },
 };
 function settle() {
@@ -310,6 +323,7 @@ const ACTIONS = {
   ArrowRight: () => send({ type: "skip", n: 1 }),
   o: () => send({ type: decoding === "closed" ? "open" : "close" }),
   e: () => send({ type: "end" }),
+  r: () => send({ type: "forget" }),
   t: () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

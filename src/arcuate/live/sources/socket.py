@@ -10,7 +10,7 @@ A text message is {"type": "mark", "trial", "session", "reference"} or {"type": 
 import math
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def parse_frames(message: bytes, limits: Limits) -> Chunk:
     return Chunk(bins, time_s if math.isfinite(time_s) else None, None if first == UNKNOWN else first)
 
 
-def parse_mark(text: str, sessions: tuple[str, ...]) -> Item:
+def parse_mark(text: str, check_session: Callable[[str], None]) -> Item:
     told = parse_command(text[:10_000])
     if told["type"] == "end":
         return End()
@@ -61,8 +61,8 @@ def parse_mark(text: str, sessions: tuple[str, ...]) -> Item:
     if told["type"] != "mark" or not all(v is None or (isinstance(v, str) and len(v) < 2000) for v in values):
         raise UserError('a text message must be {"type": "mark", …} or {"type": "end"}')
     trial, session, reference = values
-    if session is not None and session not in sessions:
-        raise UserError(f"session {session!r:.60} is unknown to the model; it knows {', '.join(sessions)}")
+    if session is not None:
+        check_session(session)
     return Mark(trial, session, reference)
 
 
@@ -97,7 +97,7 @@ class Sender:
             if isinstance(data, bytes):
                 item = parse_frames(data, self.limits)
             else:
-                item = parse_mark(str(text), session.decoder.sessions)
+                item = parse_mark(str(text), session.decoder.check_session)
             if not session.put(item, wait=False):
                 raise UserError("decoding is behind; these bins were dropped")
         except UserError as error:
