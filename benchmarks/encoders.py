@@ -68,7 +68,13 @@ RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transfor
 NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
 
 
-ALONE = ("stages=[]", "transducer.enabled=false", "mode.enabled=false", "denoiser.enabled=false")
+ALONE = (
+    "stages=[]",
+    "train.steps=600",
+    "transducer.enabled=false",
+    "mode.enabled=false",
+    "denoiser.enabled=false",
+)
 
 
 def make_arms(width: int) -> list[Arm]:
@@ -126,12 +132,12 @@ def train(arm: Arm, seed: int, n_steps: int, data: Path, out: Path) -> Run:
     if state.is_file() and read_json(state)["step"] == n_steps:
         return run
     settings = [
+        *arm.overrides,
         f"train.steps={n_steps}",
         f"train.validate_every={n_steps}",  # once, at the end: nothing is selected
         "train.checkpoint_every=100",
         f"train.seed={seed}",
         f"data.seed={seed}",
-        *arm.overrides,
     ]
     command = ["train", arm.recipe, "--data", str(data), "--run", str(run.path), "--resume", *settings]
     log = (out / arm.name / f"seed-{seed}.log").open("ab")
