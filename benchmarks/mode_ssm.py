@@ -47,7 +47,12 @@ VARIANTS = {
     "ssm-ctc-flow": [*SSM, *FLOW],
 }
 ARCUATE = [sys.executable, "-m", "arcuate"]
-HEADS = ("ctc", "transducer", "both")
+READINGS = {  # name: how it is asked for
+    "ctc": (),
+    "ctc-beam": ("--search", "beam", "--beam", "20"),
+    "transducer": ("--head", "transducer"),
+    "both": ("--head", "both"),
+}
 
 
 def arguments(variant: str, seed: int) -> list[str]:
@@ -60,12 +65,12 @@ def train(variant: str, seed: int, data: Path, out: Path) -> None:
     subprocess.run([*ARCUATE, "train", "tiny", *asked, *arguments(variant, seed)], check=True)
 
 
-def evaluate(variant: str, seed: int, head: str, data: Path, out: Path) -> None:
+def evaluate(variant: str, seed: int, reading: str, data: Path, out: Path) -> None:
     """The weights of the last step, so that nothing is selected on the trials that are scored."""
     folder = out / f"{variant}-s{seed}"
-    has_head = head == "ctc" or "transducer.enabled=true" in VARIANTS[variant]
-    if has_head and not Run(folder).results_file("val", head, "json").exists():
-        asked = ["--data", str(data), "--head", head, "--label", head, "--checkpoint", "last"]
+    has_head = reading.startswith("ctc") or "transducer.enabled=true" in VARIANTS[variant]
+    if has_head and not Run(folder).results_file("val", reading, "json").exists():
+        asked = ["--data", str(data), *READINGS[reading], "--label", reading, "--checkpoint", "last"]
         subprocess.run([*ARCUATE, "evaluate", folder, *asked], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -108,8 +113,8 @@ def stream_ms(model: Model, n_bins: int = 800) -> float:
     return 1000 * statistics.median(spent[25:])
 
 
-def summary(folder: Path, head: str) -> dict | None:
-    file = Run(folder).results_file("val", head, "json")
+def summary(folder: Path, reading: str) -> dict | None:
+    file = Run(folder).results_file("val", reading, "json")
     return json.loads(file.read_text()) if file.exists() else None
 
 
@@ -122,17 +127,23 @@ def spread(values: list[float]) -> str:
 
 def table(out: Path, seeds: list[int]) -> str:
     lines = [
-        "| | seeds | PER CTC | PER transducer | PER both | silent | vocalised | mode told | parameters | s/step |"
+        "| | seeds | CTC | CTC, beam 20 | transducer | both | silent | vocalised | mode told | parameters | s/step |"
         " ms/frame |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for variant in VARIANTS:
-        found = {h: [s for n in seeds if (s := summary(out / f"{variant}-s{n}", h))] for h in HEADS}
+        found = {r: [s for n in seeds if (s := summary(out / f"{variant}-s{n}", r))] for r in READINGS}
         ctc = found["ctc"]
         modes = [spread([s["per_by_mode"][m] for s in ctc]) for m in ("silent", "vocalised")]
         told = spread([s["mode_accuracy"] for s in ctc if "mode_accuracy" in s])
         n, step, frame = costs(variant)
-        cells = [variant, str(len(ctc)), *(spread([s["per"] for s in found[h]]) for h in HEADS), *modes, told]
+        cells = [
+            variant,
+            str(len(ctc)),
+            *(spread([s["per"] for s in found[r]]) for r in READINGS),
+            *modes,
+            told,
+        ]
         lines.append("| " + " | ".join([*cells, f"{n:,}", f"{step:.2f}", f"{frame:.2f}"]) + " |")
     return "\n".join(lines)
 
@@ -151,10 +162,10 @@ def main() -> None:
         for variant in asked.only:
             train(variant, seed, asked.data, asked.out)
             evaluate(variant, seed, "ctc", asked.data, asked.out)
-    for head in HEADS[1:] if not asked.table else ():
+    for reading in list(READINGS)[1:] if not asked.table else ():
         for seed in asked.seeds:
             for variant in asked.only:
-                evaluate(variant, seed, head, asked.data, asked.out)
+                evaluate(variant, seed, reading, asked.data, asked.out)
     print(table(asked.out, asked.seeds))
 
 
