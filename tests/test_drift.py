@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate.cli import drift
 from arcuate.drift.arrays import array_groups
 from arcuate.drift.measure import (
     SAME_MAPPING,
@@ -17,6 +18,7 @@ from arcuate.drift.measure import (
     profile_likeness,
     subspace_likeness,
 )
+from arcuate.errors import UserError
 from arcuate.prepare import prepare
 from arcuate.simulate import simulate
 from arcuate.store import Store
@@ -141,3 +143,21 @@ def test_a_page_replaces_nothing_but_a_page(new_days: Path, tmp_path: Path) -> N
     assert_refused(
         arcuate("drift", new_days / "store", "--reference", "x", "--out", tmp_path / "d.html"), "no session x"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"reference": "x"}, "no session x to compare with; store holds t15"),
+        ({"adapt": "magic"}, "'magic' is unknown; choose none"),
+        ({"split": "x"}, "no split 'x'; choose train"),
+    ],
+)
+def test_names_that_mean_nothing_are_told_before_the_work(
+    new_days: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], said: str
+) -> None:
+    monkeypatch.setattr(drift, "measure_days", lambda *_: pytest.fail("measured all the same"))
+    with pytest.raises(UserError, match=said):
+        drift.drift_command(
+            drift.Asked(new_days / "store", new_days / "run", new_days / "d.html", **asked), False
+        )

@@ -1,11 +1,13 @@
 """New days for every kind of encoder, with session layers and without, in one direction and in both."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from arcuate import StreamingDecoder
 from arcuate.adapt.adapter import make_adapter
 from arcuate.adapt.follow import follow_trial
 from arcuate.adapt.settings import Adaptation
@@ -14,7 +16,10 @@ from arcuate.cli.calibrate import Asked, calibrate, prepare_plan
 from arcuate.cli.evaluate import AS_TRAINED
 from arcuate.cli.follow import Following, follow_run
 from arcuate.decode.greedy import greedy
+from arcuate.errors import UserError
 from arcuate.evaluate import decode_trials
+from arcuate.live.decoder import make_engine
+from arcuate.live.following import make_adapting
 from arcuate.models.files import load_model, save_model
 from arcuate.models.model import Model
 from arcuate.models.settings import (
@@ -91,6 +96,38 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
         day = after
     assert day.n_steps == 5 and day.layer.distance(day.start) > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path) -> None:
+    store, noise = Store.open(new_days / "store"), Augment(white_noise_sd=0.2)
+    settings = Adaptation.model_validate(
+        {
+            "method": "one-step",
+            "rate": 0.01,
+            "copies": 2,
+            "safety": {"min_confidence": 0, "full_doubt": 0.001},
+        }
+    )
+    if not load_model(folder).card.settings.encoder.causal:
+        with pytest.raises(UserError, match="cannot stream"):
+            make_engine(load_model(folder), None)
+        return
+    trials = [t for t in store.trials if t.session == DRIFTED][:3]
+    adapter = make_adapter(load_model(folder), settings, noise)
+    day, read = adapter.start(DRIFTED), []
+    for trial in trials:
+        step, day = follow_trial(adapter, day, store, trial, greedy, False)
+        read.append(step.result.tokens)
+    engine = make_engine(load_model(folder), None)
+    engine = replace(engine, adapting=make_adapting(engine.model, None, settings, noise))
+    stream = StreamingDecoder(engine, DRIFTED)
+    for trial, tokens in zip(trials, read, strict=True):
+        for chunk in np.array_split(store.read_bins(trial), 5):
+            stream.push(chunk)
+        assert stream.finish().tokens == tokens
+        stream.settle()
+    assert stream.day is not None and stream.day.n_steps == day.n_steps == 3
+    torch.testing.assert_close(stream.day.layer.weight, day.layer.weight, atol=0, rtol=0)
 
 
 def test_a_day_without_drift_is_read_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from arcuate.adapt.settings import METHODS
 from arcuate.cli.console import check_output, counted, emit_json, out, percent, progress, say
 from arcuate.days import date_of
 from arcuate.drift.arrays import array_groups
@@ -16,6 +17,7 @@ from arcuate.drift.summary import likeness_table, summarise
 from arcuate.errors import UserError
 from arcuate.run import open_run, write_aside
 from arcuate.store import Store
+from arcuate.trial import SPLITS
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def drift_command(asked: Asked, as_json: bool) -> None:
     check_output(asked.out, "<!doctype html>", "drift.html")
     run = open_run(asked.run) if asked.run is not None else None  # told before anything is measured
     store = Store.open(asked.store)
+    check(asked, store)
     with progress("measuring days") as report:
         days = measure_days(store, asked.trials, report)
     if not days:
@@ -66,12 +69,25 @@ def drift_command(asked: Asked, as_json: bool) -> None:
     emit_json(summary) if as_json else show(asked, summary)
 
 
+def check(asked: Asked, store: Store) -> None:
+    """Names that nothing is called by, told before anything is measured."""
+    if asked.reference is not None and asked.reference not in store.sessions:
+        known = ", ".join(store.sessions)
+        raise UserError(
+            f"there is no session {asked.reference} to compare with; {store.path.name} holds {known}"
+        )
+    if asked.adapt not in METHODS:
+        raise UserError(f"--adapt {asked.adapt!r} is unknown; choose {', '.join(METHODS)}")
+    if asked.split not in ("dev", *SPLITS):
+        raise UserError(f"there is no split {asked.split!r}; choose {', '.join(SPLITS)} or dev")
+
+
 def choose_reference(days: list[DayNumbers], named: str | None, rates: dict[str, Any] | None) -> DayNumbers:
     """The day asked for; else the last one that the model knows; else the first."""
     if named is not None:
         found = [d for d in days if d.session == named]
         if not found:
-            raise UserError(f"there is no session {named} to compare with; choose one of {days[0].session} …")
+            raise UserError(f"session {named} has no trial long enough to compare with; choose another")
         return found[0]
     known = {d["session"] for d in (rates or {}).get("days", ()) if d["known"]}
     return next((d for d in reversed(days) if d.session in known), days[0])
