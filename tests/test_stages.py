@@ -12,6 +12,7 @@ from arcuate.errors import UserError
 from arcuate.models.files import load_model
 from arcuate.recipe import load_recipe
 from arcuate.run import Run
+from arcuate.training.cautions import cautions
 from arcuate.training.stage_settings import Stage, StageLosses
 from arcuate.training.stages import Progress, settle, weighed
 from killing import train_and_kill
@@ -80,8 +81,10 @@ def test_weights_are_those_of_the_description(name: str) -> None:
         (["denoiser.enabled=false"], "stages.denoise.losses.denoise=0"),
         (["denoiser.enabled=false", "stages.0.train=[denoiser, ctc]"], "does not have"),
         (["stages.0.train=[memory]"], "stages.0.train"),
-        (["stages.0.train=[transducer]"], "reaches"),
-        (["stages.0.stps=4"], "did you mean 'stages.steps'"),
+        (["stages.0.train=[transducer]"], "reaches; add one of front_end, encoder, ctc"),
+        (["stages.0.stps=4"], "did you mean 'stages.0.steps'"),
+        (["stages.0.losses.foo=1"], "stages.0.losses has ctc, denoise, mode, rnnt"),
+        (["stages=[]"], "set train.steps"),
         (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs a length"),
         (["stages.1.name=ctc"], "two stages are called 'ctc'"),
         (["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"], "stage 'mode' of 150 steps"),
@@ -93,6 +96,23 @@ def test_mistakes_are_told_in_one_sentence(overrides: list[str], said: str) -> N
         load_recipe("mode-ssm-small", overrides)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_bare_on_is_a_schedule() -> None:
+    """YAML takes it for true; the remedies that messages name write it so."""
+    overrides = ["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"]
+    overrides += ["stages.mode.schedule=on", "stages.denoise.schedule=on"]
+    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["on"] * 4
+    with pytest.raises(UserError, match="no switch"):
+        load_recipe("mode-ssm-small", ["stages.0.schedule=off"])
+
+
+def test_weights_that_stages_set_aside_are_told() -> None:
+    changed = load_recipe("mode-ssm-small", ["loss.ctc.weight=0.5"])
+    (line,) = cautions(changed, True, "cpu")
+    assert "loss.ctc.weight 0.5 does not count" in line
+    for name in ("mode-ssm", "mode-ssm-small"):
+        assert not list(cautions(settle(load_recipe(name), 10.0), True, "cuda"))
 
 
 def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
