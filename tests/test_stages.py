@@ -187,7 +187,9 @@ def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: 
     assert counts - {8} <= {1, 2, 3, 4}  # session layers only count the batches they were in
 
 
-def test_a_stage_ends_early_where_nothing_improves(cohort_store: Path, tmp_path: Path) -> None:
+def test_a_stage_ends_early_where_nothing_improves(
+    cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train(
         cohort_store, tmp_path / "run",
         *("stages.0.plateau=1", "stages.0.gain=0.99", "stages.0.steps=40"),
@@ -197,6 +199,15 @@ def test_a_stage_ends_early_where_nothing_improves(cohort_store: Path, tmp_path:
     assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
+    told = capsys.readouterr().err
+    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in told
+    assert "training trials silent, all by their labels" in told
+    ends = [line.split("stage ")[1] for line in told.splitlines() if " is over" in line]
+    assert ends[0].startswith("ctc is over, 1 validation without a gain, best PER ")
+    assert ends[0].endswith("; next: transducer")
+    assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
+    assert "without" not in ends[1] and "next" not in ends[3]
+    assert "14/14" in told  # the bar ends where the run does
 
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:

@@ -34,13 +34,15 @@ Validate = Callable[[Model], dict[str, Any]]
 
 
 class Watcher(Protocol):
-    """Whoever shows progress: told of every step, of every row of metrics.jsonl and of every incident."""
+    """Whoever shows progress: told of every step, row of metrics.jsonl and incident, and of stages that end."""
 
     def step(self, step: int) -> None: ...
 
     def row(self, row: dict[str, Any]) -> None: ...
 
     def incident(self, row: dict[str, Any]) -> None: ...
+
+    def stage(self, row: dict[str, Any]) -> None: ...
 
 
 def train(
@@ -95,6 +97,8 @@ def train(
         if validated and training.stage_is_over:
             if training.tally.n_steps:  # over because nothing improved, which only this validation told
                 log(training, rates, device, watcher, world)
+            if world.writes:
+                watcher.stage(training.stage_over())
             training.next_stage()
             encode = wrap() if wrap and not training.finished else encode
         scheduled = validated or training.step % settings.checkpoint_every == 0
