@@ -165,14 +165,14 @@ def backward(
 
 def ignorance(
     losses: dict[str, float], settings: Loss, n_tokens: float, n_frames: float, n_classes: int
-) -> float:
+) -> float | None:
     """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials.
 
-    Where no head reads tokens, nobody is ignorant of them.
+    Where no head reads tokens, nothing is known of that.
     """
     head = next((head for head in TEXT if head in losses), None)
     if head is None:
-        return 0.0
+        return None
     match getattr(settings, head).reduction:
         case "mean_per_token":
             per_token = losses[head]
