@@ -37,12 +37,13 @@ def rnnt_loss(
             f"transducer logits are {logits.dtype} of shape {tuple(logits.shape)}; they should be floating-point"
             " numbers of shape (B, T, U + 1, V)"
         )
-    lengths = [torch.as_tensor(n, device=logits.device) for n in (n_frames, n_tokens)]
-    check(logits.shape, targets, *lengths, blank)
+    frames = torch.as_tensor(n_frames, device=logits.device)
+    tokens = torch.as_tensor(n_tokens, device=logits.device)
+    check(logits.shape, targets, frames, tokens, blank)
     if not len(logits):
         return logits.sum((1, 2, 3))  # no trial, no loss
-    scores = score_nodes(logits, targets, *lengths, blank, reuse_logits)
-    return lattice_loss(*scores, *lengths)
+    scores = score_nodes(logits, targets, frames, tokens, blank, reuse_logits)
+    return lattice_loss(*scores, frames, tokens)
 
 
 def rnnt_loss_joined(
