@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from arcuate.decode import joint
 from arcuate.decode.joint import EMPTY, JointBeam, advance, grow, search_both
 from arcuate.decode.transducer import Beam, Weights, rescore, search
 from test_decode_transducer import N_CLASSES, SETTINGS, kinds, make
@@ -76,6 +77,37 @@ def test_chunks_equal_the_whole_and_states_are_values(settings) -> None:
             chunked = searcher.finish(state)
             assert [h.tokens for h in chunked] == [h.tokens for h in whole]
             assert [h.total for h in chunked] == pytest.approx([h.total for h in whole], abs=1e-4)
+
+
+def sure_scores(n_frames: int, n_classes: int) -> np.ndarray:
+    """CTC as it is after training: a token at every fourth frame, the blank elsewhere, hardly a doubt."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(n_frames, n_classes))
+    best = np.where(np.arange(n_frames) % 4 == 0, generator.integers(1, n_classes, n_frames), 0)
+    logits[np.arange(n_frames), best] += 12.0
+    return torch.from_numpy(logits).log_softmax(-1).numpy()
+
+
+def test_a_long_stream_remembers_its_last_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state stops growing, and what is said is what a search says that forgets nothing."""
+    head, frames = make(SETTINGS[0], 160, seed=3, n_classes=6)
+    log_probs, sizes, found = sure_scores(160, 6), [], []
+    searcher = JointBeam(head, width=4, weights=Weights(ctc=3.0))
+    for limit in (joint.FORGET, np.inf):
+        monkeypatch.setattr(joint, "FORGET", limit)
+        with torch.inference_mode():
+            state = searcher.start()
+            for piece, scores in zip(frames.split(40), np.split(log_probs, 4), strict=True):
+                state = searcher.step(state, piece, scores)
+                longest = max(len(c.now) for c in state.columns)
+                sizes.append((len(state.heard), max(len(c.past) for c in state.columns), longest))
+        found.append(searcher.finish(state))
+    assert all(heard < 90 and past == heard + 1 and now < 60 for heard, past, now in sizes[:4])
+    assert sizes[7][:2] == (160, 161)
+    assert [h.tokens for h in found[0]] == [h.tokens for h in found[1]]
+    assert len(found[0][0].tokens) > 20
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.scores == pytest.approx(theirs.scores, abs=1e-9)
 
 
 def test_without_ctc_it_is_the_transducers_beam() -> None:

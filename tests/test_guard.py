@@ -100,6 +100,16 @@ def test_a_run_that_has_learned_may_stand_still() -> None:
     assert guard.learned
 
 
+def test_a_stage_that_reads_nothing_teaches_nothing_of_reading() -> None:
+    """A loss of modes or of the denoiser alone may stand still, and proves nothing for the stage after it."""
+    guard = Guard(Settings(stuck=Stuck(patience=120)))
+    babble = Numbers(1.0, 1.0, ignorance=None, blank_share=0.1, n_distinct=38, length_ratio=3.0)
+    assert all(guard.judge(babble, 1e-3) == KEEP for _ in range(400))
+    assert not guard.learned and not guard.spoke
+    guard.new_stage()
+    assert "stuck" in [guard.judge(silent(), 1e-3).kind for _ in range(300)]
+
+
 def test_slow_learning_is_not_stuck() -> None:
     guard = Guard(Settings(stuck=Stuck(patience=120)))
     assert all(guard.judge(silent(3.2 * 0.999**i), 1e-3) == KEEP for i in range(1000))

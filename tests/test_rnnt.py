@@ -163,6 +163,13 @@ def test_a_path_that_can_not_be_taken():
         ([3], [-1], [[1, 2]], "0 to 2 tokens"),
         ([3], [2], [[1, 0]], "true n_tokens"),
         ([3], [1], [[1, 2, 1]], "one more than targets"),
+        ([3], [1], [[1, 2], [1, 2]], "one more than targets"),
+        ([3, 3], [1], [[1, 2]], "n_frames should be one whole number for each of 1 trials"),
+        ([3], [[1]], [[1, 2]], "n_tokens should be one whole number"),
+        ([3.0], [1], [[1, 2]], "one whole number"),
+        ([3], [2], [[1, 4]], "there are 4"),
+        ([3], [2], [[1, -1]], "there are 4"),
+        ([3], [2], [[1.0, 2.0]], "whole numbers"),
     ],
 )
 def test_refusals(n_frames, n_tokens, targets, words):
@@ -170,3 +177,28 @@ def test_refusals(n_frames, n_tokens, targets, words):
         rnnt_loss(
             torch.zeros(1, 3, 3, 4), torch.tensor(targets), torch.tensor(n_frames), torch.tensor(n_tokens)
         )
+
+
+def test_refusals_of_logits_and_blank():
+    targets, lengths = torch.tensor([[1, 2]]), (torch.tensor([3]), torch.tensor([1]))
+    for logits in (torch.zeros(3, 3, 4), torch.zeros(1, 3, 3, 4, dtype=torch.int64)):
+        with pytest.raises(UserError, match="floating-point numbers of shape"):
+            rnnt_loss(logits, targets, *lengths)
+    for blank in (4, -1):
+        with pytest.raises(UserError, match="no class"):
+            rnnt_loss(torch.zeros(1, 3, 3, 4), targets, *lengths, blank=blank)
+
+
+def test_lengths_may_be_lists_and_there_may_be_no_trial():
+    logits, targets = torch.randn(2, 3, 3, 4), torch.tensor([[1, 2], [3, -1]])  # padding may hold anything
+    given, wanted = [3, 2], [2, 1]
+    torch.testing.assert_close(
+        rnnt_loss(logits, targets, given, wanted),
+        rnnt_loss(logits, targets, torch.tensor(given), torch.tensor(wanted)),
+    )
+    none = logits[:0].requires_grad_()
+    loss = rnnt_loss(
+        none, targets[:0], torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64)
+    )
+    assert loss.shape == (0,)
+    loss.sum().backward()

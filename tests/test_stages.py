@@ -12,6 +12,7 @@ from arcuate.errors import UserError
 from arcuate.models.files import load_model
 from arcuate.recipe import load_recipe
 from arcuate.run import Run
+from arcuate.training.cautions import cautions
 from arcuate.training.stage_settings import Stage, StageLosses
 from arcuate.training.stages import Progress, settle, weighed
 from killing import train_and_kill
@@ -80,8 +81,10 @@ def test_weights_are_those_of_the_description(name: str) -> None:
         (["denoiser.enabled=false"], "stages.denoise.losses.denoise=0"),
         (["denoiser.enabled=false", "stages.0.train=[denoiser, ctc]"], "does not have"),
         (["stages.0.train=[memory]"], "stages.0.train"),
-        (["stages.0.train=[transducer]"], "reaches"),
-        (["stages.0.stps=4"], "did you mean 'stages.steps'"),
+        (["stages.0.train=[transducer]"], "reaches; add one of front_end, encoder, ctc"),
+        (["stages.0.stps=4"], "did you mean 'stages.0.steps'"),
+        (["stages.0.losses.foo=1"], "stages.0.losses has ctc, denoise, mode, rnnt"),
+        (["stages=[]"], "set train.steps"),
         (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs a length"),
         (["stages.1.name=ctc"], "two stages are called 'ctc'"),
         (["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"], "stage 'mode' of 150 steps"),
@@ -93,6 +96,23 @@ def test_mistakes_are_told_in_one_sentence(overrides: list[str], said: str) -> N
         load_recipe("mode-ssm-small", overrides)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_bare_on_is_a_schedule() -> None:
+    """YAML takes it for true; the remedies that messages name write it so."""
+    overrides = ["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"]
+    overrides += ["stages.mode.schedule=on", "stages.denoise.schedule=on"]
+    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["on"] * 4
+    with pytest.raises(UserError, match="no switch"):
+        load_recipe("mode-ssm-small", ["stages.0.schedule=off"])
+
+
+def test_weights_that_stages_set_aside_are_told() -> None:
+    changed = load_recipe("mode-ssm-small", ["loss.ctc.weight=0.5"])
+    (line,) = cautions(changed, True, "cpu")
+    assert "loss.ctc.weight 0.5 does not count" in line
+    for name in ("mode-ssm", "mode-ssm-small"):
+        assert not list(cautions(settle(load_recipe(name), 10.0), True, "cuda"))
 
 
 def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
@@ -167,7 +187,9 @@ def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: 
     assert counts - {8} <= {1, 2, 3, 4}  # session layers only count the batches they were in
 
 
-def test_a_stage_ends_early_where_nothing_improves(cohort_store: Path, tmp_path: Path) -> None:
+def test_a_stage_ends_early_where_nothing_improves(
+    cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train(
         cohort_store, tmp_path / "run",
         *("stages.0.plateau=1", "stages.0.gain=0.99", "stages.0.steps=40"),
@@ -177,6 +199,15 @@ def test_a_stage_ends_early_where_nothing_improves(cohort_store: Path, tmp_path:
     assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
+    told = capsys.readouterr().err
+    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in told
+    assert "training trials silent, all by their labels" in told
+    ends = [line.split("stage ")[1] for line in told.splitlines() if " is over" in line]
+    assert ends[0].startswith("ctc is over, 1 validation without a gain, best PER ")
+    assert ends[0].endswith("; next: transducer")
+    assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
+    assert "without" not in ends[1] and "next" not in ends[3]
+    assert "14/14" in told  # the bar ends where the run does
 
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:

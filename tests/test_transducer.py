@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import arcuate.evaluate
+from arcuate.api import Decoder
+from arcuate.cli.decode import Source, decode_source
 from arcuate.cli.evaluate import Reading, evaluate_run
 from arcuate.cli.train import Asked, train_run
+from arcuate.decode.hypothesis import Hypothesis
+from arcuate.decode.joint import JointBeam, search_both
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
 from arcuate.losses.heads import head_losses, weigh
@@ -20,6 +25,7 @@ from arcuate.run import Run, open_run, read_jsonl
 from arcuate.tokens import CLASSES
 from arcuate.training.parallel import Encoding, as_outputs
 
+READ_NOTHING = Hypothesis(())
 KINDS = [
     Transducer(enabled=True, width=6, context=1),
     Transducer(enabled=True, width=6, context=2),
@@ -126,6 +132,18 @@ def test_saved_and_loaded(settings, tmp_path):
     assert sum(len(g) for g in parameter_groups(loaded).values()) == len(list(loaded.parameters()))
 
 
+def test_one_trial_is_read_as_the_pages_show() -> None:
+    """Outputs of one trial go into a search as they are: no padding, no gradient to take off."""
+    model = make_model(KINDS[1])
+    decoder = Decoder(model.eval())
+    bins = torch.randn(30, model.card.n_channels).numpy()
+    outputs = decoder.outputs(bins, decoder.sessions[0])
+    scores = outputs.log_probs["ctc"][0].numpy()
+    assert (scores == decoder.scores(bins, decoder.sessions[0])).all()
+    best = search_both(JointBeam(model.transducer), outputs.frames[0], scores)[0]
+    assert best.scores.keys() == {"transducer", "ctc"}
+
+
 def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
     changes = [
         "encoder.width=16",
@@ -146,6 +164,30 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
             open_run(tmp_path / "run"), "val", None, "best", head, None, reading=Reading(head=head)
         )
         assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
+
+
+def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path, monkeypatch):
+    few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
+    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    run, used = open_run(tmp_path / "run"), set()
+    for name in ("Greedy", "Beam", "JointBeam"):
+        make = getattr(arcuate.evaluate, name)
+        noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
+        monkeypatch.setattr(arcuate.evaluate, name, noting)
+    monkeypatch.setattr(arcuate.evaluate, "search_transducer", lambda searcher, frames: [READ_NOTHING])
+    monkeypatch.setattr(arcuate.evaluate, "search_both", lambda searcher, *heard: [READ_NOTHING])
+    for reading, made, told in (
+        (Reading(head="transducer"), ("Beam", 8), {"search": "beam", "beam": 8}),
+        (Reading(head="transducer", beam=3), ("Beam", 3), {"search": "beam", "beam": 3}),
+        (Reading(head="transducer", search="greedy"), ("Greedy",), {"search": "greedy"}),
+        (Reading(head="both", search="beam", beam=5), ("JointBeam", 5), {"search": "beam", "beam": 5}),
+    ):
+        used.clear()
+        summary = evaluate_run(run, "val", None, "best", None, None, reading=reading)
+        assert used == {made} and told.items() <= summary.items()
+        assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in told)
+    with pytest.raises(UserError, match="no greedy search"):
+        evaluate_run(run, "val", None, "best", None, None, reading=Reading(head="both", search="greedy"))
 
 
 def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
@@ -176,6 +218,10 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
             evaluate_run(run, "val", None, "best", None, None, reading=Reading(head=head))
+    with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
+        decode_source(
+            Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1
+        )
 
 
 def test_losses_that_all_weigh_nothing_are_refused():

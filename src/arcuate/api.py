@@ -12,6 +12,7 @@ from arcuate.decode.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.models.files import load_model
 from arcuate.models.model import Model
+from arcuate.models.outputs import Outputs
 from arcuate.runtime import choose_device
 from arcuate.store import Statistics
 from arcuate.training.checkpoint import find_checkpoint
@@ -35,7 +36,14 @@ class Decoder:
     def scores(
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
     ) -> np.ndarray:
-        """Natural-log probability of every class at every frame: (F, V).
+        """Natural-log probability of every class at every frame: (F, V). Arguments as for `outputs`."""
+        outputs = self.outputs(bins, session, statistics)
+        return outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
+
+    def outputs(
+        self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
+    ) -> Outputs:
+        """All that the model says of one trial, as a batch of one: frames, scores, speaking mode.
 
         `bins` is (T, C), as stored. A model that normalises by block or by the past needs the `statistics` of
         the block, from `store.block_statistics(info)` or `store.past_statistics(info)`.
@@ -52,13 +60,13 @@ class Decoder:
             else torch.zeros(1, dtype=torch.int64)
         )
         with torch.inference_mode():
-            outputs = self.model(
+            outputs: Outputs = self.model(
                 values[None].to(device),
                 torch.tensor([len(values)], device=device),
                 index.to(device),
                 as_batch(statistics, device),
             )
-        return outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
+        return outputs
 
     def decode(
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None

@@ -13,7 +13,7 @@ from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
 from arcuate.decode.joint import JointBeam, search_both
-from arcuate.decode.transducer import Beam, rescore
+from arcuate.decode.transducer import Beam, Greedy, rescore
 from arcuate.decode.transducer import search as search_transducer
 from arcuate.errors import UserError
 from arcuate.losses.heads import HEADS, head_losses, weigh
@@ -26,7 +26,8 @@ from arcuate.store import Store, TrialInfo
 from arcuate.tokens import CLASSES, names
 from arcuate.training.settings import Validate
 
-Head = Literal["ctc", "transducer", "both"]  # which head is read: CTC greedily, the others with a beam
+Head = Literal["ctc", "transducer", "both"]  # which head is read
+HEAD_BEAM = 8  # readings kept where a transducer is read
 HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 Progress = Callable[[int, int, str], None]
 Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
@@ -72,9 +73,13 @@ def decode_trials(
     keep_frames: bool = False,
     search: Search = greedy,
     head: Head = "ctc",
+    head_beam: int | None = HEAD_BEAM,
     progress: Progress | None = None,
 ) -> list[TrialResult]:
-    """Decodings in the order of the trials given, whatever batches they were computed in."""
+    """Decodings in the order of the trials given, whatever batches they were computed in.
+
+    `search` reads the CTC head; another head is read with a beam of `head_beam`, greedily where that is None.
+    """
     device = next(model.parameters()).device
     front_end = model.card.settings.front_end
     results: dict[int, TrialResult] = {}
@@ -97,7 +102,8 @@ def decode_trials(
                 trial, logp = trials[index], frames[row, : n_frames[row]]
                 tokens = tuple(search(logp))
                 if head != "ctc":
-                    tokens = read_transducer(model, outputs.frames[row, : len(logp)], logp, tokens, head)
+                    inner = outputs.frames[row, : len(logp)]
+                    tokens = read_transducer(model, inner, logp, tokens, head, head_beam)
                 results[index] = TrialResult(
                     trial,
                     tokens,
@@ -118,15 +124,21 @@ def decode_trials(
 
 
 def read_transducer(
-    model: Model, frames: torch.Tensor, log_probs: np.ndarray, greedy_tokens: tuple[int, ...], head: Head
+    model: Model,
+    frames: torch.Tensor,
+    log_probs: np.ndarray,
+    ctc_tokens: tuple[int, ...],
+    head: Head,
+    beam: int | None,
 ) -> tuple[int, ...]:
     """Tokens of one trial by its transducer, or by both heads in one pass and what CTC alone had read."""
     if model.transducer is None:
         raise UserError("this model has no transducer; use --head ctc, or train with transducer.enabled=true")
     if head == "transducer":
-        return search_transducer(Beam(model.transducer), frames)[0].tokens
-    found = search_both(JointBeam(model.transducer), frames, log_probs)
-    readings = [greedy_tokens, *(h.tokens for h in found)]
+        searcher = Greedy(model.transducer) if beam is None else Beam(model.transducer, beam)
+        return search_transducer(searcher, frames)[0].tokens
+    found = search_both(JointBeam(model.transducer, beam or HEAD_BEAM), frames, log_probs)
+    readings = [ctc_tokens, *(h.tokens for h in found)]
     found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
     return found[0].tokens
 

@@ -269,8 +269,12 @@ def explain(error: ValidationError, where: str) -> Iterator[str]:
     for problem in error.errors():
         path = plain_path(problem["loc"], known)
         if problem["type"] == "extra_forbidden":
-            near = nearest(".".join(p for p in path.split(".") if not p.isdecimal()), known)
-            yield f"recipe {where}: {absent(path, near, problem['loc'])}"
+            near, parent = nearest_of(path, known), path.rpartition(".")[0]
+            inside = [
+                k.rpartition(".")[2] for k in known if parent and k.rpartition(".")[0] == unnumbered(parent)
+            ]
+            others = f"; {parent} has {', '.join(inside)}" if inside and near is None else ""
+            yield f"recipe {where}: {absent(path, near, problem['loc'])}{others}"
         elif problem["type"] == "value_error":
             yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
         elif problem["type"] == "missing" and "." in path:
@@ -327,6 +331,19 @@ def absent(path: str, near: str | None, place: Sequence[int | str]) -> str:
     return f"there is no setting {path!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
+def nearest_of(path: str, known: Sequence[str]) -> str | None:
+    """The same of a path through a list, such as stages.0.stps: `known` has no numbers in it, and the answer has."""
+    near = nearest(unnumbered(path), known)
+    parent = path.rpartition(".")[0]
+    if near is not None and parent and near.rpartition(".")[0] == unnumbered(parent):
+        return f"{parent}.{near.rpartition('.')[2]}"
+    return near
+
+
+def unnumbered(path: str) -> str:
+    return ".".join(part for part in path.split(".") if not part.isdecimal())
+
+
 def nearest(path: str, known: Sequence[str]) -> str | None:
     """The known setting a misspelt one most likely meant: a sibling first, then the same word elsewhere."""
     parent, _, leaf = path.rpartition(".")
@@ -335,8 +352,11 @@ def nearest(path: str, known: Sequence[str]) -> str | None:
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
     if close := difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]
-    same_word = [k for k in known if k.rpartition(".")[2] == leaf]
-    close = same_word or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    if same_word := [k for k in known if k.rpartition(".")[2] == leaf]:
+        return same_word[0]
+    if parent in known:  # the others beside it say more than a word that is like the whole path
+        return None
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return close[0] if close else None
 
 

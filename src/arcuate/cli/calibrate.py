@@ -312,6 +312,9 @@ class Steps:
     def incident(self, row: dict[str, Any]) -> None:
         say(f"step {row['step']:>6}  {row['action']}: {row['reason']}")
 
+    def stage(self, row: dict[str, Any]) -> None:
+        pass
+
 
 def show(plan: Plan, summary: dict[str, Any]) -> None:
     table = Table(

@@ -252,13 +252,15 @@ def run_trials(
     source: Source,
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """The trials of a split as the best model of a run hears them; their own texts are the references."""
-    from arcuate.cli.evaluate import score_run
+    from arcuate.cli.evaluate import find_subject, refuse_without_transducer, score_run
     from arcuate.decode.transducer_words import refuse_without
     from arcuate.run import open_run
     from arcuate.tokens import CLASSES, SILENCE
 
-    both = source.head == "both"
-    scored = score_run(open_run(source.scores), source.split, source.data, "best", keep_frames=both)
+    both, run = source.head == "both", open_run(source.scores)
+    if both:
+        refuse_without_transducer(find_subject(run, "best"))
+    scored = score_run(run, source.split, source.data, "best", keep_frames=both)
     results = scored.results
     frames = [arrange(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]

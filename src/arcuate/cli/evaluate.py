@@ -11,6 +11,7 @@ from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.evaluate import (
+    HEAD_BEAM,
     HEAD_NAMES,
     Head,
     TrialResult,
@@ -72,6 +73,7 @@ class Scored:
     model: Model
     validate: Validate
     head: Head
+    head_beam: int | None
     results: list[TrialResult]
 
     @property
@@ -143,12 +145,12 @@ def score_run(
     """Every trial of a split with its frame scores, and read by the search asked for."""
     subject = find_subject(run, checkpoint)
     recipe = subject.recipe
-    validate = searched(recipe.validate_, reading)
     head = check_head(reading.head)
-    if head != "ctc" and not recipe.transducer.enabled:
-        raise UserError(
-            f"{run.path} has no transducer; use --head ctc, or train with transducer.enabled=true"
-        )
+    validate = searched(recipe.validate_, reading)
+    head_beam = searched_head(head, reading)
+    validate = validate if head == "ctc" else recipe.validate_
+    if head != "ctc":
+        refuse_without_transducer(subject)
     store = Store.open(data or remembered_store(subject))
     model = load_model(subject.folder)
     trials = choose_trials(subject, store, split, model.card)
@@ -167,9 +169,17 @@ def score_run(
             keep_frames=keep_frames,
             search=phoneme_search(validate),
             head=head,
+            head_beam=head_beam,
             progress=report,
         )
-    return Scored(subject, store, model, validate, head, results)
+    return Scored(subject, store, model, validate, head, head_beam, results)
+
+
+def refuse_without_transducer(subject: Subject) -> None:
+    if not subject.recipe.transducer.enabled:
+        raise UserError(
+            f"{subject.run.path} has no transducer; use --head ctc, or train with transducer.enabled=true"
+        )
 
 
 def check_head(name: str) -> Head:
@@ -192,6 +202,15 @@ def searched(settings: Validate, reading: Reading) -> Validate:
         search=cast(Literal["greedy", "beam"], kind),
         beam=beam or settings.beam,
     )
+
+
+def searched_head(head: Head, reading: Reading) -> int | None:
+    """The width of the beam over a transducer's readings, None for its greedy search."""
+    if reading.search != "greedy":
+        return reading.beam or HEAD_BEAM
+    if head == "both":
+        raise UserError("--head both has no greedy search; leave --search out, or take --head transducer")
+    return None
 
 
 def check_places(label: str | None, scores: Path | None) -> None:
@@ -261,7 +280,9 @@ def changed_splits(subject: Subject, store: Store) -> list[str] | None:
 def provenance(scored: Scored, split: str, label: str | None) -> dict[str, Any]:
     """Which weights were scored on which trials, and what they had been selected on."""
     subject, store = scored.subject, scored.store
-    beam = {"beam": scored.validate.beam} if scored.validate.search == "beam" else {}
+    width = scored.validate.beam if scored.validate.search == "beam" else None
+    if scored.head != "ctc":
+        width = scored.head_beam
     state_file = subject.folder / "state.json"
     state = read_json(state_file) if state_file.exists() else {}
     return {
@@ -272,8 +293,8 @@ def provenance(scored: Scored, split: str, label: str | None) -> dict[str, Any]:
         "selected_on": subject.selected_on,
         "checkpoint": subject.folder.name,
         "step": state.get("step"),
-        "search": scored.validate.search if scored.head == "ctc" else "beam",
-        **(beam if scored.head == "ctc" else {}),
+        "search": "greedy" if width is None else "beam",
+        **({} if width is None else {"beam": width}),
         "head": scored.head,
         "data_hash": store.manifest.get("hashes", {}).get(split),
         "data_differ_in": changed_splits(subject, store),

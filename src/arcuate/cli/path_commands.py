@@ -201,13 +201,20 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="The store, if it moved since training.")] = None,
     checkpoint: Annotated[
         str,
-        typer.Option(help="best, last or step-NNNNNNNN.", autocompletion=complete_from("best", "last")),
+        typer.Option(
+            help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last")
+        ),
     ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
     search: Annotated[str | None, typer.Option(help="greedy or beam; left out: as the recipe says.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
-    head: Annotated[str, typer.Option(help="ctc, transducer, or both together.")] = "ctc",
+    head: Annotated[
+        str,
+        typer.Option(
+            help="ctc, transducer, or both together; the last two with a beam of 8 unless told otherwise."
+        ),
+    ] = "ctc",
     adapt: Annotated[
         str | None,
         typer.Option(

@@ -38,7 +38,7 @@ from arcuate.training.parallel import parallel_encode
 from arcuate.training.precision import Choice, choose_precision
 from arcuate.training.settings import Runtime
 from arcuate.training.signals import listening
-from arcuate.training.stages import settle
+from arcuate.training.stages import outline, settle
 from arcuate.training.state import Training
 from arcuate.training.world import World, join_world, leave_world
 
@@ -135,6 +135,8 @@ def run_training(
             "dry_run": True,
             "n_train": len(selection.train),
             "n_validation": len(selection.validation),
+            "steps": recipe.train.steps,
+            "stages": {stage.name: stage.steps for stage in recipe.stages},
         }
     environment = describe(
         device=str(machine.device),
@@ -300,6 +302,8 @@ def announce(
     ]
     if (workers := worker_count(recipe)) < recipe.data.workers:
         lines.append(f"data.workers={recipe.data.workers} is more than there are cores; using {workers}")
+    if recipe.stages:
+        lines.append(outline(recipe))
     batching, patch = recipe.data.batching, recipe.front_end.patch
     if world.size > 1:
         lines.append(f"{world.size} processes share every batch")

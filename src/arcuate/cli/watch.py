@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from arcuate.cli.console import bar, err, percent, say
+from arcuate.cli.console import bar, counted, err, percent, say
 from arcuate.metrics import DELETED, INSERTED, aligned
 
 SAMPLE_WIDTH = 100
@@ -55,6 +55,15 @@ class TerminalWatcher:
             else ""
         )
         say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
+
+    def stage(self, row: dict[str, Any]) -> None:
+        """A stage is over: losses of the next one are of another size, and a reader should know why."""
+        self.bar.update(self.task, total=row["ends_at"])
+        n, best = row["without_gain"], row["best_per"]
+        why = f", {counted(n, 'validation')} without a gain" if n else ""
+        best = "" if best is None else f", best PER {percent(best)}"
+        after = "" if row["next"] is None else f"; next: {row['next']}"
+        say(f"step {row['step']:>6}  stage {row['stage']} is over{why}{best}{after}")
 
     def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
         self.lines = compare(reference, hypothesis)

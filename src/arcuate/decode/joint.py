@@ -3,8 +3,10 @@
 The transducer's part is the summed probability of all ways through its lattice so far, as in `transducer.Beam`. The CTC
 part is the summed probability of all ways in which exactly these tokens were said up to this frame. It is exact,
 however late a token joins: a reading remembers what its last two states scored at every frame, and a longer reading is
-worked out from there. While the search runs, CTC may be some tokens behind the transducer at a price; at the end it has
-to have said them all. `start / step / finish`, the state is a value.
+worked out from there. What is far less likely than the reading's own beginnings is forgotten, frames and tokens alike,
+so that the state of a long stream holds its last words and not its whole past. While the search runs, CTC may be some
+tokens behind the transducer at a price; at the end it has to have said them all. `start / step / finish`, the state is
+a value.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from arcuate.models.transducer import Transducer
 from arcuate.tokens import BLANK
 
 LAG = 2.0  # nat for every token that CTC has not said yet
+FORGET = 100.0  # nat below the best of a reading's states: what is less likely is not remembered
 TRIED = 2  # so many times the width of the beam are looked at when readings grow by a token
 
 
@@ -26,10 +29,10 @@ TRIED = 2  # so many times the width of the beam are looked at when readings gro
 class Column:
     """Log-probabilities of one reading under CTC, after the frames so far."""
 
-    now: np.ndarray  # (2U + 1,) of every state: blank, token, blank, …
+    now: np.ndarray  # (2u + 1,) of its last states, u of U tokens: blank, token, blank, …
     past: (
         np.ndarray
-    )  # (t + 1, 2) of the last token and of the blank after it, before the first frame and after each
+    )  # (t + 1, 2) of the last token and of the blank after it, before the first frame heard and after each
 
     @property
     def score(self) -> float:
@@ -50,7 +53,7 @@ EMPTY = Column(np.zeros(1), np.array([[-np.inf, 0.0]]))
 class JointState:
     readings: Readings  # scores are the transducer's
     columns: list[Column]  # one per reading
-    heard: np.ndarray  # (t, V) CTC log-probabilities so far
+    heard: np.ndarray  # (t, V) CTC log-probabilities of the last frames
 
 
 @dataclass(frozen=True)
@@ -167,14 +170,27 @@ class JointBeam:
             torch.cat([predicted for predicted, _ in parts]),
             self.head.concatenate([state for _, state in parts]),
         )
-        return JointState(kept, [columns[t] for t in order], heard)
+        return JointState(kept, *forget([columns[t] for t in order], heard))
+
+
+def forget(columns: list[Column], heard: np.ndarray) -> tuple[list[Column], np.ndarray]:
+    """First frames and first tokens that no reading can gain anything from, left out."""
+    n = min(n_faint(np.logaddexp(*c.past.T), c.now) for c in columns)
+    shorter = [Column(c.now[n_faint(c.now, c.now) // 2 * 2 :], c.past[n:]) for c in columns]
+    return shorter, heard[n:]
+
+
+def n_faint(values: np.ndarray, states: np.ndarray) -> int:
+    """How many values at the beginning are below everything that counts; the last one always stays."""
+    faint = values < states.max() - FORGET
+    return len(values) - 1 if faint.all() else int(faint.argmin())
 
 
 def advance(column: Column, tokens: tuple[int, ...], scores: np.ndarray) -> Column:
     """A reading one frame later."""
     now, n = column.now, len(column.now)
     labels = np.full(n, BLANK)
-    labels[1::2] = tokens
+    labels[1::2] = tokens[len(tokens) - n // 2 :]
     new = now.copy()
     new[1:] = np.logaddexp(new[1:], now[:-1])
     skips = np.flatnonzero(labels[3::2] != labels[1:-2:2]) * 2 + 3  # a token may follow another one at once

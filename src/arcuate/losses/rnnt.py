@@ -5,7 +5,7 @@ next token, and the normaliser of the softmax. Its gradient is made once, in one
 `rnnt_loss_joined` never holds the logits of more than some frames, and computes them a second time instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ Join = Callable[[Tensor, Tensor], Tensor]  # (B, t, W), (B, U + 1, W) -> (B, t, 
 def rnnt_loss(
     logits: Tensor,  # (B, T, U + 1, V), not normalised
     targets: Tensor,  # (B, U) padded
-    n_frames: Tensor,  # (B,) at least 1
-    n_tokens: Tensor,  # (B,) may be 0, and may exceed n_frames
+    n_frames: Tensor | Sequence[int],  # (B,) at least 1
+    n_tokens: Tensor | Sequence[int],  # (B,) may be 0, and may exceed n_frames
     blank: int = 0,
     reuse_logits: bool = False,
 ) -> Tensor:
@@ -32,9 +32,18 @@ def rnnt_loss(
     With `reuse_logits` the backward pass writes its gradient over the logits, for callers who need them no more:
     then there is no second tensor of that size at all.
     """
-    check(logits.shape[1:3], targets, n_frames, n_tokens, blank)
-    scores = score_nodes(logits, targets, n_frames, n_tokens, blank, reuse_logits)
-    return lattice_loss(*scores, n_frames, n_tokens)
+    if logits.ndim != 4 or not logits.is_floating_point():
+        raise UserError(
+            f"transducer logits are {logits.dtype} of shape {tuple(logits.shape)}; they should be floating-point"
+            " numbers of shape (B, T, U + 1, V)"
+        )
+    frames = torch.as_tensor(n_frames, device=logits.device)
+    tokens = torch.as_tensor(n_tokens, device=logits.device)
+    check(logits.shape, targets, frames, tokens, blank)
+    if not len(logits):
+        return logits.sum((1, 2, 3))  # no trial, no loss
+    scores = score_nodes(logits, targets, frames, tokens, blank, reuse_logits)
+    return lattice_loss(*scores, frames, tokens)
 
 
 def rnnt_loss_joined(
@@ -48,7 +57,7 @@ def rnnt_loss_joined(
     nodes: int = NODES,
 ) -> Tensor:
     """The same for logits = join(frames, predicted), some frames at a time. (B,)"""
-    check((frames.shape[1], predicted.shape[1]), targets, n_frames, n_tokens, blank)
+    check((*frames.shape[:2], predicted.shape[1]), targets, n_frames, n_tokens, blank)
     length = max(1, nodes // (predicted.shape[0] * predicted.shape[1]))
 
     def score(part: Tensor, predicted: Tensor, n_part: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,22 +123,37 @@ def following(targets: Tensor, n_frames: int) -> Tensor:
     return targets.long().expand(n_frames, -1)[..., None]
 
 
-def check(nodes: tuple[int, ...], targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int) -> None:
-    """Refuse lengths that do not fit before they become an index out of range somewhere inside."""
-    length, columns = nodes
-    if targets.ndim != 2 or columns != targets.shape[1] + 1:
+def check(shape: Sequence[int], targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int) -> None:
+    """Refuse what does not fit before it becomes an index out of range somewhere inside.
+
+    `shape` is that of the logits, (B, T, U + 1, V); classes are looked at where V is known already.
+    """
+    n_trials, length, columns, *n_classes = shape
+    if targets.ndim != 2 or len(targets) != n_trials or columns != targets.shape[1] + 1:
         raise UserError(
-            f"transducer logits have {columns} token positions for targets of shape {tuple(targets.shape)};"
-            " they need one more than targets are long: (B, T, U + 1, V) with targets (B, U)"
+            f"transducer logits are for {n_trials} trials and {columns} token positions, targets have shape"
+            f" {tuple(targets.shape)}; logits need one more than targets are long: (B, T, U + 1, V) with targets (B, U)"
         )
-    if int(n_frames.min()) < 1 or int(n_frames.max()) > length:
-        raise UserError(f"every trial needs 1 to {length} frames; n_frames holds {n_frames.tolist()}")
-    if int(n_tokens.min()) < 0 or int(n_tokens.max()) > targets.shape[1]:
-        raise UserError(
-            f"every trial needs 0 to {targets.shape[1]} tokens; n_tokens holds {n_tokens.tolist()}"
-        )
-    real = torch.arange(targets.shape[1], device=targets.device) < n_tokens[:, None]
-    if bool((targets[real] == blank).any()):
+    check_lengths("n_frames", n_frames, n_trials, 1, length)
+    check_lengths("n_tokens", n_tokens, n_trials, 0, targets.shape[1])
+    real = targets[torch.arange(targets.shape[1], device=targets.device) < n_tokens[:, None]]
+    if targets.is_floating_point() or targets.is_complex():
+        raise UserError(f"targets are {targets.dtype}; they should be whole numbers, the classes")
+    if bool((real == blank).any()):
         raise UserError(
             f"a target is {blank}, the blank; give the true n_tokens instead of the padded length"
         )
+    for n in n_classes:
+        if not 0 <= blank < n or (len(real) and not 0 <= int(real.min()) <= int(real.max()) < n):
+            raise UserError(f"blank {blank} or a target is no class; there are {n}, counted from 0")
+
+
+def check_lengths(name: str, lengths: Tensor, n_trials: int, least: int, most: int) -> None:
+    whole = not (lengths.is_floating_point() or lengths.is_complex()) and lengths.shape == (n_trials,)
+    if whole and bool(((lengths >= least) & (lengths <= most)).all()):
+        return
+    what = name.removeprefix("n_")
+    raise UserError(
+        f"{name} should be one whole number for each of {n_trials} trials, {least} to {most} {what}; it holds"
+        f" {lengths.tolist()}"
+    )

@@ -19,6 +19,8 @@ class Watcher(AbstractContextManager["Watcher"], Protocol):
 
     def incident(self, row: dict[str, Any]) -> None: ...
 
+    def stage(self, row: dict[str, Any]) -> None: ...
+
     def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None: ...
 
 
@@ -52,6 +54,10 @@ class Watchers:
     def incident(self, row: dict[str, Any]) -> None:
         for watcher in self.watchers:
             watcher.incident(row)
+
+    def stage(self, row: dict[str, Any]) -> None:
+        for watcher in self.watchers:
+            watcher.stage(row)
 
     def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
         for watcher in self.watchers:
@@ -108,6 +114,9 @@ class Tracker:
     def incident(self, row: dict[str, Any]) -> None:
         if (target := row.get("rewound_to")) is not None:
             self.tell(lambda backend: backend.rewound(target))
+
+    def stage(self, row: dict[str, Any]) -> None:
+        pass  # every row names its stage
 
     def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
         if self.samples:

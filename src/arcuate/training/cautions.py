@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from arcuate.losses.settings import Loss
 from arcuate.recipe import Recipe
 from arcuate.training.settings import Plateau, WarmupCosine
+from arcuate.training.stage_settings import StageLosses
 
 
 def cautions(recipe: Recipe, validates: bool, device: str) -> Iterator[str]:
@@ -20,6 +22,13 @@ def cautions(recipe: Recipe, validates: bool, device: str) -> Iterator[str]:
     planned = sum(stage.steps or 0 for stage in recipe.stages)
     if planned > steps:
         yield f"train.steps {steps} ends this run before its stages, which add up to {planned} steps, are over"
+    for name, _ in StageLosses() if recipe.stages else ():
+        weight = getattr(recipe.loss, name).weight
+        if weight != getattr(Loss(), name).weight:
+            yield (
+                f"loss.{name}.weight {weight:g} does not count, for every stage weighs the losses itself; set"
+                f" stages.NAME.losses.{name}"
+            )
     for stage in recipe.stages:
         if stage.plateau is not None and not validates:
             yield f"stages.{stage.name}.plateau never ends the stage, for there are no validation trials"

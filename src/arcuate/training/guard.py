@@ -24,7 +24,9 @@ class Numbers:
 
     loss: float
     grad_norm: float
-    ignorance: float  # loss per token over that of a blind guess among all classes
+    ignorance: (
+        float | None
+    )  # loss per token over that of a blind guess among all classes; None: nothing was read
     blank_share: float  # of frames
     n_distinct: int  # different phonemes in the greedy output of the batch
     length_ratio: float  # length of the greedy output over the length of the targets
@@ -145,7 +147,7 @@ class Guard:
 
     def _judge_stuck(self, numbers: Numbers) -> Verdict:
         settings = self.settings.stuck
-        if self.lowest is None or self.learned or settings.action == "ignore":
+        if self.lowest is None or self.learned or settings.action == "ignore" or numbers.ignorance is None:
             return KEEP
         if numbers.ignorance < LEARNING:
             self.n_knowing += 1
@@ -172,7 +174,8 @@ class Guard:
         collapsed = silent or numbers.n_distinct <= settings.n_distinct
         if not collapsed:
             speaks = numbers.blank_share < SPEAKING and numbers.n_distinct > 10
-            self.spoke = self.spoke or (speaks and numbers.ignorance < GUESSING)
+            knows = numbers.ignorance is not None and numbers.ignorance < GUESSING
+            self.spoke = self.spoke or (speaks and knows)
             self.n_collapsed, self.warned = 0, False
             return KEEP
         self.n_collapsed += 1

@@ -34,13 +34,15 @@ Validate = Callable[[Model], dict[str, Any]]
 
 
 class Watcher(Protocol):
-    """Whoever shows progress: told of every step, of every row of metrics.jsonl and of every incident."""
+    """Whoever shows progress: told of every step, row of metrics.jsonl and incident, and of stages that end."""
 
     def step(self, step: int) -> None: ...
 
     def row(self, row: dict[str, Any]) -> None: ...
 
     def incident(self, row: dict[str, Any]) -> None: ...
+
+    def stage(self, row: dict[str, Any]) -> None: ...
 
 
 def train(
@@ -95,6 +97,8 @@ def train(
         if validated and training.stage_is_over:
             if training.tally.n_steps:  # over because nothing improved, which only this validation told
                 log(training, rates, device, watcher, world)
+            if world.writes:
+                watcher.stage(training.stage_over())
             training.next_stage()
             encode = wrap() if wrap and not training.finished else encode
         scheduled = validated or training.step % settings.checkpoint_every == 0
@@ -161,14 +165,14 @@ def backward(
 
 def ignorance(
     losses: dict[str, float], settings: Loss, n_tokens: float, n_frames: float, n_classes: int
-) -> float:
+) -> float | None:
     """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials.
 
-    Where no head reads tokens, nobody is ignorant of them.
+    Where no head reads tokens, nothing is known of that.
     """
     head = next((head for head in TEXT if head in losses), None)
     if head is None:
-        return 0.0
+        return None
     match getattr(settings, head).reduction:
         case "mean_per_token":
             per_token = losses[head]

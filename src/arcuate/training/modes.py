@@ -175,7 +175,7 @@ def describe_modes(trials: Sequence[TrialInfo], modes: Modes, settings: Speaking
             strange[trial.mode] += 1
     n_known = int((~np.isnan(known)).sum())
     note = "".join(f"; {n} trials of mode {name!r} count as unlabelled" for name, n in strange.items())
-    return (
-        f"speaking modes: {modes.n_silent} of {len(trials)} training trials silent, {n_known} by their labels and"
-        f" the others inferred{note}"
-    )
+    how = f"{n_known} by their labels and the others inferred"
+    if n_known in (0, len(trials)):
+        how = "all by their labels" if n_known else "all inferred"
+    return f"speaking modes: {modes.n_silent} of {len(trials)} training trials silent, {how}{note}"

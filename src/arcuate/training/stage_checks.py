@@ -12,11 +12,14 @@ def fill_length(tree: Any) -> Any:
 
     Stages in epochs are made steps when the data are known; until then the run counts as of any length.
     """
-    stages = tree.get("stages") if isinstance(tree, Mapping) else None
-    if not stages:
+    if not isinstance(tree, Mapping) or not isinstance(train := tree.get("train") or {}, Mapping):
         return tree
-    train = tree.get("train") or {}
-    if not isinstance(train, Mapping):
+    stages = tree.get("stages")
+    if not stages:
+        if "steps" in train and train["steps"] is None:
+            raise ValueError(
+                "train.steps is null, and there are no stages to tell the length of the run; set train.steps"
+            )
         return tree
     steps = [
         stage.get("steps") if isinstance(stage, Mapping) else getattr(stage, "steps", None)

@@ -1,6 +1,6 @@
 """Settings of a curriculum: stages one after the other, each with what it trains and which losses count."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -60,6 +60,14 @@ class Stage(Settings):
     )
     gain: float = Field(0.0, ge=0.0, lt=1.0, description="plateau: relative gain in PER that counts")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _on_is_a_word(cls, given: Any) -> Any:
+        """YAML takes a bare `on` for true, and `schedule: on` can mean one thing only."""
+        if isinstance(given, dict) and given.get("schedule") is True:
+            return {**given, "schedule": "on"}
+        return given
+
     @model_validator(mode="after")
     def _one_length(self) -> "Stage":
         if (self.steps is None) == (self.epochs is None):
@@ -71,9 +79,11 @@ class Stage(Settings):
             )
         if len(set(self.train)) != len(self.train):
             raise ValueError(f"stage {self.name!r} names a component twice in train")
-        if self.train and not any(set(self.train) & set(REACHES[loss]) for loss in self.losses.counted):
+        reached = list(dict.fromkeys(part for loss in self.losses.counted for part in REACHES[loss]))
+        if self.train and not set(self.train) & set(reached):
             raise ValueError(
                 f"stage {self.name!r} trains {', '.join(self.train)}, which none of its losses"
-                f" ({', '.join(self.losses.counted)}) reaches"
+                f" ({', '.join(self.losses.counted)}) reaches; add one of {', '.join(reached)} to train, or weigh"
+                " another loss"
             )
         return self

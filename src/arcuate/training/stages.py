@@ -39,10 +39,13 @@ class Progress:
             return replace(self, best=per, n_bad=0)
         return replace(self, n_bad=self.n_bad + 1)
 
+    def is_tired(self, stage: Stage) -> bool:
+        """Whether it has waited long enough for another gain."""
+        return stage.plateau is not None and self.n_bad >= stage.plateau
+
     def is_over(self, stage: Stage, step: int) -> bool:
         assert stage.steps is not None
-        tired = stage.plateau is not None and self.n_bad >= stage.plateau
-        return tired or step - self.began >= stage.steps
+        return self.is_tired(stage) or step - self.began >= stage.steps
 
 
 def settle(recipe: Recipe, steps_per_epoch: float) -> Recipe:
@@ -54,6 +57,15 @@ def settle(recipe: Recipe, steps_per_epoch: float) -> Recipe:
         if stage["epochs"] is not None:
             stage["steps"], stage["epochs"] = max(1, round(stage["epochs"] * steps_per_epoch)), None
     return parse_recipe(tree, recipe.name)
+
+
+def outline(recipe: Recipe) -> str:
+    """The stages and their lengths in one line."""
+    parts = [
+        f"{stage.name} {stage.steps}" + (" or less" if stage.plateau is not None else "")
+        for stage in recipe.stages
+    ]
+    return f"stages, in steps: {', '.join(parts)}"
 
 
 def stage_at(recipe: Recipe, index: int) -> Stage | None:

@@ -75,6 +75,19 @@ class Training:
     def stage_is_over(self) -> bool:
         return self.stage is not None and self.progress.is_over(self.stage, self.step)
 
+    def stage_over(self) -> dict[str, Any]:
+        """What there is to say of a stage at its end, and when the run will end now."""
+        assert self.stage is not None
+        later = self.recipe.stages[self.progress.index + 1 :]
+        return {
+            "step": self.step,
+            "stage": self.stage.name,
+            "next": later[0].name if later and self.step < self.recipe.train.steps else None,
+            "without_gain": self.progress.n_bad if self.progress.is_tired(self.stage) else None,
+            "best_per": self.best.per,
+            "ends_at": min(self.step + sum(s.steps or 0 for s in later), self.recipe.train.steps),
+        }
+
     def next_stage(self) -> None:
         """Other losses and other learners: the optimizer keeps what it knows of weights that go on learning.
 
