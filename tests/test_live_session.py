@@ -97,7 +97,7 @@ def test_silence_ends_a_sentence_and_speech_begins_the_next(monkeypatch: pytest.
         listener.hear(loud(60) + bins(60) * 0.1)
         listener.hear(quiet)
     states = [e["state"] for e in events if e["type"] == "state"]
-    assert states == ["speaking", "listening"] * 2
+    assert states == ["listening", *["speaking", "listening"] * 2]
     n_bins = [e["n_bins"] for e in events if e["type"] == "final"]
     assert len(n_bins) == 2 and all(60 + 20 + 40 - 8 <= n <= 60 + 20 + 40 + 16 for n in n_bins)
 
@@ -147,6 +147,37 @@ def test_a_phrase_opens_and_is_never_shown() -> None:
         listener.end()
     assert finals(events) == ["ah"]
     assert not any(e["type"] == "partial" and "aa" in e["words"] for e in events)
+    states = [e["state"] for e in events if e["type"] == "state"]
+    assert states == ["closed", "speaking"]  # whoever is read after the phrase can see it
+    assert events.index({"type": "state", "state": "speaking"}) < min(
+        k for k, e in enumerate(events) if e["type"] in ("partial", "final")
+    )
+
+
+def test_before_anyone_speaks_the_state_is_told() -> None:
+    """A page that joins a rig at rest must not look as if it had no connection."""
+    _, events = events_of(LiveSettings())
+    assert events == [{"type": "state", "state": "listening"}]
+
+
+def test_a_sentence_that_was_partly_unheard_is_not_scored() -> None:
+    """Closed in the middle, or opened in the middle: what is left is not the sentence that was meant."""
+    listener, events = events_of()
+    listener.mark(Mark("a", "day1", "The whole sentence."))
+    listener.hear(bins(60))
+    listener.close()
+    listener.mark(Mark("b", "day1", "Another whole sentence."))
+    listener.hear(bins(60))
+    listener.open()
+    listener.hear(bins(60))
+    listener.end()
+    listener.close()
+    listener.mark(Mark("c", "day1", "A third."))
+    listener.open()  # before its first bin
+    listener.hear(bins(60))
+    listener.end()
+    told = [(e["trial"], e["reference"], e["compared"] is None) for e in events if e["type"] == "final"]
+    assert told == [("a", None, True), ("b", None, True), ("c", "A third.", False)]
 
 
 def test_errors_are_told_word_by_word() -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from arcuate.errors import UserError
 from arcuate.live.chunk import Chunk, End, Mark
 from arcuate.live.session import LiveSession
 from arcuate.live.settings import Endpoints, LiveSettings
-from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.live.sources.replay import Prepared, Replay, prepare_replay
 from arcuate.store import Store
 from arcuate.tokens import CLASSES
 from live_parts import bins, small_decoder, small_search
@@ -218,6 +219,49 @@ def test_replay_hands_over_every_bin_of_every_trial_once(cohort_store: Path) -> 
     heard = np.concatenate([i.bins for i in items if isinstance(i, Chunk)])
     np.testing.assert_array_equal(heard, np.concatenate([store.read_bins(t) for t in prepared.trials]))
     assert sum(isinstance(i, End) for i in items) == len(prepared.trials) + 1
+
+
+def one_day(store: Store) -> Prepared:
+    return prepare_replay(store, store.sessions, "none", False, session=store.sessions[0])
+
+
+def test_a_pause_between_trials_keeps_the_text_on_screen(cohort_store: Path) -> None:
+    """Whoever pauses to look at a sentence must not see the next one begin."""
+    ended, later, begun_in_pause = threading.Event(), threading.Event(), []
+
+    def put(item: object) -> None:
+        if isinstance(item, End) and not ended.is_set():
+            replay.pause(True)
+            ended.set()
+        elif isinstance(item, Mark) and ended.is_set():
+            begun_in_pause.append(replay.paused)
+            later.set()
+
+    replay = Replay(one_day(Store.open(cohort_store)), put, speed=64.0, rest_s=0.0)
+    replay.start()
+    assert ended.wait(120)
+    assert not later.wait(0.3)
+    replay.pause(False)
+    assert later.wait(120)
+    replay.stop()
+    assert begun_in_pause[0] is False
+
+
+def test_a_replay_that_is_stopped_does_not_end_the_sentence(cohort_store: Path) -> None:
+    """What is half said when the server leaves is cut off, not whole."""
+    prepared, items, heard = one_day(Store.open(cohort_store)), [], threading.Event()
+
+    def put(item: object) -> None:
+        items.append(item)
+        if isinstance(item, Chunk):
+            replay.pause(True)
+            heard.set()
+
+    replay = Replay(prepared, put, speed=1.0)
+    replay.start()
+    assert heard.wait(120)
+    replay.stop()
+    assert replay.done.is_set() and not any(isinstance(item, End) for item in items)
 
 
 def test_replay_of_nothing_is_one_sentence(cohort_store: Path) -> None:
