@@ -14,6 +14,7 @@ import uvicorn
 from arcuate import StreamingDecoder
 from arcuate.live.access import Access
 from arcuate.live.decoder import make_engine
+from arcuate.live.recorder import Recorder
 from arcuate.live.server import Live, make_app
 from arcuate.live.settings import Endpoints, Limits, LiveSettings
 from arcuate.live.sources.replay import Replay, prepare_replay
@@ -44,7 +45,8 @@ class Served:
 @contextlib.contextmanager
 def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **options) -> Iterator[Served]:
     access = options.pop("access", Access("127.0.0.1"))
-    live = Live(decoder, settings, access, options.pop("source", lambda _: None), options.pop("record", None))
+    record = Recorder(options["record"], decoder.n_channels) if "record" in options else None
+    live = Live(decoder, settings, access, options.get("source", lambda _: None), record)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -85,6 +85,10 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
         (["live", "MODEL", "--source", "telepathy"], "choose replay, socket, lsl"),
         (["live", "MODEL", "--source", "redis-logits", "--no-words"], "leave --no-words out"),
         (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
+        (["live", "MODEL", "--record", "FOREIGN"], "is no recording"),
+        (["live", "MODEL", "--record", "FILE/rec"], "cannot be written"),
+        (["live", "MODEL", "--day", "t15.2023.09.12"], "with --record too"),
+        (["live", "MODEL", "--source", "redis", "--redis", "redis://127.0.0.1:1", "--no-words"], "no Redis"),
         (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "name a store with --data"),
     ],
 )
@@ -93,7 +97,10 @@ def test_mistakes_are_one_sentence_and_exit_2(
 ) -> None:
     settings = tmp_path / "live.yaml"
     settings.write_text("endpoints: {silence_s: -3}")
-    known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings)}
+    known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings), "FOREIGN": str(tmp_path)}
+    known["FILE/rec"] = str(settings / "rec")
+    if "--redis" in arguments:
+        pytest.importorskip("redis", reason="the extra redis is not installed")
     done = arcuate(*(known.get(a, a) for a in arguments))
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 

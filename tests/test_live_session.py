@@ -238,7 +238,7 @@ def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
         chunk = bins(int(rng.integers(0, 6)), int(rng.choice([6, 6, 6, 4])), seed=k)
         if rng.random() < 0.3 and chunk.size:
             chunk[0, 0] = rng.choice([np.nan, np.inf])
-        first = int(rng.integers(0, 10_000)) if rng.random() < 0.3 else None
+        first = int(rng.integers(0, rng.choice([200, 10_000]))) if rng.random() < 0.3 else None
         time_s = float(rng.normal(0, 1e6)) if rng.random() < 0.3 else None
         items.append(Chunk(chunk, time_s, first))
         if rng.random() < 0.02:
@@ -251,8 +251,47 @@ def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
     assert session.error is None
     assert finals(told(events))[-1] == decoder.finish().text
     assert {e["kind"] for e in told(events) if e["type"] == "fault"} == {
-        *("channels", "not_finite", "gap", "clock", "repeat")
+        *("channels", "not_finite", "gap", "clock", "repeat", "restart")
     }
+
+
+def test_scores_of_another_model_move_the_picture() -> None:
+    """Frames without bins are drawn one after another, not all at the same place."""
+    frame = np.full((3, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
+    _, events = run_session([Scores(frame), Scores(frame), End()])
+    places = [int.from_bytes(p[4:8], "little") for p in events if isinstance(p, bytes) and p[0] == 2]
+    assert places == [12, 24]
+
+
+def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveSession, list]:
+    """A session whose thread dies over its first bins."""
+    found: list = []
+    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, found.append)
+
+    def fail(_: np.ndarray) -> list[float]:
+        raise error
+
+    monkeypatch.setattr(session._listener, "hear", fail)
+    session.start()
+    session.put(Chunk(bins(4)))
+    session._thread.join(60)
+    assert not session.alive
+    return session, found
+
+
+def test_a_session_that_stopped_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for room in a queue that no one empties."""
+    session, events = stopped_by(UserError("it broke"), monkeypatch)
+    while session.put(Chunk(bins(1))):
+        pass
+    session.stop()
+    assert session.error == "it broke" and told(events)[-1] == {"type": "error", "what": "it broke"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_stops_decoding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, events = stopped_by(ZeroDivisionError(), monkeypatch)
+    assert session.error is not None and told(events)[-1] == {"type": "error", "what": session.error}
 
 
 def test_memory_stays_flat_over_many_sentences() -> None:

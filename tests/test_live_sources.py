@@ -130,6 +130,50 @@ def test_logits_under_the_official_names_become_text(redis_url: str, client, hea
     source.stop()
 
 
+def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, hearing: Hearing) -> None:
+    """A rig waits for its answer, and takes the next entry for it: what a reset drops must not be one."""
+    from arcuate.live.sources.redis import RedisLogits
+
+    source = RedisLogits(redis_url, hearing.session.put, hearing.session.publish)
+    hearing.session.listeners.append(source.hear)
+    source.start()
+    logits = np.random.default_rng(2).normal(scale=3.0, size=(20, len(CLASSES))).astype(np.float32)
+    n_finals, n_done = (client.xlen(f"remote_lm_{name}") for name in ("output_final", "done_finalizing"))
+    client.xadd("remote_lm_input", {"logits": official_order(logits)})
+    wait_for(lambda: hearing.told("partial"))
+    client.xadd("remote_lm_reset", {"done": 0})
+    wait_for(lambda: hearing.told("final"))  # on the page it was cut off
+    client.xadd("remote_lm_finalize", {"done": 0})
+    wait_for(lambda: client.xlen("remote_lm_done_finalizing") == n_done + 1)
+    assert client.xlen("remote_lm_output_final") == n_finals + 1
+    _, final = client.xrevrange("remote_lm_output_final", count=1)[0]
+    assert final[b"lm_response_final"] == b"" == final[b"scoring"]
+    source.stop()
+
+
+def test_answers_wait_for_a_redis_server_that_is_away() -> None:
+    redis = pytest.importorskip("redis", reason="the extra redis is not installed")
+    from arcuate.live.sources.redis import _Outlet
+
+    written, back = [], threading.Event()
+
+    class Away:
+        def xadd(self, stream: str, fields: dict, **_: object) -> None:
+            if len(tried) < 5:
+                tried.append(stream)
+                raise redis.ConnectionError("gone")
+            written.append((stream, fields))
+            back.set()
+
+    tried: list[str] = []
+    outlet = _Outlet(Away())
+    outlet.start()
+    outlet.add("remote_lm_output_final", {"lm_response_final": "kept"})
+    assert back.wait(60)
+    outlet.stop()
+    assert written == [("remote_lm_output_final", {"lm_response_final": "kept"})]
+
+
 def test_bins_from_a_redis_stream(redis_url: str, client, hearing: Hearing) -> None:
     from arcuate.live.sources.redis import RedisBins
 

@@ -157,8 +157,8 @@ class Replay:
 
 def checked_speed(speed: float) -> float:
     if not 0.1 <= speed <= MAX_SPEED:
-        raise UserError(f"a speed of {speed:g} is out of range; choose one from 0.1 to {MAX_SPEED:g}")
-    return speed
+        raise UserError(f"a speed of {speed!r:.20} is out of range; choose one from 0.1 to {MAX_SPEED:g}")
+    return float(speed)
 
 
 def prepare_replay(
