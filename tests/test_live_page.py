@@ -114,8 +114,30 @@ def test_hovering_a_word_shows_what_else_it_may_have_been(page) -> None:
     page.wait_for_selector("#tip", state="hidden")
     word.focus()
     page.wait_for_selector("#tip:not([hidden])")
-    page.keyboard.press(" ")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#tip", state="hidden")
+    word.hover()
+    page.wait_for_selector("#tip:not([hidden])")
+    page.keyboard.press("ArrowRight")  # the next trial: no word, so nothing that it may have been
+    page.wait_for_selector("#words .hint")
+    page.wait_for_selector("#tip", state="hidden")
     page.wait_for_selector("#state:not([data-state=paused])")
+
+
+def contrast(page, selector: str) -> float:
+    """Of a text against the page, as WCAG counts it."""
+    return page.evaluate(
+        """(selector) => {
+        const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((v) => v / 255)
+            .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const probe = document.createElement('span'); probe.className = selector; probe.style.transition = 'none';
+        document.getElementById('words').append(probe);
+        const pair = [light(getComputedStyle(probe).color), light(getComputedStyle(document.body).backgroundColor)];
+        probe.remove();
+        return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05); }""",
+        selector,
+    )
 
 
 def test_a_second_viewer_joins_and_sees_the_same(page, browser, served: Served) -> None:
@@ -167,6 +189,7 @@ def test_it_fits_phones_and_projectors(browser, served: Served, width: int, heig
     assert wide[0] <= wide[1]
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) < 150) == (scheme == "dark")
+    assert contrast(page, "word unsettled") >= 3 and contrast(page, "hint") >= 4.5
     if width > 1000:
         bottom = page.evaluate("document.getElementById('controls').getBoundingClientRect().bottom")
         assert bottom <= height + 1

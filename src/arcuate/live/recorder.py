@@ -119,6 +119,9 @@ def refuse_foreign(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from None
     if is_foreign:
         raise UserError(f"{folder} exists and is no recording; choose another folder")
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written (see {place}); choose another folder")
 
 
 def claim(folder: Path) -> int:
