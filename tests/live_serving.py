@@ -33,7 +33,7 @@ class Served:
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -63,7 +63,7 @@ def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **opti
         yield Served(live, port)
     finally:
         server.should_exit = True
-        thread.join(timeout=30)
+        thread.join(timeout=300)
         assert not thread.is_alive()
 
 

@@ -62,7 +62,7 @@ def test_what_was_recorded_can_be_replayed_and_reads_the_same(tmp_path: Path) ->
     session.start()
     replay = Replay(prepared, session.put, speed=64.0, rest_s=0.01, loop=False)
     replay.start()
-    assert replay.done.wait(60)
+    assert replay.done.wait(300)
     session.stop()
     again = [e["text"] for e in events if isinstance(e, dict) and e["type"] == "final"]
     assert again == [f["text"] for f in finals]

@@ -43,7 +43,7 @@ async def events_and_frames(served: Served):
         yield events, frames
 
 
-async def next_event(ws, kind: str, seconds: float = 30.0) -> dict:
+async def next_event(ws, kind: str, seconds: float = 180.0) -> dict:
     async with asyncio.timeout(seconds):
         while True:
             message = await ws.recv()
@@ -171,7 +171,7 @@ def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
             await first.send(pack_frames(bins(1)))
             async with websockets.connect(plain.url("/frames")) as second:
                 with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
-                    await asyncio.wait_for(second.recv(), 10)
+                    await asyncio.wait_for(second.recv(), 120)
                 code = closed.value.rcvd.code
         for _ in range(100):  # the server notices that the first has left
             async with websockets.connect(plain.url("/frames")) as third:
@@ -223,7 +223,7 @@ def test_viewers_beyond_the_limit_are_turned_away() -> None:
                 await asyncio.gather(a.recv(), b.recv())
                 async with websockets.connect(url) as c:
                     with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
-                        await asyncio.wait_for(c.recv(), 10)
+                        await asyncio.wait_for(c.recv(), 120)
                     return closed.value.rcvd.code
 
         assert asyncio.run(go()) == 1013

@@ -274,7 +274,7 @@ def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveS
     monkeypatch.setattr(session._listener, "hear", fail)
     session.start()
     session.put(Chunk(bins(4)))
-    session._thread.join(60)
+    session._thread.join(300)
     assert not session.alive
     return session, found
 
@@ -331,7 +331,7 @@ def test_a_slow_viewer_misses_pictures_but_no_text_and_delays_nobody() -> None:
             for k in range(200):
                 hub.publish(b"\x01picture")
                 hub.publish({"type": "final", "number": k})
-                assert read.acquire(timeout=30), "the quick viewer waits for the slow one"
+                assert read.acquire(timeout=300), "the quick viewer waits for the slow one"
 
         reader = asyncio.create_task(read_quickly())
         await asyncio.to_thread(decode)

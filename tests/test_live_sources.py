@@ -25,7 +25,7 @@ SEARCH = small_search()
 BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 
 
-def wait_for(what: Callable[[], object], seconds: float = 30.0) -> object:
+def wait_for(what: Callable[[], object], seconds: float = 180.0) -> object:
     due = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < due, "waited in vain"
@@ -222,7 +222,7 @@ def test_bins_from_an_lsl_stream(lsl, hearing: Hearing) -> None:
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_float32, name))
     source = LslBins(name, 6, hearing.session.put)
     source.start()
-    assert outlet.wait_for_consumers(20)
+    assert outlet.wait_for_consumers(120)
     heard, now = bins(80, seed=5), lsl.local_clock()
     for k, row in enumerate(heard):
         outlet.push_sample(row.tolist(), now + 0.02 * k)
