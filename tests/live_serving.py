@@ -18,6 +18,7 @@ from arcuate.augment.settings import Augment
 from arcuate.live.access import Access
 from arcuate.live.decoder import make_engine
 from arcuate.live.following import make_adapting
+from arcuate.live.recorder import Recorder
 from arcuate.live.server import Live, make_app
 from arcuate.live.settings import Endpoints, Limits, LiveSettings
 from arcuate.live.sources.replay import Replay, prepare_replay
@@ -36,7 +37,7 @@ class Served:
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -48,7 +49,8 @@ class Served:
 @contextlib.contextmanager
 def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **options) -> Iterator[Served]:
     access = options.pop("access", Access("127.0.0.1"))
-    live = Live(decoder, settings, access, options.pop("source", lambda _: None), options.pop("record", None))
+    record = Recorder(options["record"], decoder.n_channels) if "record" in options else None
+    live = Live(decoder, settings, access, options.get("source", lambda _: None), record)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,7 +67,7 @@ def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **opti
         yield Served(live, port)
     finally:
         server.should_exit = True
-        thread.join(timeout=30)
+        thread.join(timeout=300)
         assert not thread.is_alive()
 
 

@@ -75,6 +75,26 @@ def test_bins_that_came_before_are_left_out() -> None:
     assert not door.admit(Chunk(bins(1), first=6)).faults
 
 
+def test_a_source_that_was_started_again_is_heard() -> None:
+    """Its numbers begin anew; they must not count as bins that came before."""
+    door = intake()
+    door.admit(Chunk(bins(4), first=30_000))
+    admitted = door.admit(Chunk(bins(4), first=0))
+    assert len(admitted.bins) == 4 and admitted.ends_sentence and kinds(admitted) == [("restart", "reset")]
+    assert not door.admit(Chunk(bins(4), first=4)).faults
+
+
+@pytest.mark.parametrize(("how", "value"), [("hold", 7.0), ("zero", 0.0)])
+def test_values_that_nothing_can_measure_are_no_measurements(how: str, value: float) -> None:
+    door = intake(not_finite=how, max_value=1000.0)
+    door.admit(Chunk(np.full((1, 6), 7.0)))
+    glitch = np.full((2, 6), -1000.0)
+    glitch[0, 1], glitch[0, 2], glitch[1, 3] = 1e300, -1001.0, np.nan
+    admitted = door.admit(Chunk(glitch))
+    assert admitted.bins[0, 1] == admitted.bins[0, 2] == value and (admitted.bins[:, 0] == -1000).all()
+    assert kinds(admitted) == [("not_finite", how), ("too_large", how)]  # 1e300 is no float32
+
+
 chunks = st.builds(
     lambda n, c, first, time_s, hole: Chunk(broken(n, c, hole), time_s, first),
     st.integers(0, 5),

@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)
 pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)")
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
-from arcuate.live.access import Access, make_access
+from arcuate.live.access import Access, Bucket, make_access
 from arcuate.live.sources.socket import pack_frames
 from arcuate.store import Store
 from live_parts import bins
@@ -43,7 +43,7 @@ async def events_and_frames(served: Served):
         yield events, frames
 
 
-async def next_event(ws, kind: str, seconds: float = 30.0) -> dict:
+async def next_event(ws, kind: str, seconds: float = 180.0) -> dict:
     async with asyncio.timeout(seconds):
         while True:
             message = await ws.recv()
@@ -90,6 +90,7 @@ def refused(url: str, **options) -> int:
 def test_other_origins_and_made_up_host_names_are_refused(plain: Served) -> None:
     for path in ("/events", "/frames"):
         assert refused(plain.url(path), origin="http://evil.example") == 403
+        assert refused(plain.url(path), origin="http://[") == 403
         assert refused(plain.url(path), origin=f"http://127.0.0.1:{plain.port}") == 0
     assert plain.get("/", Host="rebound.example")[0] == 403
 
@@ -170,7 +171,7 @@ def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
             await first.send(pack_frames(bins(1)))
             async with websockets.connect(plain.url("/frames")) as second:
                 with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
-                    await asyncio.wait_for(second.recv(), 10)
+                    await asyncio.wait_for(second.recv(), 120)
                 code = closed.value.rcvd.code
         for _ in range(100):  # the server notices that the first has left
             async with websockets.connect(plain.url("/frames")) as third:
@@ -186,17 +187,30 @@ def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
     assert asyncio.run(go()) == 1013
 
 
+def test_a_bucket_gives_what_was_saved_up_and_no_more() -> None:
+    now = [0.0]
+    bucket = Bucket(4.0, lambda: now[0])
+    assert [bucket.spend() for _ in range(5)] == [True] * 4 + [False]
+    now[0] = 0.5
+    assert [bucket.spend() for _ in range(3)] == [True, True, False]
+    now[0] = 100.0
+    assert sum(bucket.spend() for _ in range(9)) == 4
+
+
 def test_too_many_messages_a_second_are_refused() -> None:
-    limits = LIMITS.model_copy(update={"frames_per_s": 5.0})
-    with serving(decoder(), BY_TRIAL.model_copy(update={"limits": limits})) as served:
+    rare = LIMITS.model_copy(
+        update={"frames_per_s": 0.001, "commands_per_s": 0.001}
+    )  # the second is too much
+    with serving(decoder(), BY_TRIAL.model_copy(update={"limits": rare})) as served:
 
-        async def go() -> str:
-            async with websockets.connect(served.url("/frames")) as frames:
-                for _ in range(40):
+        async def go() -> list[str]:
+            async with events_and_frames(served) as (events, frames):
+                for _ in range(2):
                     await frames.send(pack_frames(bins(1)))
-                return (await next_event(frames, "refused"))["what"]
+                    await events.send('{"type": "end"}')
+                return [(await next_event(ws, "refused"))["what"] for ws in (frames, events)]
 
-        assert "too many" in asyncio.run(go())
+        assert all("too many" in what for what in asyncio.run(go()))
 
 
 def test_viewers_beyond_the_limit_are_turned_away() -> None:
@@ -209,7 +223,7 @@ def test_viewers_beyond_the_limit_are_turned_away() -> None:
                 await asyncio.gather(a.recv(), b.recv())
                 async with websockets.connect(url) as c:
                     with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
-                        await asyncio.wait_for(c.recv(), 10)
+                        await asyncio.wait_for(c.recv(), 120)
                     return closed.value.rcvd.code
 
         assert asyncio.run(go()) == 1013

@@ -97,7 +97,7 @@ def test_silence_ends_a_sentence_and_speech_begins_the_next(monkeypatch: pytest.
         listener.hear(loud(60) + bins(60) * 0.1)
         listener.hear(quiet)
     states = [e["state"] for e in events if e["type"] == "state"]
-    assert states == ["speaking", "listening"] * 2
+    assert states == ["listening", *["speaking", "listening"] * 2]
     n_bins = [e["n_bins"] for e in events if e["type"] == "final"]
     assert len(n_bins) == 2 and all(60 + 20 + 40 - 8 <= n <= 60 + 20 + 40 + 16 for n in n_bins)
 
@@ -147,6 +147,37 @@ def test_a_phrase_opens_and_is_never_shown() -> None:
         listener.end()
     assert finals(events) == ["ah"]
     assert not any(e["type"] == "partial" and "aa" in e["words"] for e in events)
+    states = [e["state"] for e in events if e["type"] == "state"]
+    assert states == ["closed", "speaking"]  # whoever is read after the phrase can see it
+    assert events.index({"type": "state", "state": "speaking"}) < min(
+        k for k, e in enumerate(events) if e["type"] in ("partial", "final")
+    )
+
+
+def test_before_anyone_speaks_the_state_is_told() -> None:
+    """A page that joins a rig at rest must not look as if it had no connection."""
+    _, events = events_of(LiveSettings())
+    assert events == [{"type": "state", "state": "listening"}]
+
+
+def test_a_sentence_that_was_partly_unheard_is_not_scored() -> None:
+    """Closed in the middle, or opened in the middle: what is left is not the sentence that was meant."""
+    listener, events = events_of()
+    listener.mark(Mark("a", "day1", "The whole sentence."))
+    listener.hear(bins(60))
+    listener.close()
+    listener.mark(Mark("b", "day1", "Another whole sentence."))
+    listener.hear(bins(60))
+    listener.open()
+    listener.hear(bins(60))
+    listener.end()
+    listener.close()
+    listener.mark(Mark("c", "day1", "A third."))
+    listener.open()  # before its first bin
+    listener.hear(bins(60))
+    listener.end()
+    told = [(e["trial"], e["reference"], e["compared"] is None) for e in events if e["type"] == "final"]
+    assert told == [("a", None, True), ("b", None, True), ("c", "A third.", False)]
 
 
 def test_errors_are_told_word_by_word() -> None:
@@ -207,7 +238,7 @@ def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
         chunk = bins(int(rng.integers(0, 6)), int(rng.choice([6, 6, 6, 4])), seed=k)
         if rng.random() < 0.3 and chunk.size:
             chunk[0, 0] = rng.choice([np.nan, np.inf])
-        first = int(rng.integers(0, 10_000)) if rng.random() < 0.3 else None
+        first = int(rng.integers(0, rng.choice([200, 10_000]))) if rng.random() < 0.3 else None
         time_s = float(rng.normal(0, 1e6)) if rng.random() < 0.3 else None
         items.append(Chunk(chunk, time_s, first))
         if rng.random() < 0.02:
@@ -220,8 +251,47 @@ def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
     assert session.error is None
     assert finals(told(events))[-1] == decoder.finish().text
     assert {e["kind"] for e in told(events) if e["type"] == "fault"} == {
-        *("channels", "not_finite", "gap", "clock", "repeat")
+        *("channels", "not_finite", "gap", "clock", "repeat", "restart")
     }
+
+
+def test_scores_of_another_model_move_the_picture() -> None:
+    """Frames without bins are drawn one after another, not all at the same place."""
+    frame = np.full((3, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
+    _, events = run_session([Scores(frame), Scores(frame), End()])
+    places = [int.from_bytes(p[4:8], "little") for p in events if isinstance(p, bytes) and p[0] == 2]
+    assert places == [12, 24]
+
+
+def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveSession, list]:
+    """A session whose thread dies over its first bins."""
+    found: list = []
+    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, found.append)
+
+    def fail(_: np.ndarray) -> list[float]:
+        raise error
+
+    monkeypatch.setattr(session._listener, "hear", fail)
+    session.start()
+    session.put(Chunk(bins(4)))
+    session._thread.join(300)
+    assert not session.alive
+    return session, found
+
+
+def test_a_session_that_stopped_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for room in a queue that no one empties."""
+    session, events = stopped_by(UserError("it broke"), monkeypatch)
+    while session.put(Chunk(bins(1))):
+        pass
+    session.stop()
+    assert session.error == "it broke" and told(events)[-1] == {"type": "error", "what": "it broke"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_stops_decoding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, events = stopped_by(ZeroDivisionError(), monkeypatch)
+    assert session.error is not None and told(events)[-1] == {"type": "error", "what": session.error}
 
 
 def test_memory_stays_flat_over_many_sentences() -> None:
@@ -261,7 +331,7 @@ def test_a_slow_viewer_misses_pictures_but_no_text_and_delays_nobody() -> None:
             for k in range(200):
                 hub.publish(b"\x01picture")
                 hub.publish({"type": "final", "number": k})
-                assert read.acquire(timeout=30), "the quick viewer waits for the slow one"
+                assert read.acquire(timeout=300), "the quick viewer waits for the slow one"
 
         reader = asyncio.create_task(read_quickly())
         await asyncio.to_thread(decode)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from arcuate.errors import UserError
 from arcuate.live.chunk import Chunk, End, Mark
 from arcuate.live.session import LiveSession
 from arcuate.live.settings import Endpoints, LiveSettings
-from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.live.sources.replay import Prepared, Replay, prepare_replay
 from arcuate.store import Store
 from arcuate.tokens import CLASSES
 from live_parts import bins, small_decoder, small_search
@@ -24,7 +25,7 @@ SEARCH = small_search()
 BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 
 
-def wait_for(what: Callable[[], object], seconds: float = 30.0) -> object:
+def wait_for(what: Callable[[], object], seconds: float = 180.0) -> object:
     due = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < due, "waited in vain"
@@ -129,6 +130,50 @@ def test_logits_under_the_official_names_become_text(redis_url: str, client, hea
     source.stop()
 
 
+def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, hearing: Hearing) -> None:
+    """A rig waits for its answer, and takes the next entry for it: what a reset drops must not be one."""
+    from arcuate.live.sources.redis import RedisLogits
+
+    source = RedisLogits(redis_url, hearing.session.put, hearing.session.publish)
+    hearing.session.listeners.append(source.hear)
+    source.start()
+    logits = np.random.default_rng(2).normal(scale=3.0, size=(20, len(CLASSES))).astype(np.float32)
+    n_finals, n_done = (client.xlen(f"remote_lm_{name}") for name in ("output_final", "done_finalizing"))
+    client.xadd("remote_lm_input", {"logits": official_order(logits)})
+    wait_for(lambda: hearing.told("partial"))
+    client.xadd("remote_lm_reset", {"done": 0})
+    wait_for(lambda: hearing.told("final"))  # on the page it was cut off
+    client.xadd("remote_lm_finalize", {"done": 0})
+    wait_for(lambda: client.xlen("remote_lm_done_finalizing") == n_done + 1)
+    assert client.xlen("remote_lm_output_final") == n_finals + 1
+    _, final = client.xrevrange("remote_lm_output_final", count=1)[0]
+    assert final[b"lm_response_final"] == b"" == final[b"scoring"]
+    source.stop()
+
+
+def test_answers_wait_for_a_redis_server_that_is_away() -> None:
+    redis = pytest.importorskip("redis", reason="the extra redis is not installed")
+    from arcuate.live.sources.redis import _Outlet
+
+    written, back = [], threading.Event()
+
+    class Away:
+        def xadd(self, stream: str, fields: dict, **_: object) -> None:
+            if len(tried) < 5:
+                tried.append(stream)
+                raise redis.ConnectionError("gone")
+            written.append((stream, fields))
+            back.set()
+
+    tried: list[str] = []
+    outlet = _Outlet(Away())
+    outlet.start()
+    outlet.add("remote_lm_output_final", {"lm_response_final": "kept"})
+    assert back.wait(60)
+    outlet.stop()
+    assert written == [("remote_lm_output_final", {"lm_response_final": "kept"})]
+
+
 def test_bins_from_a_redis_stream(redis_url: str, client, hearing: Hearing) -> None:
     from arcuate.live.sources.redis import RedisBins
 
@@ -177,7 +222,7 @@ def test_bins_from_an_lsl_stream(lsl, hearing: Hearing) -> None:
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_float32, name))
     source = LslBins(name, 6, hearing.session.put)
     source.start()
-    assert outlet.wait_for_consumers(20)
+    assert outlet.wait_for_consumers(120)
     heard, now = bins(80, seed=5), lsl.local_clock()
     for k, row in enumerate(heard):
         outlet.push_sample(row.tolist(), now + 0.02 * k)
@@ -218,6 +263,49 @@ def test_replay_hands_over_every_bin_of_every_trial_once(cohort_store: Path) -> 
     heard = np.concatenate([i.bins for i in items if isinstance(i, Chunk)])
     np.testing.assert_array_equal(heard, np.concatenate([store.read_bins(t) for t in prepared.trials]))
     assert sum(isinstance(i, End) for i in items) == len(prepared.trials) + 1
+
+
+def one_day(store: Store) -> Prepared:
+    return prepare_replay(store, store.sessions, "none", False, session=store.sessions[0])
+
+
+def test_a_pause_between_trials_keeps_the_text_on_screen(cohort_store: Path) -> None:
+    """Whoever pauses to look at a sentence must not see the next one begin."""
+    ended, later, begun_in_pause = threading.Event(), threading.Event(), []
+
+    def put(item: object) -> None:
+        if isinstance(item, End) and not ended.is_set():
+            replay.pause(True)
+            ended.set()
+        elif isinstance(item, Mark) and ended.is_set():
+            begun_in_pause.append(replay.paused)
+            later.set()
+
+    replay = Replay(one_day(Store.open(cohort_store)), put, speed=64.0, rest_s=0.0)
+    replay.start()
+    assert ended.wait(120)
+    assert not later.wait(0.3)
+    replay.pause(False)
+    assert later.wait(120)
+    replay.stop()
+    assert begun_in_pause[0] is False
+
+
+def test_a_replay_that_is_stopped_does_not_end_the_sentence(cohort_store: Path) -> None:
+    """What is half said when the server leaves is cut off, not whole."""
+    prepared, items, heard = one_day(Store.open(cohort_store)), [], threading.Event()
+
+    def put(item: object) -> None:
+        items.append(item)
+        if isinstance(item, Chunk):
+            replay.pause(True)
+            heard.set()
+
+    replay = Replay(prepared, put, speed=1.0)
+    replay.start()
+    assert heard.wait(120)
+    replay.stop()
+    assert replay.done.is_set() and not any(isinstance(item, End) for item in items)
 
 
 def test_replay_of_nothing_is_one_sentence(cohort_store: Path) -> None:

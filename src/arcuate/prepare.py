@@ -9,7 +9,7 @@ from typing import Any
 
 from arcuate.errors import UserError
 from arcuate.frames import PATCH_BINS, PATCH_STRIDE
-from arcuate.quality import QualityRow, inspect, judge
+from arcuate.quality import QualityRow, flags_of, inspect, judge
 from arcuate.readers import (
     Problem,
     Reading,
@@ -23,8 +23,8 @@ from arcuate.readers import (
 )
 from arcuate.readers.b2t24 import DEFAULT_FEATURES, parse_features
 from arcuate.readers.source import printable
-from arcuate.splits import find_leakage, hash_bins, hash_split, hash_trial
-from arcuate.store import TrialInfo
+from arcuate.splits import find_leakage, hash_bins, hash_split
+from arcuate.store import TrialInfo, info_of
 from arcuate.store_writer import StoreWriter, refuse_existing, writing_store
 from arcuate.trial import SPLITS, Trial
 
@@ -269,29 +269,11 @@ class _Job:
 
     def _note(self, reading: Reading, trial: Trial) -> None:
         rows = judge(reading, inspect(trial, *self.patch))
-        flags = tuple(dict.fromkeys(row.reason for row in rows if row.action in ("rejected", "flagged")))
-        tokens = None if trial.tokens is None else tuple(int(token) for token in trial.tokens)
         bins_hash = hash_bins(trial.bins)
         if len(trial.bins):
             self.recordings[trial.split].append(bins_hash)
         self.quality.extend(rows)
-        self.trials.append(
-            TrialInfo(
-                id=trial.id,
-                session=trial.session,
-                split=trial.split,
-                number=trial.number,
-                block=trial.block,
-                n_bins=len(trial.bins),
-                tokens=tokens,
-                text=trial.text,
-                corpus=trial.corpus,
-                mode=trial.mode,
-                usable=not flags,
-                flags=flags,
-                sha256=hash_trial(bins_hash, tokens, trial.text),
-            )
-        )
+        self.trials.append(info_of(trial, flags_of(rows), bins_hash))
 
     def report(self, written: bool) -> PrepareReport:
         texts: dict[str, list[str]] = {split: [] for split in SPLITS}

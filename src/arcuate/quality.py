@@ -70,6 +70,11 @@ def judge(reading: Reading, found: Iterable[Problem]) -> list[QualityRow]:
     return rows
 
 
+def flags_of(rows: Iterable[QualityRow]) -> tuple[str, ...]:
+    """The reasons that keep a trial out of training, each once."""
+    return tuple(dict.fromkeys(row.reason for row in rows if row.action in ("rejected", "flagged")))
+
+
 def write_table(path: Path, rows: Iterable[QualityRow]) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream, lineterminator="\n")

@@ -27,7 +27,7 @@ from arcuate.splits import hash_bins, hash_trial
 from arcuate.tokens import BLANK, N_CLASSES
 from arcuate.trial import Split, Trial, trial_id
 
-__all__ = ["FORMAT", "VERSION", "Statistics", "Store", "TrialInfo", "is_store"]
+__all__ = ["FORMAT", "VERSION", "Statistics", "Store", "TrialInfo", "info_of", "is_store"]
 
 FORMAT = "arcuate store"
 VERSION = 1
@@ -57,6 +57,26 @@ class TrialInfo:
     usable: bool  # False: the quality gate keeps it out of training
     flags: tuple[str, ...]  # the reasons
     sha256: str = ""  # of bins, tokens and text
+
+
+def info_of(trial: Trial, flags: tuple[str, ...], bins_hash: bytes) -> TrialInfo:
+    """A trial as the manifest lists it, with what the quality gate says about it and the hash of its bins."""
+    tokens = None if trial.tokens is None else tuple(int(token) for token in trial.tokens)
+    return TrialInfo(
+        id=trial.id,
+        session=trial.session,
+        split=trial.split,
+        number=trial.number,
+        block=trial.block,
+        n_bins=len(trial.bins),
+        tokens=tokens,
+        text=trial.text,
+        corpus=trial.corpus,
+        mode=trial.mode,
+        usable=not flags,
+        flags=flags,
+        sha256=hash_trial(bins_hash, tokens, trial.text),
+    )
 
 
 @dataclass(frozen=True)

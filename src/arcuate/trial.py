@@ -8,6 +8,7 @@ import numpy as np
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 BIN_S = 0.02
+LIVE_CORPUS = "live"  # corpus of sentences that were said in a live session
 
 
 @dataclass(frozen=True)

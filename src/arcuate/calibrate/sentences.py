@@ -9,6 +9,7 @@ from arcuate.errors import UserError
 from arcuate.frames import Patch
 from arcuate.quality import can_align
 from arcuate.store import Store, TrialInfo
+from arcuate.trial import LIVE_CORPUS
 
 FLAT_TRIALS = 20  # looked at to find out whether anything is recorded at all
 
@@ -36,7 +37,7 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
     usable = [
         t
         for t in labelled
-        if t.split == "train" and t.usable and can_align(t.n_bins, t.tokens or (), patch.bins, patch.stride)
+        if is_to_learn(t) and t.usable and can_align(t.n_bins, t.tokens or (), patch.bins, patch.stride)
     ]
     if labelled:
         refuse_flat(store, session, labelled[:FLAT_TRIALS])
@@ -48,6 +49,11 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
     first = tuple(usable[:n_sentences])
     after = {t.id for t in labelled} - {t.id for t in labelled[: labelled.index(first[-1]) + 1]}
     return Sentences(first, tuple(t for t in labelled if t.id in after))
+
+
+def is_to_learn(trial: TrialInfo) -> bool:
+    """Training sentences, and all labelled ones of a live session, which knows no splits."""
+    return trial.split == "train" or trial.corpus == LIVE_CORPUS
 
 
 def refuse_flat(store: Store, session: str, trials: Sequence[TrialInfo]) -> None:

@@ -58,6 +58,7 @@ class Source:
     data: Path | None = None
     words: tuple[str, ...] = ()  # added at run time, as word or word=weight
     head: str = "ctc"  # of a run: ctc, or both
+    checkpoint: str = "best"  # of a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +252,7 @@ def read_trials(
 def run_trials(
     source: Source,
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
-    """The trials of a split as the best model of a run hears them; their own texts are the references."""
+    """The trials of a split as one checkpoint of a run hears them; their own texts are the references."""
     from arcuate.cli.evaluate import find_subject, refuse_without_transducer, score_run
     from arcuate.decode.transducer_words import refuse_without
     from arcuate.run import open_run
@@ -259,8 +260,8 @@ def run_trials(
 
     both, run = source.head == "both", open_run(source.scores)
     if both:
-        refuse_without_transducer(find_subject(run, "best"))
-    scored = score_run(run, source.split, source.data, "best", keep_frames=both)
+        refuse_without_transducer(find_subject(run, source.checkpoint))
+    scored = score_run(run, source.split, source.data, source.checkpoint, keep_frames=both)
     results = scored.results
     frames = [arrange(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]

@@ -83,7 +83,7 @@ def follow_run(
     with nullcontext() if quiet else progress("reading trials") as report:
         courses = follow(adapter, store, trials, phoneme_search(validate), True, report)
     results = [f.result for course in courses for f in course.trials]
-    scored = Scored(subject, store, model, validate, "ctc", results)
+    scored = Scored(subject, store, model, validate, "ctc", None, results)
     summary = {
         **summarise(results),
         **provenance(scored, split, label),

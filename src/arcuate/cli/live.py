@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from arcuate.adapt.settings import METHODS
 from arcuate.cli.console import emit_json, out, progress, say
+from arcuate.days import nearest_session
 from arcuate.errors import UserError
 from arcuate.live.access import is_local, make_access
 from arcuate.live.settings import LiveSettings
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from arcuate.adapt.settings import Adaptation
     from arcuate.live.decoder import StreamingDecoder
+    from arcuate.live.recorder import Recorder
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import Prepared
     from arcuate.live.sources.source import Source
@@ -64,6 +66,7 @@ class Asked:
     redis: str = "redis://127.0.0.1:6379"
     adapt: str | None = None
     adapting: tuple[str, ...] = ()  # key=value, of Adaptation
+    day: str | None = None
 
 
 def live_command(asked: Asked) -> None:
@@ -88,9 +91,8 @@ def live_command(asked: Asked) -> None:
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
     access = make_access(asked.host, asked.token)
-    live = Live(
-        decoder, settings, access, lambda session: make_source(asked, session, prepared), asked.record
-    )
+    recorder = make_recorder(asked, decoder)
+    live = Live(decoder, settings, access, lambda session: make_source(asked, session, prepared), recorder)
     shown = f"http://{'localhost' if is_local(asked.host) else asked.host}:{asked.port}/"
     say(f"open {shown}{f'?token={access.token}' if access.token else ''}  (Ctrl-C to stop)")
     config = uvicorn.Config(
@@ -105,8 +107,31 @@ def live_command(asked: Asked) -> None:
     run_until_told(uvicorn.Server(config))
     if live.session.error:
         raise UserError(live.session.error)
-    if asked.record:
-        say(f"recorded in {asked.record}; its sentences are trials of {asked.record / 'store'}")
+    if recorder is not None:
+        tell_recording(recorder)
+
+
+def make_recorder(asked: Asked, decoder: "StreamingDecoder") -> "Recorder | None":
+    """A new day is heard through the layer of the nearest known one, unless another is named."""
+    from arcuate.live.recorder import Recorder
+
+    if asked.record is None:
+        return None
+    if asked.day is not None and asked.session is None:
+        decoder.reset(nearest_session(asked.day, decoder.sessions))
+    return Recorder(asked.record, decoder.n_channels, asked.day)
+
+
+def tell_recording(recorder: "Recorder") -> None:
+    from arcuate.live.recorder import STORE
+
+    store = recorder.folder / STORE
+    made = (
+        f"its sentences are trials of {store}" if store.exists() else "nothing was said, so it has no trials"
+    )
+    if recorder.error is not None:
+        raise UserError(f"{recorder.error}; {made}")
+    say(f"recorded in {recorder.folder}; {made}")
 
 
 def run_until_told(server: "uvicorn.Server") -> None:
@@ -136,6 +161,7 @@ def check(asked: Asked) -> None:
     check_adapting(asked)
     if asked.source == "redis-logits" and asked.lm is None:
         raise UserError("logits become words with a language model: leave --no-words out")
+    check_recording(asked)
     open_run(asked.run)
 
 
@@ -161,6 +187,18 @@ def tell_unmeasured(decoder: "StreamingDecoder") -> None:
             "note: there are no recordings of days that the model knows, so how much this one has drifted cannot be"
             " measured and every step is a whole one; name a store that has them with --data"
         )
+
+
+def check_recording(asked: Asked) -> None:
+    from arcuate.live.recorder import refuse_foreign
+    from arcuate.readers.source import safe_name
+
+    if asked.day is not None and asked.record is None:
+        raise UserError("--day names the day that is recorded: name a folder with --record too")
+    if asked.day is not None and not safe_name(asked.day):
+        raise UserError(f"{asked.day!r:.60} is no name of a day; choose one such as t15.2023.09.12")
+    if asked.record is not None:
+        refuse_foreign(asked.record)
 
 
 def live_settings(asked: Asked) -> LiveSettings:

@@ -63,6 +63,9 @@ def live(
         bool, typer.Option("--continuous", help="Replay: find sentences by silence, not by trial.")
     ] = False,
     record: Annotated[Path | None, typer.Option(help="Write the session here; a killed one goes on.")] = None,
+    day: Annotated[
+        str | None, typer.Option(help="With --record: name of this day, if the model does not know it yet.")
+    ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="YAML file of live settings, see docs/live.md.")
     ] = None,
@@ -111,6 +114,7 @@ def live(
             redis,
             adapt,
             tuple(setting or ()),
+            day,
         )
     )
 

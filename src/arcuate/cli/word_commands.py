@@ -45,13 +45,17 @@ def decode(
     split: SplitName = "val",
     data: DataPath = None,
     head: Annotated[str, typer.Option(help="Of a run: ctc, or both, where it has a transducer.")] = "ctc",
+    checkpoint: Annotated[
+        str, typer.Option(help="Of a run: best, last, step-NNNNNNNN or stage-NAME.")
+    ] = "best",
     as_json: Json = False,
 ) -> None:
     """Frame scores to words, with a pronunciation lexicon and a language model."""
     from arcuate.cli.decode import Source, decode_command
 
     source = Source(
-        *(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ())), head
+        *(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ())),
+        *(head, checkpoint),
     )
     decode_command(source, out, nbest, as_json)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.settings import LiveSettings
+from arcuate.live.sources.redis import RedisLogits
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.source import Source
 
@@ -16,7 +17,9 @@ def describe(decoder: StreamingDecoder, source: Source | None, settings: LiveSet
     patch = engine.model.card.settings.front_end.patch
     return {
         "n_channels": decoder.n_channels,
-        "features": features(decoder.n_channels, decoder.sessions[-1]),
+        "features": []
+        if isinstance(source, RedisLogits)
+        else features(decoder.n_channels, decoder.sessions[-1]),
         "classes": list(engine.model.card.classes),
         "sessions": list(decoder.sessions),
         "session": decoder.session,

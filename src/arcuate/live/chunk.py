@@ -1,5 +1,6 @@
 """What a source hands over: bins as they came, with what the source knows about them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,14 +36,18 @@ class Mark:
 
 @dataclass(frozen=True)
 class End:
-    """The source knows that the sentence is over; `last`: and that nothing will follow."""
+    """The source knows that the sentence is over; `last`: and that nothing will follow.
+
+    `then` is called on the decoding thread when it is, whether or not anything had been said.
+    """
 
     last: bool = False
+    then: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
 class Command:
-    """A wish of a person at the page: open, close, end, forget."""
+    """A wish of a person at the page: open, close, end, forget; cut: end what is not over."""
 
     what: str
 

@@ -40,8 +40,8 @@ class Viewer:
 class Hub:
     """Published messages to all viewers; keeps what a viewer needs who joins or falls behind."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, max_viewers: int, room: int) -> None:
-        self.loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop | None, max_viewers: int, room: int) -> None:
+        self.loop = loop  # None: the server has not begun, and nobody is there to be told
         self.max_viewers = max_viewers
         self.room = room
         self.viewers: set[Viewer] = set()
@@ -50,7 +50,9 @@ class Hub:
 
     def publish(self, message: dict[str, Any] | bytes) -> None:
         """From any thread; never waits."""
-        if not self.loop.is_closed():
+        if self.loop is None:
+            self._fan_out(message)
+        elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._fan_out, message)
 
     def join(self) -> Viewer:

@@ -9,13 +9,14 @@ from arcuate.live.settings import Faults
 from arcuate.trial import BIN_S
 
 MAX_TIME_S = 1e12  # beyond this a clock is no clock
+ANEW_S = 5.0  # bins numbered as if they were from longer ago are not old: their source counts anew
 
 
 @dataclass(frozen=True)
 class Fault:
     """Something was wrong with the input, and this is what was done about it."""
 
-    kind: str  # channels, not_finite, gap, clock, repeat
+    kind: str  # channels, not_finite, too_large, gap, clock, repeat, restart
     what: str
     action: str  # dropped, hold, zero, reset
 
@@ -51,25 +52,46 @@ class Intake:
             return Admitted(self._none, (Fault("channels", what, "dropped"),))
         if not len(bins):
             return Admitted(self._none)
-        bins, faults = self._repair(bins.astype(np.float32))
+        anew = self._counts_anew(chunk.first)
+        with np.errstate(over="ignore"):  # what does not fit becomes infinity, which is answered
+            bins, faults = self._repair(bins.astype(np.float32))
         bins, repeats = self._drop_repeats(bins, chunk.first)
         missing, clock = self._missing(len(bins), chunk) if len(bins) else (0, ())
-        return self._fill(bins, missing, (*faults, *repeats, *clock))
+        return self._fill(bins, missing, (*anew, *faults, *repeats, *clock), bool(anew))
 
     @property
     def _none(self) -> np.ndarray:
         return np.empty((0, self.n_channels), np.float32)
 
+    def _counts_anew(self, first: int | None) -> tuple[Fault, ...]:
+        """A source that was started again numbers its bins from 0 once more; it must not be taken for an echo."""
+        if first is None or self._next is None or (self._next - first) * BIN_S <= ANEW_S:
+            return ()
+        what = f"bins are numbered from {first} again, after {self._next - 1}"
+        self.forget()
+        return (Fault("restart", what, "reset"),)
+
     def _repair(self, bins: np.ndarray) -> tuple[np.ndarray, tuple[Fault, ...]]:
-        bad = ~np.isfinite(bins)
+        """Values that cannot have been measured; one alone would spoil what the stream is normalised by."""
+        lost = ~np.isfinite(bins)
+        large = np.abs(bins) > self.settings.max_value
+        bad = lost | large
         if not bad.any():
             return bins, ()
-        held = self._last
+        held, action = self._last, self.settings.not_finite
         for row, wrong in zip(bins, bad, strict=True):
-            row[wrong] = held[wrong] if self.settings.not_finite == "hold" else 0.0
+            row[wrong] = held[wrong] if action == "hold" else 0.0
             held = row
-        what = f"{int(bad.sum())} values of {len(bins)} bins are not finite"
-        return bins, (Fault("not_finite", what, self.settings.not_finite),)
+        of = f"of {len(bins)} bins are"
+        n_lost, n_large = int(lost.sum()), int((large & ~lost).sum())
+        told = (
+            (n_lost, Fault("not_finite", f"{n_lost} values {of} not finite", action)),
+            (
+                n_large,
+                Fault("too_large", f"{n_large} values {of} beyond {self.settings.max_value:g}", action),
+            ),
+        )
+        return bins, tuple(fault for n, fault in told if n)
 
     def _drop_repeats(self, bins: np.ndarray, first: int | None) -> tuple[np.ndarray, tuple[Fault, ...]]:
         if first is None or self._next is None or first >= self._next:
@@ -93,13 +115,13 @@ class Intake:
                 missing = max(1, round(late / BIN_S))
         return missing, faults
 
-    def _fill(self, bins: np.ndarray, missing: int, faults: tuple[Fault, ...]) -> Admitted:
-        ends, settings = False, self.settings
+    def _fill(self, bins: np.ndarray, missing: int, faults: tuple[Fault, ...], ends: bool) -> Admitted:
+        settings = self.settings
         if missing:
             long = missing * BIN_S > settings.max_gap_s
             action = "reset" if long else settings.gap
             faults = (*faults, Fault("gap", f"{missing * BIN_S:.2f} s are missing", action))
-            ends = action == "reset"
+            ends = ends or action == "reset"
             if action != "reset":
                 filling = self._last if action == "hold" else np.zeros_like(self._last)
                 bins = np.concatenate([np.tile(filling, (missing, 1)), bins])

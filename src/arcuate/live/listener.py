@@ -43,6 +43,7 @@ class Listener:
         self._frame_s = self._stride * BIN_S
         self.state: Literal["closed", "listening", "speaking"] = "listening"
         self._opened = not settings.start.closed
+        self._told: str | None = None  # the state that others know of
         self._wait()
 
     # --- what others may do -------------------------------------------------------------------------------
@@ -59,14 +60,15 @@ class Listener:
             self._wait()
 
     def close(self) -> None:
-        """Nothing is read from here on; the sentence being said ends first."""
+        """Nothing is read from here on; the sentence being said is cut off."""
         if self._opened:
-            self.end()
+            self.end(cut=True)
             self._opened = False
             self._wait()
 
     def hear(self, bins: np.ndarray) -> list[float]:
         """Bins (t, C), any number; gives the seconds since the beginning of this call at which frames were read."""
+        self._miss(len(bins))
         if self.state == "closed":
             return []
         began, spent = time.perf_counter(), []
@@ -79,6 +81,7 @@ class Listener:
 
     def read(self, log_probs: np.ndarray) -> list[float]:
         """Frames (f, V) of a model that runs elsewhere; as `hear`."""
+        self._miss(len(log_probs))
         if self.state == "closed":
             return []
         began = time.perf_counter()
@@ -113,20 +116,27 @@ class Listener:
 
     # --- inside -------------------------------------------------------------------------------------------
 
+    def _miss(self, n: int) -> None:
+        """What was said while closed is not kept, so the rest must not be scored against the whole sentence."""
+        if n and not self._opened:
+            self.reference = None
+
     def _wait(self) -> None:
         """Before the next sentence."""
-        endpoints, before = self.settings.endpoints, self.state
+        endpoints = self.settings.endpoints
         hears = self._opened or self.settings.start.phrase is not None
         self.state = "closed" if not hears else "listening" if endpoints.enabled else "speaking"
         self._ring: deque[np.ndarray] = deque(maxlen=max(1, round(endpoints.pre_roll_s / BIN_S)))
         self._speech: deque[bool] = deque(maxlen=max(endpoints.onset_frames, round(ONSET_S / self._frame_s)))
         self._n_silent = 0
         self._shown: tuple[tuple[str, ...], int] = ((), 0)
-        if before != self.state or not self._opened:
-            self._tell_state()
+        self._tell_state()
 
     def _tell_state(self) -> None:
-        self.emit({"type": "state", "state": self.state if self._opened else "closed"})
+        shown = self.state if self._opened else "closed"
+        if shown != self._told:
+            self._told = shown
+            self.emit({"type": "state", "state": shown})
 
     def _hear_piece(self, piece: np.ndarray) -> bool:
         """Decode a few bins; whether they completed a frame."""

@@ -7,8 +7,10 @@
 A killed server leaves the journal; the next one with the same folder goes on with it.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +18,89 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.pronounce import to_tokens
-from arcuate.quality import NON_FINITE
-from arcuate.readers.source import safe_name
+from arcuate.quality import QualityRow, flags_of, inspect, judge
+from arcuate.readers.source import Reading, safe_name
 from arcuate.run import read_jsonl, to_line, write_lines
-from arcuate.splits import find_leakage, hash_bins, hash_split, hash_trial
-from arcuate.store import TrialInfo
+from arcuate.splits import find_leakage, hash_bins, hash_split
+from arcuate.store import TrialInfo, info_of
 from arcuate.store_writer import writing_store
-from arcuate.trial import SPLITS, Split, Trial
+from arcuate.trial import LIVE_CORPUS, SPLITS, Split, Trial
 
-JOURNAL, BINS, STORE, LIVE = "journal.jsonl", "bins.f32", "store", "live.jsonl"
+JOURNAL, BINS, STORE, LIVE, LOCK = "journal.jsonl", "bins.f32", "store", "live.jsonl", ".lock"
 KEPT = ("state", "trial", "partial", "final", "fault", "adaptation")  # kinds of events that are written down
+BEGUN = "recording"  # a line for every server that recorded here, the first line among them
 
 
 class Recorder:
-    """Writes as things happen; belongs to the decoding thread."""
+    """Writes as things happen; belongs to the decoding thread.
 
-    def __init__(self, folder: Path, n_channels: int) -> None:
+    `day` is the name of the session that is recorded, where it is another than the one it is heard through.
+    """
+
+    def __init__(self, folder: Path, n_channels: int, day: str | None = None) -> None:
         self.folder = folder
         self.n_channels = n_channels
-        refuse_foreign(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.finals = mend(folder, n_channels)
-        self._bins = (folder / BINS).open("ab")
-        self._journal = (folder / JOURNAL).open("a", encoding="utf-8")
-        self.n_bins = self._bins.tell() // (4 * n_channels)
+        self.day = day
+        self.error: str | None = None  # why nothing is written any more
         self._latencies: list[float] = []
-        if not self.finals and not self._journal.tell():
-            self._write({"type": "recording", "n_channels": n_channels})
+        refuse_foreign(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = claim(folder)
+            self.finals = mend(folder, n_channels)
+            self._bins = (folder / BINS).open("ab")
+            self._journal = (folder / JOURNAL).open("a", encoding="utf-8")
+            self.n_bins = self._bins.tell() // (4 * n_channels)
+            self._write({"type": BEGUN, "n_channels": n_channels})
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from None
 
     def add_bins(self, bins: np.ndarray) -> None:
-        self._bins.write(np.ascontiguousarray(bins, "<f4").tobytes())
-        self.n_bins += len(bins)
+        if self.error is not None:
+            return
+        with self._writing():
+            self._bins.write(np.ascontiguousarray(bins, "<f4").tobytes())
+            self.n_bins += len(bins)
 
     def note_latency(self, ms: float) -> None:
         self._latencies.append(round(ms, 3))
 
     def note(self, event: dict[str, Any]) -> dict[str, Any]:
         """Write an event down; a final one says where its bins are, and is safe before this returns."""
-        if event["type"] == "final":
-            event = {**event, "first_bin": self.n_bins - event["n_bins"], "latencies_ms": self._latencies}
-            self._latencies = []
-            self._bins.flush()
-            os.fsync(self._bins.fileno())
-        if event["type"] in KEPT:
-            self._write(event)
+        if event["type"] == "state":
+            self._latencies = []  # of frames that belong to no sentence
+        if self.error is None and event["type"] in KEPT:
+            with self._writing():
+                event = self._placed(event)
+                self._write(event)
         return {k: v for k, v in event.items() if k != "latencies_ms"}
+
+    def close(self) -> None:
+        """Everything on disk, and the store made."""
+        for file in (self._bins, self._journal):
+            with self._writing():
+                file.close()
+        try:
+            seal(self.folder)
+        finally:
+            os.close(self._lock)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A disk that is full or gone ends the recording, never the decoding."""
+        try:
+            yield
+        except OSError as error:
+            self.error = f"the recording in {self.folder} stopped: {error.strerror}"
+
+    def _placed(self, event: dict[str, Any]) -> dict[str, Any]:
+        if event["type"] != "final":
+            return event
+        latencies, self._latencies = self._latencies, []
+        self._bins.flush()
+        os.fsync(self._bins.fileno())
+        day = {} if self.day is None else {"day": self.day}
+        return {**event, **day, "first_bin": self.n_bins - event["n_bins"], "latencies_ms": latencies}
 
     def _write(self, event: dict[str, Any]) -> None:
         self._journal.write(to_line(event) + "\n")
@@ -68,18 +108,33 @@ class Recorder:
         if event["type"] == "final":
             os.fsync(self._journal.fileno())
 
-    def close(self) -> None:
-        """Everything on disk, and the store made."""
-        self._bins.close()
-        self._journal.close()
-        seal(self.folder)
-
 
 def refuse_foreign(folder: Path) -> None:
-    if folder.exists() and (
-        not folder.is_dir() or (any(folder.iterdir()) and not (folder / JOURNAL).exists())
-    ):
+    try:
+        is_foreign = folder.exists() and (
+            not folder.is_dir()
+            or (any(p.name != LOCK for p in folder.iterdir()) and not (folder / JOURNAL).exists())
+        )
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from None
+    if is_foreign:
         raise UserError(f"{folder} exists and is no recording; choose another folder")
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written (see {place}); choose another folder")
+
+
+def claim(folder: Path) -> int:
+    """One server at a time records into a folder; the system frees the lock however its holder dies."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(f"another server is recording into {folder}; choose another folder") from None
+    except OSError:  # a file system without locks: there two servers are not told apart
+        return handle
+    return handle
 
 
 def mend(folder: Path, n_channels: int) -> list[dict[str, Any]]:
@@ -108,15 +163,17 @@ def seal(folder: Path) -> Path | None:
     if not finals:
         return None
     said = list(trials_of(folder, finals, n_channels))
+    quality = {trial.id: judge(Reading(trial.id, trial), inspect(trial)) for trial in said}
+    infos = [info_of(trial, flags_of(quality[trial.id]), hash_bins(trial.bins)) for trial in said]
     store = folder / STORE
-    infos = [info_of(trial) for trial in said]
     with writing_store(store, n_channels, force=True) as writer:
         for session in dict.fromkeys(trial.session for trial in said):
             with writer.session(session) as out:
                 for trial in (t for t in said if t.session == session):
                     out.add(trial)
         ordered = [i for s in dict.fromkeys(t.session for t in said) for i in infos if i.session == s]
-        writer.write_manifest(about(said, infos), ordered, [])
+        found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
+        writer.write_manifest(about(said, infos), ordered, found)
         write_lines(writer.folder / LIVE, live_rows(rows, said))
     return store
 
@@ -125,7 +182,7 @@ def trials_of(folder: Path, finals: list[dict[str, Any]], n_channels: int) -> It
     bins = np.memmap(folder / BINS, "<f4", "r").reshape(-1, n_channels)
     counts: dict[tuple[str, str], int] = {}
     for row in finals:
-        session = str(row["session"])
+        session = str(row.get("day") or row["session"])
         if not safe_name(session):
             raise UserError(f"{folder / JOURNAL} names a session {session!r:.60}, which is no plain name")
         reference = row.get("reference")
@@ -133,30 +190,9 @@ def trials_of(folder: Path, finals: list[dict[str, Any]], n_channels: int) -> It
         number = counts.get((session, split), 0)
         counts[session, split] = number + 1
         tokens = None if reference is None else np.array(to_tokens(reference)[0], np.int32)
-        first = max(0, int(row["first_bin"]))
-        piece = np.array(bins[first : int(row["first_bin"]) + int(row["n_bins"])])
-        yield Trial(session, split, number, 1, piece, tokens, reference, corpus="live")
-
-
-def info_of(trial: Trial) -> TrialInfo:
-    tokens = None if trial.tokens is None else tuple(int(t) for t in trial.tokens)
-    flags: tuple[str, ...] = () if np.isfinite(trial.bins).all() else (NON_FINITE,)
-    digest = hash_trial(hash_bins(trial.bins), tokens, trial.text)
-    return TrialInfo(
-        id=trial.id,
-        session=trial.session,
-        split=trial.split,
-        number=trial.number,
-        block=trial.block,
-        n_bins=len(trial.bins),
-        tokens=tokens,
-        text=trial.text,
-        corpus=trial.corpus,
-        mode=trial.mode,
-        usable=not flags,
-        flags=flags,
-        sha256=digest,
-    )
+        first = int(row["first_bin"])
+        piece = bins[max(0, first) : first + int(row["n_bins"])]  # on disk: an hour need not fit in memory
+        yield Trial(session, split, number, 1, piece, tokens, reference, corpus=LIVE_CORPUS)
 
 
 def about(trials: list[Trial], infos: list[TrialInfo]) -> dict[str, Any]:
@@ -165,11 +201,11 @@ def about(trials: list[Trial], infos: list[TrialInfo]) -> dict[str, Any]:
     for trial in trials:
         hashes[trial.split].append(hash_bins(trial.bins))
         texts[trial.split] += [trial.text] if trial.text else []
-    counts = {split: len(hashes[split]) for split in SPLITS}
+    usable = {split: sum(i.usable for i in infos if i.split == split) for split in SPLITS}
     return {
         "layout": "b2t25",
         "features": None,
-        "splits": {split: {"trials": n, "usable": n} for split, n in counts.items()},
+        "splits": {split: {"trials": len(hashes[split]), "usable": usable[split]} for split in SPLITS},
         "hashes": {split: hash_split(i.sha256 for i in infos if i.split == split) for split in SPLITS},
         "leakage": find_leakage(hashes, texts),
         "recorded": "live",
@@ -181,6 +217,9 @@ def live_rows(rows: list[dict[str, Any]], trials: list[Trial]) -> Iterator[dict[
     waiting: list[dict[str, Any]] = []
     names = iter(trials)
     for row in rows:
+        if row["type"] == BEGUN:
+            waiting = []  # what was half said when the server before was killed
+            continue
         if row["type"] != "final":
             waiting.append(row)
             continue

@@ -12,7 +12,7 @@ from fastapi.staticfiles import StaticFiles
 
 from arcuate.errors import UserError
 from arcuate.live.about import describe
-from arcuate.live.access import COOKIE, Access
+from arcuate.live.access import COOKIE, Access, Bucket
 from arcuate.live.chunk import Command
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.hub import Hub, Viewer, parse_command
@@ -37,7 +37,7 @@ MakeSource = Callable[[LiveSession], Source | None]
 
 
 class Live:
-    """Everything behind the routes; begins when the server does."""
+    """Everything behind the routes. What may be refused is refused when it is made; it begins when the server does."""
 
     def __init__(
         self,
@@ -45,27 +45,21 @@ class Live:
         settings: LiveSettings,
         access: Access,
         make_source: MakeSource,
-        record: Path | None = None,
+        record: Recorder | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
         self.access = access
-        self.record = record
-        self.sender = Sender(settings.limits)
-        self._make_source = make_source
-        self.source: Source | None = None
-        self.hub: Hub
-        self.session: LiveSession
+        limits = settings.limits
+        self.sender = Sender(limits)
+        self.hub = Hub(None, limits.viewers, limits.queue)
+        self.hub.restore(record.finals if record else [])
+        self.session = LiveSession(decoder, settings, self.hub.publish, record)
+        self.source = make_source(self.session)
 
     def begin(self) -> None:
-        limits = self.settings.limits
-        self.hub = Hub(asyncio.get_running_loop(), limits.viewers, limits.queue)
-        recorder = Recorder(self.record, self.decoder.n_channels) if self.record else None
-        if recorder is not None:
-            self.hub.restore(recorder.finals)
-        self.session = LiveSession(self.decoder, self.settings, self.hub.publish, recorder)
+        self.hub.loop = asyncio.get_running_loop()
         self.session.start()
-        self.source = self._make_source(self.session)
         if self.source is not None:
             self.source.start()
         self.tell_source()
@@ -80,17 +74,22 @@ class Live:
             now = {"paused": self.source.paused, "speed": self.source.speed}
             self.hub.publish({"type": "replay", **now})
 
+    def _wish(self, what: str) -> None:
+        if not self.session.put(Command(what), wait=False):
+            raise UserError(f"decoding is behind and did not take {what!r}; try again")
+
     def obey(self, command: dict[str, Any]) -> None:
         """A wish of a viewer; what makes no sense is refused in one sentence."""
         match command:
             case {"type": "open" | "close" | "end" as what}:
-                self.session.put(Command(what), wait=False)
+                half = what == "end" and isinstance(self.source, Replay)  # the trial goes on
+                self._wish("cut" if half else what)
             case {"type": "forget"} if self.decoder.adaptation is not None:
-                self.session.put(Command("forget"), wait=False)
+                self._wish("forget")
             case {"type": "pause", "paused": bool(paused)} if isinstance(self.source, Replay):
                 self.source.pause(paused)
             case {"type": "speed", "speed": int() | float() as speed} if isinstance(self.source, Replay):
-                self.source.set_speed(float(speed))
+                self.source.set_speed(speed)
             case {"type": "pick", "trial": str(trial)} if isinstance(self.source, Replay):
                 self.source.pick(trial)
             case {"type": "skip", "n": 1 | -1 as n} if isinstance(self.source, Replay):
@@ -138,6 +137,7 @@ def make_app(live: Live) -> FastAPI:
             "error": session.error,
             "state": session.state,
             "sentences": session.n_sentences,
+            "recording": None if session.recorder is None else session.recorder.error is None,
             "viewers": len(live.hub.viewers),
             **session.meter.summary(),
         }
@@ -181,9 +181,10 @@ async def serve_viewer(live: Live, socket: WebSocket) -> None:
         await socket.close(1013, str(error)[:120])
         return
     sending = asyncio.create_task(send_all(viewer, socket))
+    bucket = Bucket(live.settings.limits.commands_per_s)
     try:
         while True:
-            await obey_one(live, await socket.receive_text(), viewer)
+            obey_one(live, await socket.receive_text(), viewer, bucket)
     except (WebSocketDisconnect, RuntimeError, KeyError):  # gone, or it sent bytes
         pass
     finally:
@@ -192,8 +193,10 @@ async def serve_viewer(live: Live, socket: WebSocket) -> None:
         await asyncio.gather(sending, return_exceptions=True)
 
 
-async def obey_one(live: Live, text: str, viewer: Viewer) -> None:
+def obey_one(live: Live, text: str, viewer: Viewer, bucket: Bucket) -> None:
     try:
+        if not bucket.spend():
+            raise UserError(f"more than {bucket.rate:g} wishes a second are too many")
         live.obey(parse_command(text[:10_000]))
     except UserError as error:
         viewer.offer(to_line({"type": "refused", "what": str(error)}))

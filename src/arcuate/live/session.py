@@ -2,6 +2,7 @@
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from arcuate.live.settings import LiveSettings
 
 ROOM = 512  # items that may wait to be decoded
 LATENCY_S = 0.5  # how often the latency is told
+PATIENCE_S = 0.5  # how often someone who waits for room looks whether the thread still lives
 DRAWN = 2  # bins that are sent to be drawn at once: 25 pictures a second
 
 Publish = Callable[[Event | bytes], None]
@@ -45,12 +47,15 @@ class LiveSession:
         self.listeners: list[Publish] = []  # others that are told, such as Redis
         self.recorder = recorder
         self.error: str | None = None
-        stride = decoder.engine.model.card.settings.front_end.patch.stride
-        self.meter = Meter(deadline_ms=20.0 * stride)
+        self._stride = decoder.engine.model.card.settings.front_end.patch.stride
+        self.meter = Meter(deadline_ms=20.0 * self._stride)
         self._inbox: queue.Queue[tuple[float, Item | None]] = queue.Queue(ROOM)
         self._intake = Intake(decoder.n_channels, settings.faults)
         self._picture = Picture(decoder.n_channels)
         self._listener = Listener(decoder, settings, self._emit, self._heard)
+        if recorder is not None:
+            self._listener.n_sentences = len(recorder.finals)  # they go on where a killed server was
+        self._record_told: bool | None = None
         self._told_s = 0.0
         self._standing: Standing | None = None
         self._unseen: list[np.ndarray] = []
@@ -64,8 +69,9 @@ class LiveSession:
 
     def stop(self) -> None:
         """End the sentence being said, write everything down, leave."""
-        self._inbox.put((time.perf_counter(), None))
-        self._thread.join(timeout=30)
+        while self.alive and not self._offer(None, PATIENCE_S):
+            pass
+        self._thread.join()
 
     @property
     def alive(self) -> bool:
@@ -81,8 +87,15 @@ class LiveSession:
 
     def put(self, item: Item, wait: bool = True) -> bool:
         """Hand something over; without `wait` it is refused when too much is waiting already."""
+        while not self._offer(item, PATIENCE_S if wait else 0.0):
+            if not wait or not self.alive:
+                return False
+        return True
+
+    def _offer(self, item: Item | None, seconds: float) -> bool:
+        """Whether there was room within so many seconds."""
         try:
-            self._inbox.put((time.perf_counter(), item), block=wait)
+            self._inbox.put((time.perf_counter(), item), block=seconds > 0, timeout=seconds)
         except queue.Full:
             return False
         return True
@@ -100,19 +113,33 @@ class LiveSession:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
             self._tell_adaptation()
+            self._tell_recording()
             while (taken := self._inbox.get())[1] is not None:
                 self._take(*taken)
+                self._tell_recording()
                 if self._inbox.empty():
                     self.decoder.ahead()
             self._listener.end(cut=True)
         except (UserError, OSError) as error:
-            self.error = str(error)
-            self.publish({"type": "error", "what": self.error})
+            self._fail(str(error))
         finally:
-            if self.decoder.follower is not None:
-                self.decoder.follower.close()
+            self._leave()
+
+    def _fail(self, why: str) -> None:
+        self.error = why
+        self.publish({"type": "error", "what": why})
+
+    def _leave(self) -> None:
+        """Write everything down; whatever else stopped the thread is told too."""
+        if sys.exception() is not None:
+            self._fail("decoding stopped; the reason is in the output of the server, start it again")
+        if self.decoder.follower is not None:
+            self.decoder.follower.close()
+        try:
             if self.recorder is not None:
                 self.recorder.close()
+        except (UserError, OSError) as error:
+            self._fail(str(error))
 
     def _take(self, arrived: float, item: Item | None) -> None:
         match item:
@@ -126,6 +153,8 @@ class LiveSession:
                 self._tell_adaptation()
             case End():
                 self._listener.end()
+                if item.then is not None:
+                    item.then()
             case Command(what="open"):
                 self._listener.open()
             case Command(what="close"):
@@ -137,6 +166,8 @@ class LiveSession:
                 self._tell_adaptation()
             case Learned():
                 self._tell_adaptation()
+            case Command(what="cut"):
+                self._listener.end(cut=True)
 
     def _hear(self, chunk: Chunk, arrived: float) -> None:
         admitted = self._intake.admit(chunk)
@@ -156,6 +187,7 @@ class LiveSession:
 
     def _read(self, scores: Scores, arrived: float) -> None:
         begun = time.perf_counter()
+        self._at += len(scores.log_probs) * self._stride  # as if their bins had been heard
         self._count([begun - arrived + spent for spent in self._listener.read(scores.log_probs)])
 
     def _count(self, seconds: list[float]) -> None:
@@ -172,6 +204,12 @@ class LiveSession:
         self._at += len(bins)
         if len(log_probs):
             self.publish(posteriors(log_probs, self._at))
+
+    def _tell_recording(self) -> None:
+        """Everyone may know whether they are written down, and when that has failed."""
+        if self.recorder is not None and self._record_told is not (self.recorder.error is None):
+            self._record_told = self.recorder.error is None
+            self.publish({"type": "recording", "on": self._record_told, "what": self.recorder.error})
 
     def _tell_latency(self) -> None:
         now = time.perf_counter()

@@ -26,8 +26,9 @@ class Faults(Settings):
     """What is done about bins that are missing or make no sense."""
 
     not_finite: Literal["hold", "zero"] = Field(
-        "hold", description="NaN and infinity become the channel's last value, or 0"
+        "hold", description="NaN, infinity and values beyond max_value become the channel's last value, or 0"
     )
+    max_value: float = Field(1e6, gt=0.0, le=1e30, description="no measurement is larger than this")
     gap: Literal["hold", "zero", "reset"] = Field(
         "hold", description="short gaps are filled with the last bin, with zeros, or end the sentence"
     )
@@ -42,6 +43,7 @@ class Limits(Settings):
     frame_bytes: int = Field(1_000_000, ge=1_000, le=100_000_000, description="of one message of bins")
     frames_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="messages of bins")
     queue: int = Field(256, ge=8, le=100_000, description="events that may wait for a slow viewer")
+    commands_per_s: float = Field(20.0, gt=0.0, le=10_000.0, description="wishes of one viewer")
     chunk_s: float = Field(5.0, gt=0.0, le=600.0, description="bins in one message, at most")
 
 

@@ -20,6 +20,7 @@ let reference = null;
 let decoding = "connecting"; // closed, listening, speaking
 let replay = null; // {paused, speed}
 let connected = false;
+let refusal = null;
 let rasters = [];
 let phonemes = null;
 const spark = [];
@@ -73,6 +74,7 @@ function showFinal(event, quietly = false) {
   byId("words").dataset.kind = "final";
   reference = event.reference;
   showReference(event.compared);
+  refreshTip();
   if (!quietly) byId("announce").textContent = event.text;
 }
 
@@ -105,6 +107,7 @@ function showTrial(event) {
   reference = event.reference;
   showReference(null);
   byId("words").replaceChildren(make("span", "hint", "…"));
+  refreshTip();
   byId("where").textContent = event.trial ? event.trial.replaceAll("/", " · ") : event.session;
   const [session] = (event.trial ?? "").split("/");
   if (about?.replay && session) {
@@ -134,12 +137,18 @@ function refreshTip() { // words are drawn anew while the pointer rests
   const under = pointer ? document.elementFromPoint(...pointer) : document.activeElement;
   tip(under?.closest?.(".word.choice") ?? null);
 }
-document.addEventListener("pointermove", (e) => {
-  pointer = [e.clientX, e.clientY];
-  const node = e.target.closest?.(".word.choice") ?? null;
-  if (node !== tipped) tip(node);
+for (const kind of ["pointermove", "pointerdown"]) // a finger does not move before it touches
+  document.addEventListener(kind, (e) => {
+    pointer = [e.clientX, e.clientY];
+    const node = e.target.closest?.(".word.choice") ?? null;
+    if (node !== tipped) tip(node);
+  });
+document.addEventListener("focusin", (e) => {
+  if (e.target.matches?.(":focus-visible")) pointer = null; // by key: the mouse rests somewhere else
+  tip(e.target.closest?.(".word.choice") ?? null);
 });
-document.addEventListener("focusin", (e) => tip(e.target.closest?.(".word.choice") ?? null));
+document.addEventListener("scroll", () => tip(null));
+document.addEventListener("keydown", (e) => { if (e.key === "Escape") tip(null); });
 document.addEventListener("click", (e) => { const n = e.target.closest?.(".word.choice"); if (n) tip(n); });
 
 // --- state, latency, faults ------------------------------------------------------------------------------
@@ -151,12 +160,24 @@ const SAID = {
 function showState() {
   const shown = !connected ? "connecting" : replay?.paused && decoding !== "closed" ? "paused" : decoding;
   byId("state").dataset.state = shown;
-  byId("state").querySelector("b").textContent = SAID[shown] ?? shown;
+  byId("state").querySelector("b").textContent = (!connected && refusal) || (SAID[shown] ?? shown);
   const lock = byId("lock"), closed = decoding === "closed";
-  lock.textContent = closed ? "Open" : "Close";
+  lock.textContent = closed ? "Start decoding" : "Stop decoding";
   lock.classList.toggle("closed", closed);
-  if (closed && connected) byId("words").replaceChildren(make("span", "hint",
+  if (!closed || !connected) return;
+  byId("words").replaceChildren(make("span", "hint",
     about?.phrase ? "closed – say the phrase or press o to open" : "closed – press o to open"));
+  byId("reference").replaceChildren();
+  refreshTip();
+}
+
+function showRecording(event) {
+  const box = byId("recording");
+  box.hidden = false;
+  box.dataset.state = event.on ? "recording" : "stopped";
+  box.querySelector("b").textContent = event.on ? "recording" : "not recorded";
+  box.title = event.what ?? "Sentences are written down";
+  if (!event.on) toast(event.what);
 }
 
 function showAdaptation(event) {
@@ -226,7 +247,7 @@ function buildPanels() {
     const edges = feature.arrays.slice(1).map((array) => (array.first - first) / n);
     rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, k ? "warm" : "cool", edges) });
   });
-  const names = about.classes.map((name) => (name === "BLANK" ? "–" : name === "SIL" ? "sil" : name.toLowerCase()));
+  const names = about.classes.map((name) => (name === "BLANK" ? "blank" : name === "SIL" ? "sil" : name.toLowerCase()));
   byId("phonemes").replaceChildren(...names.map((name) => make("span", "", name)));
   phonemes = new Scroll(byId("posteriors"), WINDOW, names.length, "ink", []);
   byId("frame-ms").textContent = about.frame_ms;
@@ -251,7 +272,7 @@ function takeBytes(buffer) {
 }
 
 function draw() {
-  const now = Math.max(0, ...rasters.map((r) => r.scroll.newest));
+  const now = Math.max(phonemes?.newest ?? 0, ...rasters.map((r) => r.scroll.newest));
   for (const { scroll } of rasters) scroll.draw(now);
   phonemes?.draw(now);
   requestAnimationFrame(draw);
@@ -265,6 +286,7 @@ const TAKE = {
   trial: showTrial,
   latency: showLatency,
   adaptation: showAdaptation,
+  recording: showRecording,
   state: (event) => { decoding = event.state; showState(); if (decoding === "listening") settle(); },
   replay: (event) => { replay = event; showPlayer(); showState(); },
   fault: (event) => toast(`${event.what}: ${DONE[event.action] ?? event.action}`),
@@ -274,7 +296,8 @@ const TAKE = {
     byId("history").replaceChildren();
     lastFinal = null;
     for (const final of event.finals) showFinal(final, true);
-    for (const kind of ["state", "replay", "latency", "adaptation", "trial", "partial"]) if (event.now[kind]) TAKE[kind](event.now[kind]);
+    for (const kind of ["state", "replay", "latency", "adaptation", "trial", "partial", "recording", "error"])
+      if (event.now[kind]) TAKE[kind](event.now[kind]);
   },
 };
 function settle() {
@@ -284,14 +307,15 @@ function settle() {
 function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/events${suffix}`);
   socket.binaryType = "arraybuffer";
-  socket.onopen = async () => { retry = 500; connected = true; showState(); };
+  socket.onopen = async () => { retry = 500; connected = true; refusal = null; showState(); };
   socket.onmessage = (message) => {
     if (typeof message.data !== "string") return takeBytes(message.data);
     const event = JSON.parse(message.data);
     TAKE[event.type]?.(event);
   };
-  socket.onclose = () => {
+  socket.onclose = (e) => {
     connected = false;
+    refusal = e.code === 1013 ? e.reason : null; // turned away, and why
     showState();
     setTimeout(connect, retry);
     retry = Math.min(retry * 2, 8000);
@@ -359,8 +383,13 @@ byId("speeds").append(...SPEEDS.map((speed) => {
 }));
 
 async function begin() {
-  const answer = await fetch(`about${suffix}`);
-  about = await answer.json();
+  try {
+    const answer = await fetch(`about${suffix}`);
+    about = await answer.json();
+  } catch { // the server has just gone
+    setTimeout(begin, 2000);
+    return;
+  }
   buildPanels();
   byId("where").textContent = about.session;
   if (about.replay) {

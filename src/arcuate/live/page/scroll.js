@@ -73,7 +73,7 @@ export class Scroll {
     if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; this.drawn = -1; }
     if (this.drawn === now) return;
     this.drawn = now;
-    if (now > this.newest + 1) { this.blank(Math.max(this.newest + 1, now - this.columns + 1), now + 1); this.newest = now; }
+    if (now > this.newest) { this.blank(Math.max(this.newest + 1, now - this.columns + 1), now + 1); this.newest = now; }
     const pen = canvas.getContext("2d"), split = (now + 1) % this.columns, unit = width / this.columns;
     pen.imageSmoothingEnabled = height < this.rows;
     pen.drawImage(this.sheet, split, 0, this.columns - split, this.rows, 0, 0, (this.columns - split) * unit, height);

@@ -15,6 +15,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
 BLOCK_MS = 100
 COUNT = 512  # entries of a stream read at a time
 MAX_ROWS = 100_000
+RETRY_S = 0.2
 MAX_LENGTH = 10_000  # entries that are kept in a stream that is written to
 BINS = "neural_bins"
 INPUT, RESET, FINALIZE, UPDATE = (
@@ -43,6 +45,8 @@ DONE = {
     FINALIZE: "remote_lm_done_finalizing",
     UPDATE: "remote_lm_done_updating_params",
 }
+
+NOTHING = {"lm_response_final": "", "scoring": "", "context_str": ""}
 
 Fields = Mapping[bytes, bytes]
 Put = Callable[[Item], object]
@@ -137,7 +141,7 @@ class RedisLogits(_Reader):
         super().__init__(url, (INPUT, RESET, FINALIZE, UPDATE), put, tell)
         self._order = [LM_ORDER.index(name) for name in CLASSES]
         self._outlet = _Outlet(connect(url))
-        self._asked: list[str] = []
+        self._final: dict[str, str] | None = None  # what the next finalize is answered with
 
     def start(self) -> None:
         self._outlet.start()
@@ -155,8 +159,7 @@ class RedisLogits(_Reader):
             self.put(Mark())
             self._outlet.add(DONE[RESET], {"done": 1})
         elif name == FINALIZE:
-            self.put(End())
-            self._outlet.add_after_final(DONE[FINALIZE])
+            self.put(End(then=self._finalized))
         else:
             self.tell(
                 {"type": "fault", "kind": "source", "what": "parameters are set at start", "action": "hold"}
@@ -169,9 +172,14 @@ class RedisLogits(_Reader):
             return
         if event["type"] == "partial":
             self._outlet.add(PARTIAL, {"lm_response_partial": " ".join(event["words"])})
-        elif event["type"] == "final":
-            self._outlet.add(FINAL, final_fields(event))
-            self._outlet.final_is_out()
+        elif event["type"] == "final" and not event["cut"]:  # what a reset drops is nobody's answer
+            self._final = final_fields(event)
+
+    def _finalized(self) -> None:
+        """Every finalize has its answer, an empty one where nothing was said or all is closed: a rig waits for it."""
+        self._outlet.add(FINAL, self._final or NOTHING)
+        self._outlet.add(DONE[FINALIZE], {"done": 1})
+        self._final = None
 
 
 class _Outlet:
@@ -180,14 +188,16 @@ class _Outlet:
     def __init__(self, client: Any) -> None:
         self.client = client
         self._waiting: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(10_000)
-        self._after_final: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redis outlet", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._waiting.put(None)
+        self._leaving.set()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
         self._thread.join(timeout=10)
 
     def add(self, stream: str, fields: dict[str, Any]) -> None:
@@ -196,23 +206,20 @@ class _Outlet:
         except queue.Full:  # the server has been away for long; the page and the recording have it all
             return
 
-    def add_after_final(self, stream: str) -> None:
-        self._after_final.put(stream)
-
-    def final_is_out(self) -> None:
-        while not self._after_final.empty():
-            self.add(self._after_final.get(), {"done": 1})
-
     def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            while not self._written(*item) and not self._leaving.wait(RETRY_S):
+                pass
+
+    def _written(self, stream: str, fields: dict[str, Any]) -> bool:
+        """Whether it is in the stream; a server that is away is asked again until it is back."""
         from redis import RedisError
 
-        while (item := self._waiting.get()) is not None:
-            for _ in range(3):
-                try:
-                    self.client.xadd(item[0], item[1], maxlen=MAX_LENGTH, approximate=True)
-                    break
-                except RedisError:
-                    threading.Event().wait(0.2)
+        try:
+            self.client.xadd(stream, fields, maxlen=MAX_LENGTH, approximate=True)
+        except RedisError:
+            return False
+        return True
 
 
 def in_order(found: list[tuple[bytes, list[tuple[bytes, Fields]]]]) -> list[tuple[bytes, str, Fields]]:

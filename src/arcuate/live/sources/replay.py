@@ -13,7 +13,7 @@ from arcuate.moments import Statistics
 from arcuate.store import Store, TrialInfo
 from arcuate.trial import BIN_S
 
-REST_S = 1.5  # between trials, so that a text can be read
+REST_S = 2.5  # between trials, most of it after the end of one, so that a text can be read
 MAX_SPEED = 64.0
 
 
@@ -101,15 +101,15 @@ class Replay:
             info = trials[self.at]
             bins = self.prepared.store.read_bins(info)
             self.put(self.prepared.mark(info))
-            whole = self._play(bins) and self._wait(self.rest_s / 2)
-            if whole:
+            if self._play(bins) and self._rest(0.25):
                 self.put(End())
-                whole = self._wait(self.rest_s / 2)
-            self.at = self._next(whole)
-        self.put(End(last=True))
+                self._rest(0.75)
+            self.at = self._next()
+        if not self._stopped:  # else a sentence may be half said
+            self.put(End(last=True))
         self.done.set()
 
-    def _next(self, whole: bool) -> int:
+    def _next(self) -> int:
         with self._changed:
             if self._jump is not None:
                 at, self._jump = self._jump, None
@@ -126,6 +126,8 @@ class Replay:
             if not self._wait_until(due):
                 return False
             if self._held():
+                if self._interrupted:
+                    return False
                 due = time.monotonic()
             self.put(Chunk(bins[first : first + n]))
             first += n
@@ -135,23 +137,28 @@ class Replay:
         """Wait while paused; whether there was anything to wait for."""
         with self._changed:
             held = self.paused
-            self._changed.wait_for(lambda: not self.paused or self._stopped or self._jump is not None)
+            self._changed.wait_for(lambda: not self.paused or self._interrupted)
         return held
 
-    def _wait(self, seconds: float) -> bool:
-        return self._wait_until(time.monotonic() + seconds / self.speed)
+    def _rest(self, share: float) -> bool:
+        """Part of the time between trials, longer where a person pauses; False where one wants something else."""
+        rested = self._wait_until(time.monotonic() + share * self.rest_s / self.speed)
+        return rested and not (self._held() and self._interrupted)
+
+    @property
+    def _interrupted(self) -> bool:
+        return self._stopped or self._jump is not None
 
     def _wait_until(self, due: float) -> bool:
         with self._changed:
-            interrupted = lambda: self._stopped or self._jump is not None
-            self._changed.wait_for(interrupted, timeout=max(0.0, due - time.monotonic()))
-            return not interrupted()
+            self._changed.wait_for(lambda: self._interrupted, timeout=max(0.0, due - time.monotonic()))
+            return not self._interrupted
 
 
 def checked_speed(speed: float) -> float:
     if not 0.1 <= speed <= MAX_SPEED:
-        raise UserError(f"a speed of {speed:g} is out of range; choose one from 0.1 to {MAX_SPEED:g}")
-    return speed
+        raise UserError(f"a speed of {speed!r:.20} is out of range; choose one from 0.1 to {MAX_SPEED:g}")
+    return float(speed)
 
 
 def prepare_replay(

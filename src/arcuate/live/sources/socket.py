@@ -9,7 +9,6 @@ A text message is {"type": "mark", "trial", "session", "reference"} or {"type": 
 
 import math
 import struct
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from fastapi import WebSocket, WebSocketDisconnect
 
 from arcuate.errors import UserError
+from arcuate.live.access import Bucket
 from arcuate.live.chunk import Chunk, End, Item, Mark
 from arcuate.live.hub import parse_command
 from arcuate.live.session import LiveSession
@@ -72,7 +72,7 @@ class Sender:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._taken = False
-        self._credit, self._counted = limits.frames_per_s, time.monotonic()
+        self._bucket = Bucket(limits.frames_per_s)
 
     async def serve(self, session: LiveSession, socket: WebSocket) -> None:
         if self._taken:
@@ -92,7 +92,11 @@ class Sender:
             raise WebSocketDisconnect
         data, text = message.get("bytes"), message.get("text")
         try:
-            self._spend()
+            if not self._bucket.spend():
+                rate = self.limits.frames_per_s
+                raise UserError(
+                    f"more than {rate:g} messages a second are too many; send several bins in one"
+                )
             item: Item
             if isinstance(data, bytes):
                 item = parse_frames(data, self.limits)
@@ -102,12 +106,3 @@ class Sender:
                 raise UserError("decoding is behind; these bins were dropped")
         except UserError as error:
             await socket.send_text(to_line({"type": "refused", "what": str(error)}))
-
-    def _spend(self) -> None:
-        """A bucket of one second's messages."""
-        now, rate = time.monotonic(), self.limits.frames_per_s
-        self._credit = min(rate, self._credit + (now - self._counted) * rate)
-        self._counted = now
-        if self._credit < 1:
-            raise UserError(f"more than {rate:g} messages a second are too many; send several bins in one")
-        self._credit -= 1
