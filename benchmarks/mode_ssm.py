@@ -45,6 +45,7 @@ VARIANTS = {
     "ssm-curriculum": [*SSM, *BOTH[:2], *MODE, *FLOW, STAGES],
     "ssm-ctc-mode": [*SSM, *MODE],
     "ssm-ctc-flow": [*SSM, *FLOW],
+    "ssm-ctc-deeper": [*SSM, "encoder.depth=4"],  # is the bridge more than another layer?
 }
 ARCUATE = [sys.executable, "-m", "arcuate"]
 READINGS = {  # name: how it is asked for

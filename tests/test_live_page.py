@@ -215,7 +215,7 @@ def test_it_fits_phones_and_projectors(browser, served: Served, width: int, heig
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{served.port}/")
-    page.wait_for_selector(".word", timeout=PATIENT_MS)
+    page.wait_for_selector("#words .word", timeout=PATIENT_MS)
     wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1]
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
