@@ -40,9 +40,10 @@ def wait_for(address: str, seconds: float = 120.0) -> None:
 
 def take(browser: Any, address: str, name: str, out: Path, sentences: int) -> None:
     """In the middle of a sentence, when some words are settled and one is not; paused, its other readings open."""
-    context = browser.new_context(**SHOTS[name])
+    context = browser.new_context(**SHOTS[name], bypass_csp=True)
     page = context.new_page()
     page.goto(address)
+    page.wait_for_timeout(10_000)  # until the pictures are full
     page.wait_for_function(
         f"document.querySelectorAll('#history > *').length >= {sentences}", timeout=120_000
     )

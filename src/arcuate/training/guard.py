@@ -15,7 +15,7 @@ Action = Literal["keep", "skip", "rewind", "cool", "warn", "stop"]
 RECENT, NEAR = 20, 1.25  # the last so many losses, within this factor of the lowest median
 SPEAKING = 0.9  # below this share of blanks, with several phonemes, a model has begun to speak
 GUESSING = 0.8  # of the loss of a blind guess: a model above it says nothing yet, whatever it utters
-LEARNING = 0.6  # and below this it has learned to read
+LEARNING = 0.65  # and in the middle of its last steps below this it has learned to read
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Guard:
         self.n_high = 0  # in a row
         self.n_collapsed = 0  # in a row
         self.spoke = False  # has the model ever left the blank state
-        self.n_knowing = 0  # in a row
+        self.doubts: deque[float] = deque(maxlen=RECENT)  # ignorance of the last steps
         self.learned = False  # has it left the level of guessing behind
         self.warned = False
         self.n_adapted = 0
@@ -97,6 +97,7 @@ class Guard:
         self.fell_to = None
         if to_start:
             self.losses.clear()
+            self.doubts.clear()
             self.lowest, self.n_judged = None, 0
         self.n_high = self.n_skipped = self.n_collapsed = 0
         self.warned = False
@@ -106,6 +107,7 @@ class Guard:
         """Told when other losses begin to count: levels and streaks start anew, what was learned stays learned."""
         self.losses.clear()
         self.norms.clear()
+        self.doubts.clear()
         self.lowest, self.fell_to, self.spread = None, None, 0.0
         self.n_judged = self.fell_at = self.n_high = self.n_skipped = self.n_collapsed = 0
         self.warned = False
@@ -149,11 +151,8 @@ class Guard:
         settings = self.settings.stuck
         if self.lowest is None or self.learned or settings.action == "ignore" or numbers.ignorance is None:
             return KEEP
-        if numbers.ignorance < LEARNING:
-            self.n_knowing += 1
-            self.learned = self.n_knowing >= RECENT
-        else:
-            self.n_knowing = 0
+        self.doubts.append(numbers.ignorance)
+        self.learned = len(self.doubts) == RECENT and median(self.doubts) < LEARNING
         if self.fell_to is None or self.lowest <= self.fell_to + math.log1p(-settings.fall):
             self.fell_at, self.fell_to = self.n_judged, self.lowest
         n_steps = self.n_judged - self.fell_at
@@ -214,13 +213,13 @@ class Guard:
         return Verdict("rewind", kind, reason)
 
     def to_json(self) -> dict[str, Any]:
-        plain = {k: v for k, v in vars(self).items() if k not in ("settings", "losses", "norms")}
-        return {**plain, "losses": list(self.losses), "norms": list(self.norms)}
+        plain = {k: v for k, v in vars(self).items() if k != "settings"}
+        return {k: list(v) if isinstance(v, deque) else v for k, v in plain.items()}
 
     def restore(self, saved: dict[str, Any]) -> None:
         for name, value in saved.items():
-            if name in ("losses", "norms"):
-                getattr(self, name).clear()
-                getattr(self, name).extend(value)
+            if isinstance(kept := getattr(self, name, None), deque):
+                kept.clear()
+                kept.extend(value)
             else:
                 setattr(self, name, value)
