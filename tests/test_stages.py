@@ -243,7 +243,7 @@ def test_no_incident_where_other_losses_begin_to_count(whole: Path) -> None:
 def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) -> None:
     arguments = ["mode-ssm-small", *SMALL, *STEPS, "--data", str(cohort_store)]
     [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "whole", None)])
-    points = sorted(random.Random(1).sample(range(13, n_operations), 5))
+    points = sorted(random.Random(1).sample(range(13, n_operations), 4))
     assert_kills_leave_no_trace(arguments, tmp_path, points)
     links = [
         {p.name: p.readlink() for p in (tmp_path / name / "checkpoints").glob("stage-*")}
