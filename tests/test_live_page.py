@@ -153,7 +153,17 @@ def test_a_second_viewer_joins_and_sees_the_same(page, browser, served: Served) 
     other.wait_for_selector("#history li", timeout=PATIENT_MS)
     page.wait_for_selector("#words[data-kind=final]")
     other.wait_for_selector("#words[data-kind=final]", timeout=PATIENT_MS)
-    assert other.inner_text("#where").split(" · ")[:2] == page.inner_text("#where").split(" · ")[:2]
+    page.keyboard.press("Space")  # paused, both come to rest at the same trial
+    page.wait_for_selector("#state[data-state=paused]")
+    other.wait_for_selector("#state[data-state=paused]", timeout=PATIENT_MS)
+    for _ in range(100):
+        where = page.inner_text("#where"), other.inner_text("#where")
+        if where[0] == where[1]:
+            break
+        page.wait_for_timeout(100)
+    assert where[0] == where[1]
+    page.keyboard.press("Space")
+    page.wait_for_selector("#state:not([data-state=paused])")
     assert json.loads(served.get("/healthz")[1])["viewers"] >= 2
     other.close()
 
