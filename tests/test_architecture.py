@@ -6,7 +6,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "arcuate"
 LAYERS = [
     {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments", "days"},
-    {"overrides", "outputs"},
+    {"overrides", "outputs", "recipe_mistakes"},
     {"pronounce", "lm"},
     {"g2p"},
     {"lexicon"},

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from arcuate.errors import UserError
-from arcuate.recipe import Recipe, inner_models, load_recipe, merge, recipe_names, to_tree, to_yaml
+from arcuate.recipe import Recipe, load_recipe, merge, recipe_names, to_tree, to_yaml
+from arcuate.recipe_mistakes import inner_models
 from arcuate.training.schedule import rate_at
 
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from arcuate.recipe import Recipe, known_paths, load_recipe, recipe_names
+from arcuate.recipe import Recipe, load_recipe, recipe_names
+from arcuate.recipe_mistakes import known_paths
 from arcuate.recipe_settings import components, to_markdown
 from test_cli import arcuate, one_object
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from arcuate.recipe import Recipe, inner_models
+from arcuate.recipe import Recipe
+from arcuate.recipe_mistakes import inner_models
 
 HEAD = """# Settings
 

@@ -9,8 +9,9 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from arcuate.errors import UserError
-from arcuate.recipe import Recipe, known_paths, load_recipe, nearest
+from arcuate.recipe import Recipe, load_recipe
 from arcuate.recipe_diff import ABOUT
+from arcuate.recipe_mistakes import known_paths, nearest
 from arcuate.settings import Settings
 
 EXAMPLE = "schedule.peak: {low: 0.001, high: 0.01, log: true}"

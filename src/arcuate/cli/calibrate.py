@@ -26,7 +26,8 @@ from arcuate.models.days import layer_of, one_day, with_layers
 from arcuate.models.files import load_model
 from arcuate.models.model import Model, count_parameters
 from arcuate.models.settings import ModelCard
-from arcuate.recipe import Recipe, apply_override
+from arcuate.overrides import apply_override
+from arcuate.recipe import Recipe
 from arcuate.report.calibration import FILE
 from arcuate.run import Run, open_run, refuse_taken, write_json
 from arcuate.runtime import set_up

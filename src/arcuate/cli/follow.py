@@ -32,7 +32,7 @@ from arcuate.evaluate import phoneme_search, summarise, write_results, write_sco
 from arcuate.models.files import load_model
 from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
-from arcuate.recipe import apply_override
+from arcuate.overrides import apply_override
 from arcuate.run import Run
 from arcuate.runtime import set_up
 from arcuate.store import Store, TrialInfo
