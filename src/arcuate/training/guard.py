@@ -153,6 +153,8 @@ class Guard:
             return KEEP
         self.doubts.append(numbers.ignorance)
         self.learned = len(self.doubts) == RECENT and median(self.doubts) < LEARNING
+        if self.learned:
+            return KEEP
         if self.fell_to is None or self.lowest <= self.fell_to + math.log1p(-settings.fall):
             self.fell_at, self.fell_to = self.n_judged, self.lowest
         n_steps = self.n_judged - self.fell_at
