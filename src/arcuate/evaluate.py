@@ -13,9 +13,8 @@ from arcuate.batches.batch import length_batches
 from arcuate.batches.plan import by_length
 from arcuate.decode.greedy import greedy
 from arcuate.decode.joint import JointBeam, search_both
-from arcuate.decode.transducer import Beam, Greedy, rescore
+from arcuate.decode.transducer import Beam, Greedy, refuse_without, rescore
 from arcuate.decode.transducer import search as search_transducer
-from arcuate.errors import UserError
 from arcuate.losses.heads import HEADS, head_losses, weigh
 from arcuate.losses.settings import Loss
 from arcuate.metrics import Score, bootstrap_interval, score, total
@@ -132,14 +131,13 @@ def read_transducer(
     beam: int | None,
 ) -> tuple[int, ...]:
     """Tokens of one trial by its transducer, or by both heads in one pass and what CTC alone had read."""
-    if model.transducer is None:
-        raise UserError("this model has no transducer; use --head ctc, or train with transducer.enabled=true")
+    network = refuse_without(model.transducer, "this model")
     if head == "transducer":
-        searcher = Greedy(model.transducer) if beam is None else Beam(model.transducer, beam)
+        searcher = Greedy(network) if beam is None else Beam(network, beam)
         return search_transducer(searcher, frames)[0].tokens
-    found = search_both(JointBeam(model.transducer, beam or HEAD_BEAM), frames, log_probs)
+    found = search_both(JointBeam(network, beam or HEAD_BEAM), frames, log_probs)
     readings = [ctc_tokens, *(h.tokens for h in found)]
-    found = rescore(model.transducer, frames, torch.from_numpy(log_probs).to(frames.device), readings)
+    found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), readings)
     return found[0].tokens
 
 

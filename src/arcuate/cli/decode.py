@@ -254,7 +254,7 @@ def run_trials(
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """The trials of a split as one checkpoint of a run hears them; their own texts are the references."""
     from arcuate.cli.evaluate import find_subject, refuse_without_transducer, score_run
-    from arcuate.decode.transducer_words import refuse_without
+    from arcuate.decode.transducer import refuse_without
     from arcuate.run import open_run
     from arcuate.tokens import CLASSES, SILENCE
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
+from arcuate.decode.transducer import refuse_without
 from arcuate.errors import UserError
 from arcuate.evaluate import (
     HEAD_BEAM,
@@ -177,9 +178,7 @@ def score_run(
 
 def refuse_without_transducer(subject: Subject) -> None:
     if not subject.recipe.transducer.enabled:
-        raise UserError(
-            f"{subject.run.path} has no transducer; use --head ctc, or train with transducer.enabled=true"
-        )
+        refuse_without(None, str(subject.run.path))
 
 
 def check_head(name: str) -> Head:

@@ -213,3 +213,9 @@ def rescore(
     return [
         Hypothesis(candidates[i], {"transducer": -float(transducer[i]), "ctc": -float(ctc[i])}) for i in order
     ]
+
+
+def refuse_without(head: Transducer | None, where: str) -> Transducer:
+    if head is None:
+        raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
+    return head

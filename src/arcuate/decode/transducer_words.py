@@ -20,7 +20,6 @@ from arcuate.decode.hypothesis import Hypothesis
 from arcuate.decode.joint import JointBeam, search_both
 from arcuate.decode.transducer import Weights, rescore
 from arcuate.decode.words import WordSearch
-from arcuate.errors import UserError
 from arcuate.lexicon import Lexicon
 from arcuate.models.transducer import Transducer
 from arcuate.tokens import BLANK
@@ -108,9 +107,3 @@ def lay_out(tokens: Sequence[int], n_classes: int) -> np.ndarray:
     frames[np.arange(0, len(frames), 2), tokens] = np.log1p(-DOUBT)
     frames[1::2, BLANK] = np.log1p(-DOUBT)
     return frames
-
-
-def refuse_without(head: Transducer | None, where: str) -> Transducer:
-    if head is None:
-        raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
-    return head
