@@ -166,12 +166,28 @@ def test_answers_wait_for_a_redis_server_that_is_away() -> None:
             back.set()
 
     tried: list[str] = []
-    outlet = _Outlet(Away())
+    told: list[dict] = []
+    outlet = _Outlet(Away(), told.append)
     outlet.start()
     outlet.add("remote_lm_output_final", {"lm_response_final": "kept"})
     assert back.wait(60)
     outlet.stop()
     assert written == [("remote_lm_output_final", {"lm_response_final": "kept"})]
+    assert not told
+
+
+def test_answers_that_can_wait_no_longer_are_told_once() -> None:
+    pytest.importorskip("redis", reason="the extra redis is not installed")
+    from arcuate.live.sources.redis import _Outlet
+
+    told: list[dict] = []
+    outlet = _Outlet(None, told.append)  # not started: nothing is taken out
+    for _ in range(outlet.waiting):
+        outlet.add("remote_lm_output_final", {})
+    assert not told
+    for _ in range(3):
+        outlet.add("remote_lm_output_final", {})
+    assert [fault["action"] for fault in told] == ["dropped"]
 
 
 def test_bins_from_a_redis_stream(redis_url: str, client, hearing: Hearing) -> None:

@@ -140,7 +140,7 @@ class RedisLogits(_Reader):
     def __init__(self, url: str, put: Put, tell: Tell) -> None:
         super().__init__(url, (INPUT, RESET, FINALIZE, UPDATE), put, tell)
         self._order = [LM_ORDER.index(name) for name in CLASSES]
-        self._outlet = _Outlet(connect(url))
+        self._outlet = _Outlet(connect(url), tell)
         self._final: dict[str, str] | None = None  # what the next finalize is answered with
 
     def start(self) -> None:
@@ -185,9 +185,13 @@ class RedisLogits(_Reader):
 class _Outlet:
     """Writes to Redis on a thread of its own: a slow server must not delay decoding."""
 
-    def __init__(self, client: Any) -> None:
+    waiting = 10_000  # answers at most, while the server is away
+
+    def __init__(self, client: Any, tell: Tell) -> None:
         self.client = client
-        self._waiting: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(10_000)
+        self.tell = tell
+        self._full = False
+        self._waiting: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(self.waiting)
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redis outlet", daemon=True)
 
@@ -204,7 +208,12 @@ class _Outlet:
         try:
             self._waiting.put_nowait((stream, fields))
         except queue.Full:  # the server has been away for long; the page and the recording have it all
+            if not self._full:
+                what = "the Redis server is away, and no more answers can wait for it"
+                self.tell({"type": "fault", "kind": "source", "what": what, "action": "dropped"})
+            self._full = True
             return
+        self._full = False
 
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:
