@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=25.0, help="CPU seconds of training per run")
     parser.add_argument("--width", type=int, default=64, help="of every encoder")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=sorted(RECIPES), default=sorted(RECIPES))
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--streaming", action="store_true", help="only time streams at the published sizes")
     asked = parser.parse_args()
@@ -242,7 +243,7 @@ def main() -> None:
     if asked.streaming:
         published_streams()
         return
-    arms = make_arms(asked.width)
+    arms = [arm for arm in make_arms(asked.width) if arm.kind.split()[0] in asked.kinds]
     if not asked.table:
         steps = {arm: max(20, round(asked.budget / timed(arm, asked.data, asked.out))) for arm in arms}
         for seed in range(asked.seeds):  # seed by seed, so that what is there can be compared at any time
