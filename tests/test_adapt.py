@@ -15,9 +15,10 @@ from arcuate.adapt.follow import (
     follow,
     in_order,
     normalised_bins,
+    start_day,
     summarise_courses,
 )
-from arcuate.adapt.safety import compare, must_fall_back, need, worth_learning
+from arcuate.adapt.safety import compare, fall_back, must_fall_back, need, worth_learning
 from arcuate.adapt.settings import METHODS, Adaptation, Method, Safety
 from arcuate.adapt.statistics import matched
 from arcuate.adapt.steps import move, within
@@ -245,6 +246,44 @@ def test_matched_layers_give_outputs_the_mean_and_sd_of_the_reference() -> None:
     torch.testing.assert_close(
         after @ layer.weight + layer.bias, before @ start.weight + start.bias, atol=1e-3, rtol=1e-3
     )
+
+
+def statistics_day(folder: Path, **settings: object) -> tuple[Adapter, Day, torch.Tensor]:
+    """A day that begins, by statistics; and the bins of one of its trials."""
+    store, adapter = Store.open(folder / "store"), adapter_of(folder, "statistics", **settings)
+    bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
+    return adapter, start_day(adapter, store, DRIFTED, None), bins
+
+
+def test_statistics_stay_within_reach(new_days: Path) -> None:
+    """Whatever the input: an amplifier that jumps by a thousand SD moves the layer no further than it may."""
+    adapter, day, bins = statistics_day(new_days, reach=0.2)
+    far = bins + 1000.0
+    assert adapter.layer(day, far).distance(day.start) == pytest.approx(0.2)
+    day, _ = adapter.after(day, Heard(far, read(adapter.before(day, far), far), ()))
+    assert day.n_steps == 1 and adapter.layer(day).distance(day.start) == pytest.approx(0.2)
+
+
+def test_statistics_that_fell_back_begin_anew(new_days: Path) -> None:
+    adapter, day, bins = statistics_day(new_days)
+    for _ in range(3):
+        day, _ = adapter.after(day, Heard(bins + 5.0, scores(0.8), ()))
+    assert adapter.layer(day).distance(day.start) > 0.01
+    assert adapter.layer(fall_back(day)).distance(day.start) < 1e-6
+
+
+def test_flat_trials_count_in_no_statistics(new_days: Path) -> None:
+    adapter, day, bins = statistics_day(new_days)
+    flat = torch.full_like(bins, 3.0)
+    after, _ = adapter.after(day, Heard(flat, read(adapter.before(day, flat), flat), ()))
+    assert (after.seen, after.n_steps, after.n_trials) == (None, 0, 1)
+    assert torch.equal(adapter.layer(day, flat).weight, adapter.layer(day).weight)
+
+
+def test_how_far_statistics_moved_is_told(new_days: Path) -> None:
+    course = followed(new_days, "statistics", DRIFTED)
+    (told,) = summarise_courses([course])["days"]
+    assert told["n_falls"] == 0 and told["moved"] > 0.001
 
 
 def test_statistics_need_the_known_day(new_days: Path) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from arcuate.adapt.day import Day, Heard, Layer, Moments, Sums
-from arcuate.adapt.safety import compare, fall_back, gave_up, must_fall_back, need, worth_learning
+from arcuate.adapt.safety import compare, fall_back, gave_up, must_fall_back, need, recorded, worth_learning
 from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.statistics import input_sums, matched
-from arcuate.adapt.steps import entropy_gradients, label_gradients, move, read_copies
+from arcuate.adapt.steps import entropy_gradients, label_gradients, move, read_copies, within
 from arcuate.augment.settings import Augment
 from arcuate.days import nearest_session
 from arcuate.decode.greedy import greedy
@@ -92,13 +92,16 @@ class Adapter:
         if reason := must_fall_back(day.trust, safety):
             return fall_back(day), reason
         if self.settings.method == "statistics":
-            fresh = input_sums(self.model, heard.bins)
-            return replace(
-                day, seen=fresh if day.seen is None else day.seen + fresh, n_steps=day.n_steps + 1
-            ), None
+            return self._count(day, heard), None
         if need(day, safety) == 0.0 or not worth_learning(heard, safety):
             return day, None
         return self._learn(day, heard), None
+
+    def _count(self, day: Day, heard: Heard) -> Day:
+        if not recorded(heard.bins):
+            return day
+        fresh = input_sums(self.model, heard.bins)
+        return replace(day, seen=fresh if day.seen is None else day.seen + fresh, n_steps=day.n_steps + 1)
 
     def _learn(self, day: Day, heard: Heard) -> Day:
         settings = self.settings
@@ -135,9 +138,11 @@ class Adapter:
         assert day.reference is not None
         prior = self.settings.prior_bins / self.settings.safety.cool**day.trust.n_falls
         today = day.reference.counting_as(prior)
-        for part in (day.seen, input_sums(self.model, bins) if bins is not None else None):
-            today = today if part is None else today + part
-        return matched(day.start, day.reference, today)
+        if day.seen is not None:
+            today = today + day.seen
+        if bins is not None and recorded(bins):
+            today = today + input_sums(self.model, bins)
+        return within(matched(day.start, day.reference, today), day.start, self.settings.reach)
 
 
 def make_adapter(model: Model, settings: Adaptation, noise: Augment, label: Label = greedy) -> Adapter:

@@ -99,7 +99,7 @@ def follow_trial(
     )
     plain = score(said, tuple(search(unadapted))) if said is not None else None
     learned = day.n_steps > before.n_steps
-    moved = day.layer.distance(day.start)
+    moved = adapter.layer(day).distance(day.start)
     return Followed(result, plain, confidence(log_probs), learned, reason, moved, seconds), day
 
 

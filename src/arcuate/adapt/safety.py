@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from arcuate.adapt.day import Day, Heard, Moments, Trust, confidence
 from arcuate.adapt.settings import Safety
@@ -14,8 +15,12 @@ FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 def worth_learning(heard: Heard, settings: Safety) -> bool:
     """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is."""
     long_enough = len(heard.tokens) >= FEWEST_TOKENS
-    recorded = bool((heard.bins.amax(0) > heard.bins.amin(0)).any())
-    return long_enough and recorded and confidence(heard.log_probs) >= settings.min_confidence
+    return long_enough and recorded(heard.bins) and confidence(heard.log_probs) >= settings.min_confidence
+
+
+def recorded(bins: Tensor) -> bool:
+    """Whether anything moves in a trial (T, C) at all."""
+    return len(bins) > 0 and bool((bins.amax(0) > bins.amin(0)).any())
 
 
 def need(day: Day, settings: Safety) -> float:
@@ -58,11 +63,12 @@ def must_fall_back(trust: Trust, settings: Safety) -> str | None:
 
 
 def fall_back(day: Day) -> Day:
-    """The day with the layer it began with; what was remembered of its trials goes as well."""
+    """The day with the layer it began with; what was remembered of its trials and of its input goes as well."""
     return replace(
         day,
         layer=day.start,
         moments=Moments.zero(day.start),
         memory=(),
+        seen=None,
         trust=Trust(n_falls=day.trust.n_falls + 1),
     )

@@ -8,13 +8,6 @@ from arcuate.settings import Settings
 
 Method = Literal["none", "statistics", "one-step", "replay", "entropy"]
 METHODS: tuple[Method, ...] = ("none", "statistics", "one-step", "replay", "entropy")
-MEANINGS: dict[Method, str] = {
-    "none": "the nearest known day's layer, unchanged",
-    "statistics": "mean and covariance of the day's input drawn towards those of the nearest known day",
-    "one-step": "one step on the session layer after each trial, towards what was read, on noisy copies of it",
-    "replay": "the same, with past trials of the day beside the last one",
-    "entropy": "one step on gains and offsets of the session layer after each trial, towards surer frames",
-}
 
 
 class Safety(Settings):
@@ -43,13 +36,15 @@ class Safety(Settings):
         description="tokens read per token of the unadapted model below which it falls back",
     )
     cool: float = Field(0.5, gt=0.0, le=1.0, description="factor on the rate after each fall-back")
-    max_falls: int = Field(3, ge=0, le=100, description="fall-backs after which the day is left unadapted")
+    max_falls: int = Field(
+        3, ge=0, le=100, description="fall-backs that are forgiven; after one more the day is left unadapted"
+    )
 
 
 class Adaptation(Settings):
     """How a day is followed. A step moves no weight by more than `rate`; all of them together stay within `reach`."""
 
-    method: Method = "replay"
+    method: Method = "one-step"
     rate: float = Field(1e-3, ge=0.0, le=0.1, description="most that one step moves a weight")
     reach: float = Field(
         0.5, gt=0.0, le=10.0, description="most that a layer may move, relative to the norm it began with"

@@ -157,7 +157,7 @@ class Follower:
             n_falls=day.trust.n_falls,
             n_waiting=waiting,
             n_skipped=skipped,
-            moved=day.layer.distance(day.start),
+            moved=self.shared.adapter.layer(day).distance(day.start),
         )
 
     # --- the thread that learns ---------------------------------------------------------------------------
