@@ -206,6 +206,22 @@ def test_it_falls_back_when_it_stops_reading() -> None:
     assert "tokens" in (must_fall_back(trust, settings) or "")
 
 
+def test_trials_in_which_nobody_reads_anything_are_no_reason_to_fall_back() -> None:
+    silent, settings, trust = np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=3), Trust()
+    for frames in (silent, silent, scores(0.8)):
+        trust = compare(trust, frames, frames, settings)
+    assert must_fall_back(trust, settings) is None
+
+
+def test_one_long_reading_does_not_hide_that_the_others_stopped() -> None:
+    """Tokens are added up over trials; a mean of shares would let one trial speak for all."""
+    silent, settings, trust = np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=4, max_drop=1.0), Trust()
+    trust = compare(trust, scores(0.8, 8), silent, settings)
+    for _ in range(3):
+        trust = compare(trust, silent, scores(0.8, 20), settings)
+    assert "0.13 of the tokens" in (must_fall_back(trust, settings) or "")
+
+
 def test_a_ruined_layer_is_given_up_for_the_one_the_day_began_with(new_days: Path) -> None:
     """Steps far too long ruin the layer; the day ends no worse than a few windows of trials can cost."""
     settings = {"rate": 0.1, "reach": 10.0, "safety": {"window": 3, "max_falls": 1}}

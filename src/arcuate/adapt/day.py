@@ -86,7 +86,8 @@ class Trust:
 
     adapted: tuple[float, ...] = ()
     unadapted: tuple[float, ...] = ()
-    lengths: tuple[float, ...] = ()  # tokens of the adapted model over those of the unadapted one
+    n_adapted: tuple[int, ...] = ()  # tokens
+    n_unadapted: tuple[int, ...] = ()
     n_falls: int = 0
 
 

@@ -40,13 +40,13 @@ def gave_up(day: Day, settings: Safety) -> bool:
 
 def compare(trust: Trust, adapted: np.ndarray, unadapted: np.ndarray, settings: Safety) -> Trust:
     """Trust after one more trial that both models have read: their frame scores (F, V)."""
-    lengths = len(greedy(adapted)) / max(len(greedy(unadapted)), 1)
-    keep = settings.window - 1
+    last = slice(-settings.window, None)
     return replace(
         trust,
-        adapted=(*trust.adapted[-keep:], confidence(adapted)) if keep else (confidence(adapted),),
-        unadapted=(*trust.unadapted[-keep:], confidence(unadapted)) if keep else (confidence(unadapted),),
-        lengths=(*trust.lengths[-keep:], lengths) if keep else (lengths,),
+        adapted=(*trust.adapted, confidence(adapted))[last],
+        unadapted=(*trust.unadapted, confidence(unadapted))[last],
+        n_adapted=(*trust.n_adapted, len(greedy(adapted)))[last],
+        n_unadapted=(*trust.n_unadapted, len(greedy(unadapted)))[last],
     )
 
 
@@ -57,8 +57,9 @@ def must_fall_back(trust: Trust, settings: Safety) -> str | None:
     adapted, unadapted = float(np.mean(trust.adapted)), float(np.mean(trust.unadapted))
     if adapted < unadapted - settings.max_drop:
         return f"confidence {adapted:.2f} fell below the {unadapted:.2f} of the unadapted model"
-    if float(np.mean(trust.lengths)) < settings.min_length:
-        return f"it reads {np.mean(trust.lengths):.2f} of the tokens that the unadapted model reads"
+    n_adapted, n_unadapted = sum(trust.n_adapted), sum(trust.n_unadapted)
+    if n_adapted < settings.min_length * n_unadapted:
+        return f"it reads {n_adapted / n_unadapted:.2f} of the tokens that the unadapted model reads"
     return None
 
 
