@@ -157,6 +157,17 @@ def test_no_weight_moves_further_than_the_rate_and_the_layer_not_beyond_its_reac
     assert moved.distance(layer) <= 0.2 + 1e-5
 
 
+def test_being_drawn_back_into_reach_moves_no_weight_faster_either() -> None:
+    """One weight has used up the reach; a step of all others must not throw it back at once."""
+    start = Layer(torch.eye(20), torch.zeros(20))
+    weight = start.weight.clone()
+    weight[0, 0] += 0.2 * 20**0.5  # as far as it may go
+    layer, gradients = Layer(weight, start.bias), (torch.ones(20, 20), torch.zeros(20))
+    moved, _ = move(layer, Moments.zero(layer), gradients, start, 0.01, 0.2)
+    assert float((moved.weight - layer.weight).abs().max()) <= 0.01 + 1e-6
+    assert 0.19 < moved.distance(start) <= 0.2 + 1e-6
+
+
 def test_within_leaves_what_is_near() -> None:
     start = Layer(torch.eye(3), torch.zeros(3))
     near = Layer(1.05 * torch.eye(3), torch.zeros(3))

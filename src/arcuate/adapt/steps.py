@@ -71,7 +71,10 @@ def move(
         squares.append(torch.lerp(gradient.square(), square, BETAS[1]))
         step = means[-1] / (1 - BETAS[0] ** n) / ((squares[-1] / (1 - BETAS[1] ** n)).sqrt() + 1e-8)
         moved.append(weight - rate * step.clamp(-1.0, 1.0))
-    new = within(Layer(moved[0], moved[1]), start, reach)
+    free = Layer(moved[0], moved[1])
+    new = within(free, start, reach)
+    if new is not free:
+        new = no_faster(layer, new, rate)
     return new, Moments((means[0], means[1]), (squares[0], squares[1]), n)
 
 
@@ -80,8 +83,19 @@ def within(layer: Layer, start: Layer, reach: float) -> Layer:
     far = layer.distance(start)
     if far <= reach:
         return layer
-    share = reach / far
-    return Layer(
-        torch.lerp(start.weight, layer.weight, share),
-        torch.lerp(start.bias, layer.bias, share),
-    )
+    return between(start, layer, reach / far)
+
+
+def no_faster(layer: Layer, new: Layer, rate: float) -> Layer:
+    """As far towards the new layer as no weight moves by more than `rate`: being drawn back moves some by more."""
+    fastest = max(float((b - a).abs().max()) for a, b in pairs(layer, new))
+    return new if fastest <= rate else between(layer, new, rate / fastest)
+
+
+def between(layer: Layer, other: Layer, share: float) -> Layer:
+    weight, bias = (torch.lerp(a, b, share) for a, b in pairs(layer, other))
+    return Layer(weight, bias)
+
+
+def pairs(layer: Layer, other: Layer) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return (layer.weight, other.weight), (layer.bias, other.bias)
