@@ -168,6 +168,15 @@ def test_being_drawn_back_into_reach_moves_no_weight_faster_either() -> None:
     assert 0.19 < moved.distance(start) <= 0.2 + 1e-6
 
 
+def test_entropy_moves_gains_and_offsets_and_turns_nothing(new_days: Path) -> None:
+    """Every column of the layer keeps its direction, however long the day."""
+    course = followed(new_days, "entropy", DRIFTED, rate=0.01)
+    before, after = course.day.start.weight, course.day.layer.weight
+    gains = (before * after).sum(0) / before.square().sum(0)
+    assert course.day.n_steps > 5 and float((gains - 1).abs().max()) > 0.005
+    torch.testing.assert_close(after, before * gains, atol=1e-5, rtol=0)
+
+
 def test_within_leaves_what_is_near() -> None:
     start = Layer(torch.eye(3), torch.zeros(3))
     near = Layer(1.05 * torch.eye(3), torch.zeros(3))

@@ -117,7 +117,8 @@ class Adapter:
             outputs, of = read_copies(self.model, day.layer, trials, self.noise, settings.seed, day.n_trials)
             gradients = label_gradients(outputs, trials, of)
         rate = settings.rate * settings.safety.cool**day.trust.n_falls * need(day, settings.safety)
-        layer, moments = move(day.layer, day.moments, gradients, day.start, rate, settings.reach)
+        gains = settings.method == "entropy"
+        layer, moments = move(day.layer, day.moments, gradients, day.start, rate, settings.reach, gains)
         return replace(day, layer=layer, moments=moments, n_steps=day.n_steps + 1)
 
     def _recall(self, day: Day) -> tuple[Day, list[Heard]]:

@@ -53,24 +53,35 @@ def entropy_gradients(outputs: Outputs, of: tuple[Tensor, Tensor]) -> tuple[Tens
     entropy = -(log_probs.exp() * log_probs).sum(-1)  # (B, F)
     true = torch.arange(entropy.shape[1], device=entropy.device) < outputs.n_frames[:, None]
     d_weight, d_bias = torch.autograd.grad(entropy[true].mean(), of)
-    gain = (d_weight * of[0].detach()).sum(0)  # a gain g multiplies a column: d/dg = sum over rows of dW * W
-    return of[0].detach() * gain, d_bias
+    weight = of[0].detach()
+    gain = (d_weight * weight).sum(0)  # a gain g multiplies a column: d/dg = sum over rows of dW * W
+    return gain.expand_as(weight), d_bias
 
 
 def move(
-    layer: Layer, moments: Moments, gradients: Sequence[Tensor], start: Layer, rate: float, reach: float
+    layer: Layer,
+    moments: Moments,
+    gradients: Sequence[Tensor],
+    start: Layer,
+    rate: float,
+    reach: float,
+    gains: bool = False,
 ) -> tuple[Layer, Moments]:
-    """The layer one step on: no weight by more than `rate`, the whole no further than `reach` from its start."""
+    """The layer one step on: no weight by more than `rate`, the whole no further than `reach` from its start.
+
+    With `gains` the gradients of the weights are those of the gains of their columns, and columns keep their direction.
+    """
     n = moments.n + 1
     moved, means, squares = [], [], []
-    for weight, gradient, mean, square in zip(
-        (layer.weight, layer.bias), gradients, moments.mean, moments.square, strict=True
+    along = layer.weight / layer.weight.abs().max().clamp(min=1.0) if gains else 1.0
+    for weight, gradient, mean, square, scale in zip(
+        (layer.weight, layer.bias), gradients, moments.mean, moments.square, (along, 1.0), strict=True
     ):
         gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
         means.append(torch.lerp(gradient, mean, BETAS[0]))
         squares.append(torch.lerp(gradient.square(), square, BETAS[1]))
         step = means[-1] / (1 - BETAS[0] ** n) / ((squares[-1] / (1 - BETAS[1] ** n)).sqrt() + 1e-8)
-        moved.append(weight - rate * step.clamp(-1.0, 1.0))
+        moved.append(weight - rate * step.clamp(-1.0, 1.0) * scale)
     free = Layer(moved[0], moved[1])
     new = within(free, start, reach)
     if new is not free:
