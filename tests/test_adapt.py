@@ -14,6 +14,7 @@ from arcuate.adapt.follow import (
     expected_confidence,
     follow,
     in_order,
+    known_confidence,
     normalised_bins,
     start_day,
     summarise_courses,
@@ -235,7 +236,11 @@ def test_trials_in_which_nobody_reads_anything_are_no_reason_to_fall_back() -> N
 
 def test_one_long_reading_does_not_hide_that_the_others_stopped() -> None:
     """Tokens are added up over trials; a mean of shares would let one trial speak for all."""
-    silent, settings, trust = np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=4, max_drop=1.0), Trust()
+    silent, settings, trust = (
+        np.log(np.array([[0.98, 0.01, 0.01]] * 5)),
+        Safety(window=4, max_drop=1.0),
+        Trust(),
+    )
     trust = compare(trust, scores(0.8, 8), silent, settings)
     for _ in range(3):
         trust = compare(trust, silent, scores(0.8, 20), settings)
@@ -267,7 +272,16 @@ def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_d
     for session, trials in zip((FIRST, SECOND), own, strict=True):
         model = one_day(adapter.model, session, *layer_of(adapter.model, session))
         sure.append(np.mean([confidence(read(model, normalised_bins(adapter, store, t))) for t in trials]))
-    assert expected_confidence(adapter, store) == pytest.approx(float(np.mean(sure)))
+    assert known_confidence(adapter, store) == pytest.approx({FIRST: sure[0], SECOND: sure[1]})
+
+
+def test_what_is_expected_of_a_known_day_is_measured_on_others() -> None:
+    """Nothing of a day is read before its first trial, and no day is measured by itself."""
+    known = {"a": 0.9, "b": 0.7, "c": 0.5}
+    assert expected_confidence("new", known) == pytest.approx(0.7)
+    assert expected_confidence("a", known) == pytest.approx(0.6)
+    assert expected_confidence("a", {"a": 0.9}) == 0.9
+    assert expected_confidence("a", {}) is None
 
 
 # --- statistics ---------------------------------------------------------------------------------------------
@@ -288,7 +302,7 @@ def statistics_day(folder: Path, **settings: object) -> tuple[Adapter, Day, torc
     """A day that begins, by statistics; and the bins of one of its trials."""
     store, adapter = Store.open(folder / "store"), adapter_of(folder, "statistics", **settings)
     bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
-    return adapter, start_day(adapter, store, DRIFTED, None), bins
+    return adapter, start_day(adapter, store, DRIFTED, {}), bins
 
 
 def test_statistics_stay_within_reach(new_days: Path) -> None:

@@ -31,7 +31,7 @@ from arcuate.models.model import Model, outline
 from arcuate.run import Run
 from arcuate.store import Store, TrialInfo
 from arcuate.training.checkpoint import find_checkpoint
-from days import DEAD, DRIFTED, SAME, SECOND
+from days import DEAD, DRIFTED, FIRST, SAME, SECOND
 from live_parts import small_search
 from test_cli import arcuate, one_object
 from test_live_sources import wait_for
@@ -368,7 +368,7 @@ def test_a_session_tells_how_the_day_is_followed(new_days: Path, tmp_path: Path)
 def test_a_run_is_loaded_with_its_own_days_and_noise(new_days: Path) -> None:
     decoder = StreamingDecoder.load(new_days / "run", lm=None, adapt="one-step", session=DRIFTED, warm=False)
     adapting = decoder.engine.adapting
-    assert adapting is not None and adapting.expected is not None
+    assert adapting is not None and set(adapting.known) == {FIRST, SECOND}
     assert adapting.adapter.noise == Run(new_days / "run").recipe().augment
     assert decoder.session == DRIFTED and decoder.adaptation.layer_of == SECOND
     with pytest.raises(UserError, match="choose none, statistics, one-step"):

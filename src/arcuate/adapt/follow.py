@@ -1,7 +1,7 @@
 """Trials of some days in the order they were recorded, each read by what was learned from those before it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -60,9 +60,9 @@ def follow(
     """Each session by itself, in the order of recording."""
     done: list[Course] = []
     n_done = 0
-    expected = expected_confidence(adapter, store) if adapter.settings.method in LEARNING else None
+    known = known_confidence(adapter, store, progress) if adapter.settings.method in LEARNING else {}
     for session, group in groupby(in_order(trials, store.sessions), lambda t: t.session):
-        day = start_day(adapter, store, session, expected)
+        day = start_day(adapter, store, session, known)
         followed = []
         for trial in group:
             step, day = follow_trial(adapter, day, store, trial, search, keep_scores)
@@ -112,27 +112,40 @@ def normalised_bins(adapter: Adapter, store: Store, trial: TrialInfo) -> torch.T
     return adapter.model.normalise(bins, statistics)[0]
 
 
-def start_day(adapter: Adapter, store: Store, session: str, expected: float | None) -> Day:
+def start_day(adapter: Adapter, store: Store, session: str, known: Mapping[str, float]) -> Day:
+    """A day begins beside known days, of which `known` says how sure the model is."""
+    expected = expected_confidence(session, known)
     if adapter.settings.method != "statistics":
         return adapter.start(session, expected=expected)
     like = adapter.start_like(session)
-    known = [t for t in store.trials if t.session == like and t.split == "train"][:REFERENCE_TRIALS]
-    sums = [input_sums(adapter.model, normalised_bins(adapter, store, t)) for t in known]
+    trials = [t for t in store.trials if t.session == like and t.split == "train"][:REFERENCE_TRIALS]
+    sums = [input_sums(adapter.model, normalised_bins(adapter, store, t)) for t in trials]
     return adapter.start(session, sum(sums[1:], sums[0]) if sums else None, expected)
 
 
-def expected_confidence(adapter: Adapter, store: Store, n_trials: int = EXPECTED_TRIALS) -> float | None:
-    """How sure the model is of days it knows, on trials it was not trained on where there are any; each day alike."""
-    means = []
-    for session in store.sessions:
-        if session not in adapter.model.card.sessions:
-            continue
+def known_confidence(adapter: Adapter, store: Store, progress: Progress | None = None) -> dict[str, float]:
+    """How sure the model is of each day it knows, on trials it was not trained on where there are any."""
+    sessions = [s for s in store.sessions if s in adapter.model.card.sessions]
+    found = {}
+    for i, session in enumerate(sessions, start=1):
         own = [t for t in store.trials if t.session == session and t.n_bins]
         trials = [t for t in own if t.split == "val"] or [t for t in own if t.split == "train"]
-        model = adapter.before(Adapter(adapter.model, UNADAPTED, adapter.noise).start(session))
-        read_ = [confidence(read(model, normalised_bins(adapter, store, t))) for t in trials[:n_trials]]
-        means += [float(np.mean(read_))] if read_ else []
-    return float(np.mean(means)) if means else None
+        model = adapter.unadapted(Adapter(adapter.model, UNADAPTED, adapter.noise).start(session))
+        sure = [confidence(read(model, normalised_bins(adapter, store, t))) for t in trials[:EXPECTED_TRIALS]]
+        if sure:
+            found[session] = float(np.mean(sure))
+        if progress:
+            progress(i, len(sessions), "reading known days")
+    return found
+
+
+def expected_confidence(session: str, known: Mapping[str, float]) -> float | None:
+    """How sure the model is of other days that it knows, each day alike; of this one only where there is no other.
+
+    Trials of the day itself are still to come when it begins, and a day that drifted would be measured by its drift.
+    """
+    others = [sure for name, sure in known.items() if name != session] or list(known.values())
+    return float(np.mean(others)) if others else None
 
 
 def in_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> list[TrialInfo]:

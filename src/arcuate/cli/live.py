@@ -182,7 +182,7 @@ def tell_unmeasured(decoder: "StreamingDecoder") -> None:
     from arcuate.adapt.follow import LEARNING
 
     adapting = decoder.engine.adapting
-    if adapting and adapting.expected is None and adapting.adapter.settings.method in LEARNING:
+    if adapting and not adapting.known and adapting.adapter.settings.method in LEARNING:
         say(
             "note: there are no recordings of days that the model knows, so how much this one has drifted cannot be"
             " measured and every step is a whole one; name a store that has them with --data"

@@ -8,7 +8,7 @@ same course as `arcuate evaluate --adapt` takes over the same trials, step for s
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from arcuate.adapt.adapter import Adapter, Label, make_adapter, read
 from arcuate.adapt.day import Day, Heard
-from arcuate.adapt.follow import LEARNING, expected_confidence, start_day
+from arcuate.adapt.follow import LEARNING, expected_confidence, known_confidence, start_day
 from arcuate.adapt.safety import gave_up
 from arcuate.adapt.settings import METHODS, Adaptation
 from arcuate.adapt.words import said_as_tokens, word_labels
@@ -48,12 +48,12 @@ class Adapting:
     adapter: Adapter
     search: WordSearch | None  # whose words are the labels; None: phonemes are
     store: Store | None  # of known days
-    expected: float | None  # how sure the model is of them
+    known: Mapping[str, float]  # how sure the model is of each of them
 
     def start(self, session: str) -> Day:
         if self.store is None:
-            return self.adapter.start(session, expected=self.expected)
-        return start_day(self.adapter, self.store, session, self.expected)
+            return self.adapter.start(session, expected=expected_confidence(session, self.known))
+        return start_day(self.adapter, self.store, session, self.known)
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ def make_adapting(
     if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
         label = word_labels(search.weighed(search.settings), n_frames=1)
     adapter = make_adapter(model, settings, noise, label)
-    expected = expected_confidence(adapter, store) if store and settings.method in LEARNING else None
-    return Adapting(adapter, search, store, expected)
+    known = known_confidence(adapter, store) if store and settings.method in LEARNING else {}
+    return Adapting(adapter, search, store, known)
 
 
 def open_adapting(
