@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from arcuate.cli import drift
-from arcuate.drift.arrays import array_groups
+from arcuate.drift.arrays import Group, array_groups
 from arcuate.drift.measure import (
     SAME_MAPPING,
     DayNumbers,
@@ -18,6 +18,7 @@ from arcuate.drift.measure import (
     profile_likeness,
     subspace_likeness,
 )
+from arcuate.drift.summary import summarise
 from arcuate.errors import UserError
 from arcuate.prepare import prepare
 from arcuate.simulate import simulate
@@ -107,6 +108,26 @@ def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
     assert len(array_groups("b2t24", 256)) == 2 and len(array_groups("b2t25", 7)) == 1
 
 
+def test_levels_and_spreads_of_channels_are_told() -> None:
+    """A channel that rose by half an SD, one that doubled, one that died; and the array they belong to."""
+    ones, eye = np.ones(8), np.eye(8)
+    before = DayNumbers("a", 5, 2 * ones, 4 * ones, ones, ones, np.zeros(8, dtype=bool), eye)
+    mean, sd, flat = 2 * ones, 4 * ones, np.zeros(8, dtype=bool)
+    mean[0], sd[1], flat[2] = 4.0, 8.0, True
+    mean[2] = sd[2] = 0.0
+    after = DayNumbers("b", 5, mean, sd, ones, ones, flat, eye)
+    _, row = summarise(
+        [before, after], [Group("first", np.arange(3)), Group("rest", np.arange(3, 8))], before
+    )
+    assert row["died"] == [2]
+    assert row["channels"]["mean"][:3] == [4.0, 2.0, 0.0]
+    assert row["channels"]["level_change"][:4] == [0.5, 0.0, None, 0.0]
+    assert row["channels"]["spread_factor"][:4] == [1.0, 2.0, None, 1.0]
+    assert row["arrays"]["first"]["level_change"] == pytest.approx(0.25)
+    assert row["arrays"]["first"]["spread_factor"] == pytest.approx(2**0.5)
+    assert (row["arrays"]["rest"]["level_change"], row["arrays"]["rest"]["spread_factor"]) == (0.0, 1.0)
+
+
 def test_a_page_and_numbers_without_torch(new_days: Path, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom arcuate.cli import app\n"
@@ -122,7 +143,9 @@ def test_a_page_and_numbers_without_torch(new_days: Path, tmp_path: Path) -> Non
     assert len(rows[DEAD]["flat"]) == told["n_channels"] == len(rows[DEAD]["died"])
     assert rows[PERMUTED]["reordered"] and not rows[SAME]["reordered"]
     assert rows[SAME]["profile_likeness"] > rows[DRIFTED]["profile_likeness"]
+    assert [len(row["channels"]["level_change"]) for row in told["days"]] == [told["n_channels"]] * len(rows)
     page = (tmp_path / "drift.html").read_text()
+    assert "How far levels moved" in page and 'mask="url(#levels)"' in page
     assert page.startswith("<!DOCTYPE html>") and "<script" not in page and "re-ordered" in page
 
 

@@ -11,7 +11,7 @@ from arcuate.adapt.settings import METHODS
 from arcuate.cli.console import check_output, counted, emit_json, out, percent, progress, say
 from arcuate.days import date_of
 from arcuate.drift.arrays import array_groups
-from arcuate.drift.measure import DayNumbers, measure_days, profile_likeness
+from arcuate.drift.measure import DayNumbers, measure_days
 from arcuate.drift.page import drift_page
 from arcuate.drift.summary import likeness_table, summarise
 from arcuate.errors import UserError
@@ -53,9 +53,8 @@ def drift_command(asked: Asked, as_json: bool) -> None:
     reference = choose_reference(days, asked.reference, rates)
     groups = array_groups(store.layout, store.n_channels)
     rows = summarise(days, groups, reference)
-    profiles = np.stack([profile_likeness(reference, day) for day in days], axis=1)  # (C, days)
     every = likeness_table(days, np.arange(store.n_channels))
-    page = drift_page(asked.store.name, rows, reference.session, since_first(days), every, profiles, rates)
+    page = drift_page(asked.store.name, rows, reference.session, since_first(days), every, rates)
     write_aside(asked.out, page)
     summary = {
         "store": str(asked.store),

@@ -81,24 +81,22 @@ def matrix_chart(likeness: np.ndarray, sessions: Sequence[str]) -> Html:
     )
 
 
-def profile_chart(profiles: np.ndarray, sessions: Sequence[str]) -> Html:
-    """Channels down, days across; `profiles` (channels, days) from 0 to 1, NaN where a channel is flat."""
-    n_channels, n_days = profiles.shape
+def channel_chart(name: str, what: str, shares: np.ndarray, sessions: Sequence[str]) -> Html:
+    """Channels down, days across; `shares` (channels, days) from 0 to 1, NaN where a channel is flat."""
+    n_channels, n_days = shares.shape
     column = min(max(900 / n_days, 22.0), 110.0)
     height = float(min(max(2.4 * n_channels, 160.0), 520.0))
-    parts = [shade(np.nan_to_num(profiles), "profiles", LEFT, TOP, column * n_days, height, "heat")]
+    parts = [shade(np.nan_to_num(shares), name, LEFT, TOP, column * n_days, height, "heat")]
     y = Scale(0, n_channels, TOP, TOP + height)
     for tick in y.ticks(6):
         parts.append(text(LEFT - 8, y(tick) + 4, f"{tick:.0f}", anchor="end"))
-    for i, name in enumerate(short_names(sessions)):
+    for i, day in enumerate(short_names(sessions)):
         x = LEFT + column * (i + 0.5)
         parts.append(
-            turned(x, TOP + height, name)
-            if column < 80
-            else text(x, TOP + height + 20, name, anchor="middle")
+            turned(x, TOP + height, day) if column < 80 else text(x, TOP + height + 20, day, anchor="middle")
         )
     width = LEFT + column * n_days + 20
-    label = f"Likeness of {counted(n_channels, 'channel')} over {counted(n_days, 'day')}."
+    label = f"{what} of {counted(n_channels, 'channel')} over {counted(n_days, 'day')}."
     return svg(
         width,
         TOP + height + (80 if column < 80 else 36),

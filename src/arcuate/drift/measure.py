@@ -137,11 +137,22 @@ def came_back(before: DayNumbers, after: DayNumbers) -> np.ndarray:
     return np.flatnonzero(before.flat & ~after.flat)
 
 
+def level_change(before: DayNumbers, after: DayNumbers) -> np.ndarray:
+    """How far the mean of every channel moved, in SD of the first day. (C,) NaN where flat"""
+    moved = (after.mean - before.mean) / np.maximum(before.sd, 1e-9)
+    return np.where(before.flat | after.flat, np.nan, moved)
+
+
+def spread_factor(before: DayNumbers, after: DayNumbers) -> np.ndarray:
+    """By how much the SD of every channel grew. (C,) NaN where flat"""
+    factor = np.maximum(after.sd, 1e-9) / np.maximum(before.sd, 1e-9)
+    return np.where(before.flat | after.flat, np.nan, factor)
+
+
 def group_change(before: DayNumbers, after: DayNumbers, group: Group) -> tuple[float | None, float | None]:
     """Median change of level (in SD of the first day) and of spread (as a factor) over an array's living channels."""
     alive = group.channels[~(before.flat | after.flat)[group.channels]]
     if not len(alive):
         return None, None
-    level = np.abs(after.mean[alive] - before.mean[alive]) / np.maximum(before.sd[alive], 1e-9)
-    spread_ = np.maximum(after.sd[alive], 1e-9) / np.maximum(before.sd[alive], 1e-9)
-    return float(np.median(level)), float(np.exp(np.median(np.abs(np.log(spread_)))))
+    level, factor = level_change(before, after)[alive], spread_factor(before, after)[alive]
+    return float(np.median(np.abs(level))), float(np.exp(np.median(np.abs(np.log(factor)))))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.drift.charts import likeness_chart, matrix_chart, profile_chart, rates_chart
+from arcuate.drift.charts import channel_chart, likeness_chart, matrix_chart, rates_chart
 from arcuate.report.document import document
 from arcuate.report.markup import Html, figure, join, legend, table, tag
 from arcuate.report.wording import MISSING, counted, percent
@@ -19,13 +19,12 @@ def drift_page(
     reference: str,
     days: Sequence[int | None],
     likeness: np.ndarray,
-    profiles: np.ndarray,
     rates: Mapping[str, Any] | None,
 ) -> str:
-    """`likeness` (days, days) of subspaces, `profiles` (channels, days) against the reference, `rates` of a run."""
+    """`likeness` (days, days) of subspaces, `rates` of a run."""
     parts = [
         ("likeness", "How alike the days are", alike(rows, reference, days, likeness)),
-        ("channels", "Channels", channels(rows, reference, profiles)),
+        ("channels", "Channels", channels(rows, reference)),
     ]
     if rates is not None:
         parts.insert(0, ("errors", "Error rate by day", errors(rates)))
@@ -127,28 +126,8 @@ def alike(
     )
 
 
-def channels(rows: Sequence[Mapping[str, Any]], reference: str, profiles: np.ndarray) -> Html:
-    body: list[tuple[object, ...]] = []
-    for row in rows:
-        arrays = row["arrays"].values()
-        levels = [a["level_change"] for a in arrays if a["level_change"] is not None]
-        spreads = [a["spread_factor"] for a in arrays if a["spread_factor"] is not None]
-        body.append(
-            (
-                row["session"],
-                listed(row["flat"]),
-                listed(row["died"]),
-                listed(row["came_back"]),
-                f"{max(levels):.2f} SD" if levels else MISSING,
-                f"× {max(spreads):.2f}" if spreads else MISSING,
-                "re-ordered?" if row["reordered"] else share(row["mapping_likeness"]),
-            )
-        )
+def channels(rows: Sequence[Mapping[str, Any]], reference: str) -> Html:
     head = ("day", "flat", "died", "came back", "level moved", "spread moved", "same channels")
-    note = (
-        f"Each line a channel, each column a day: how alike its correlations with all other channels are to those on"
-        f" {reference}. Full colour is alike; an empty stretch is a flat channel or one that listens to something else."
-    )
     where = (
         "Level and spread: the array that moved most, median over its channels, against the reference day; a z-scored"
         " release shows next to nothing here. Same channels: rank correlation of shape and memory of the channels with"
@@ -156,16 +135,50 @@ def channels(rows: Sequence[Mapping[str, Any]], reference: str, profiles: np.nda
     )
     return join(
         [
-            figure(
-                "What channels go along with",
-                profile_chart(profiles, [r["session"] for r in rows]),
-                note,
-                wide=True,
-            ),
-            tag("div", table(head, body, "numbers"), class_="scroll"),
+            *channel_pictures(rows, reference),
+            tag("div", table(head, [channel_row(row) for row in rows], "numbers"), class_="scroll"),
             tag("p", where, class_="absent"),
         ]
     )
+
+
+def channel_pictures(rows: Sequence[Mapping[str, Any]], reference: str) -> list[Html]:
+    days = [row["session"] for row in rows]
+    alike, level = by_day(rows, "profile_likeness"), by_day(rows, "level_change")
+    alike_note = (
+        f"Each line a channel, each column a day: how alike its correlations with all other channels are to those on"
+        f" {reference}. Full colour is alike; an empty stretch is a flat channel or one that listens to something else."
+    )
+    level_note = (
+        f"How far the mean of each channel has moved from that on {reference}: full colour is an SD or more, empty not"
+        " at all, or flat. The mean of crossings is their rate."
+    )
+    likeness = channel_chart("profiles", "Likeness", alike, days)
+    levels = channel_chart("levels", "Change of level", np.minimum(np.abs(level), 1.0), days)
+    return [
+        figure("What channels go along with", likeness, alike_note, wide=True),
+        figure("How far levels moved", levels, level_note, wide=True),
+    ]
+
+
+def channel_row(row: Mapping[str, Any]) -> tuple[object, ...]:
+    arrays = row["arrays"].values()
+    levels = [a["level_change"] for a in arrays if a["level_change"] is not None]
+    spreads = [a["spread_factor"] for a in arrays if a["spread_factor"] is not None]
+    return (
+        row["session"],
+        listed(row["flat"]),
+        listed(row["died"]),
+        listed(row["came_back"]),
+        f"{max(levels):.2f} SD" if levels else MISSING,
+        f"× {max(spreads):.2f}" if spreads else MISSING,
+        "re-ordered?" if row["reordered"] else share(row["mapping_likeness"]),
+    )
+
+
+def by_day(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """A number of every channel on every day; NaN where there is none. (channels, days)"""
+    return np.array([row["channels"][name] for row in rows], dtype=np.float64).T
 
 
 def listed(channels: Sequence[int], n: int = 6) -> str:

@@ -13,7 +13,9 @@ from arcuate.drift.measure import (
     died,
     fingerprint_likeness,
     group_change,
+    level_change,
     profile_likeness,
+    spread_factor,
     subspace_likeness,
 )
 
@@ -37,6 +39,7 @@ def summarise(
                 "reordered": same is not None and same < SAME_MAPPING,
                 "profile_likeness": median(profile_likeness(reference, day)),
                 "arrays": {g.name: array_row(reference, day, g) for g in groups},
+                "channels": channel_rows(reference, day),
             }
         )
     return rows
@@ -52,6 +55,20 @@ def array_row(reference: DayNumbers, day: DayNumbers, group: Group) -> dict[str,
         "flat": int(day.flat[group.channels].sum()),
         "channels": len(group.channels),
     }
+
+
+def channel_rows(reference: DayNumbers, day: DayNumbers) -> dict[str, list[float | None]]:
+    """Every channel: its mean in a bin (of crossings, the rate), and how it changed against the reference day."""
+    return {
+        "mean": listed(day.mean),
+        "level_change": listed(level_change(reference, day)),
+        "spread_factor": listed(spread_factor(reference, day)),
+        "profile_likeness": listed(profile_likeness(reference, day)),
+    }
+
+
+def listed(values: np.ndarray) -> list[float | None]:
+    return [round(float(v), 4) if np.isfinite(v) else None for v in values]
 
 
 def likeness_table(days: Sequence[DayNumbers], channels: np.ndarray) -> np.ndarray:
