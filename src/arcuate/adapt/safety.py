@@ -7,15 +7,22 @@ import numpy as np
 from arcuate.adapt.day import Day, Heard, Moments, Trust, confidence
 from arcuate.adapt.settings import Safety
 from arcuate.decode.greedy import greedy
+from arcuate.metrics import score
 
 FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 
 
 def worth_learning(heard: Heard, settings: Safety) -> bool:
-    """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is."""
+    """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is.
+
+    A label through words must be near the phonemes that were heard: where a language model had to change much, it
+    has mostly made something up.
+    """
     long_enough = len(heard.tokens) >= FEWEST_TOKENS
     recorded = bool((heard.bins.amax(0) > heard.bins.amin(0)).any())
-    return long_enough and recorded and confidence(heard.log_probs) >= settings.min_confidence
+    phonemes = greedy(heard.log_probs)
+    agrees = score(phonemes, heard.tokens).errors <= settings.max_disagreement * len(phonemes)
+    return long_enough and recorded and agrees and confidence(heard.log_probs) >= settings.min_confidence
 
 
 def need(day: Day, settings: Safety) -> float:
