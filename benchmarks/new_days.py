@@ -210,7 +210,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
     parser.add_argument("--kind", choices=RECIPES, default="gru", help="of encoder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -55,7 +55,7 @@ class Safety(Settings):
 class Adaptation(Settings):
     """How a day is followed. A step moves no weight by more than `rate`; all of them together stay within `reach`."""
 
-    method: Method = "replay"
+    method: Method = "one-step"
     rate: float = Field(1e-3, ge=0.0, le=0.1, description="most that one step moves a weight")
     reach: float = Field(
         0.5, gt=0.0, le=10.0, description="most that a layer may move, relative to the norm it began with"
