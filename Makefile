@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live test lint types clean
+.PHONY: demo live test thorough lint types clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -17,6 +17,10 @@ runs/demo/recipe.yaml: | .venv/.installed
 test: export OMP_NUM_THREADS = 1
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# the same with more random examples and more moments to be killed at; takes over half an hour
+thorough: export ARCUATE_TESTS = thorough
+thorough: test
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check src tests benchmarks

@@ -2,7 +2,8 @@
 
 python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --figure docs/images/new-days.svg --table table.md
 
-Per seed: six days of 250 trials at --difficulty real to train `tiny` on, and one day each 5 and 8 days after the last.
+Per seed: six days of 250 trials at --difficulty real to train `tiny` on, and one day each 5 and 8 days after the last;
+--kind ssm and --kind transformer train the other small encoders on the same days.
 Whatever is in --out already is not computed again, so the command can be stopped and repeated.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
+from encoders import ALONE, RECIPES
 from matplotlib import pyplot as plt
 
 from arcuate.run import Run, read_json
@@ -30,17 +32,18 @@ def arcuate(*words: object) -> None:
     subprocess.run([sys.executable, "-m", "arcuate", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
-def cohort(out: Path, seed: int) -> tuple[Path, Path]:
+def cohort(out: Path, kind: str, seed: int) -> tuple[Path, Path]:
     """Store and run of one seed, made where they are missing."""
-    source, store, run = out / f"source-{seed}", out / f"store-{seed}", out / f"tiny-{seed}"
+    source, store, run = out / f"source-{seed}", out / f"store-{seed}", out / f"{RECIPES[kind]}-{seed}"
     if not (store / "manifest.json").exists():
         size = ("--sessions", 6, "--trials", 250, "--electrodes", 64, "--difficulty", "real")
         arcuate("simulate", source, *size, "--later", ",".join(map(str, LATER)), "--seed", seed, "--force")
         arcuate("prepare", source, store, "--force")
     if not finished(run):
         arcuate(
-            *("train", "tiny", "--data", store, "--run", run, "--resume"),
+            *("train", RECIPES[kind], "--data", store, "--run", run, "--resume"),
             *("data.max_sessions=6", f"train.seed={seed}", f"data.seed={seed + 1}"),
+            *(ALONE if kind == "ssm" else ()),
         )
     return store, run
 
@@ -69,9 +72,9 @@ def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[s
 
 
 def measure(
-    out: Path, seed: int, methods: tuple[str, ...], lm: str | None, calibrated: tuple[int, ...]
+    out: Path, kind: str, seed: int, methods: tuple[str, ...], lm: str | None, calibrated: tuple[int, ...]
 ) -> dict[str, Any]:
-    store, run = cohort(out, seed)
+    store, run = cohort(out, kind, seed)
     days = read_json(store / "manifest.json")["sessions"]
     new = [entry["name"] for entry in days[6:]]
     known = [word for entry in days[:6] for word in ("--session", entry["name"])]
@@ -207,8 +210,9 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
+    parser.add_argument("--kind", choices=RECIPES, default="gru", help="of encoder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument(
@@ -219,8 +223,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="Markdown to write")
     asked = parser.parse_args()
     arms = tuple(asked.methods), asked.lm, tuple(asked.calibrate)
-    results = [measure(asked.out, seed, *arms) for seed in asked.seeds]
-    (asked.out / "new_days.json").write_text(json.dumps(results, indent=1) + "\n")
+    results = [measure(asked.out, asked.kind, seed, *arms) for seed in asked.seeds]
+    (asked.out / f"new_days.{asked.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)
     if asked.table:

@@ -8,7 +8,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-settings.register_profile("suite", max_examples=35, deadline=None)  # a test that needs more says so
+from counts import count
+
+settings.register_profile(
+    "suite", max_examples=count(35, 300), deadline=None
+)  # a test that needs more says so
 settings.load_profile("suite")
 
 SHARED = Path(__file__).parents[2] / "shared"

@@ -203,10 +203,19 @@ def test_confidence_counts_frames_that_say_something() -> None:
 
 def test_unsure_empty_and_flat_trials_teach_nothing() -> None:
     settings, bins = Safety(min_confidence=0.5), torch.randn(20, 3)
-    assert worth_learning(Heard(bins, scores(0.8), (1, 2, 1)), settings)
-    assert not worth_learning(Heard(bins, scores(0.4), (1, 2, 1)), settings)
-    assert not worth_learning(Heard(bins, scores(0.8), (1,)), settings)
-    assert not worth_learning(Heard(torch.zeros(20, 3), scores(0.8), (1, 2, 1)), settings)
+    said = (1, 2, 1)
+    assert worth_learning(Heard(bins, scores(0.8, 3), said), settings)
+    assert not worth_learning(Heard(bins, scores(0.4, 3), said), settings)
+    assert not worth_learning(Heard(bins, scores(0.8, 1), (1,)), settings)
+    assert not worth_learning(Heard(torch.zeros(20, 3), scores(0.8, 3), said), settings)
+
+
+@pytest.mark.parametrize(("n_edits", "teaches"), [(0, True), (4, True), (5, False)])
+def test_a_sentence_far_from_the_phonemes_heard_teaches_nothing(n_edits: int, teaches: bool) -> None:
+    heard, bins = scores(0.8, 10), torch.randn(20, 3)
+    said = ((1, 2) * 5)[n_edits:]
+    assert worth_learning(Heard(bins, heard, said), Safety(max_disagreement=0.4)) is teaches
+    assert worth_learning(Heard(bins, heard, said), Safety(max_disagreement=1.0))
 
 
 @pytest.mark.parametrize(

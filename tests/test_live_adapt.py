@@ -53,7 +53,11 @@ def model_of(folder: Path, normalise: str) -> Model:
 
 
 def settings_of(method: str, **more: object) -> Adaptation:
-    return Adaptation.model_validate({"method": method, "rate": 0.02, "copies": 4, "past": 3, **more})
+    """Short steps made long; the words of the small search are far from what is said, and teach all the same."""
+    words = {"safety": {"max_disagreement": 10}}
+    return Adaptation.model_validate(
+        {"method": method, "rate": 0.02, "copies": 4, "past": 3, **words, **more}
+    )
 
 
 def streaming(

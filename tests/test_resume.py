@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from counts import count
 from test_cli import arcuate, assert_refused, one_object
 
 SETTINGS = [
@@ -69,7 +70,7 @@ def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen[bytes]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", range(count(2, 8)))
 def test_killed_and_resumed_equals_uninterrupted(
     whole: Path, cohort_store: Path, tmp_path: Path, seed: int
 ) -> None:

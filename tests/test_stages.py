@@ -15,6 +15,7 @@ from arcuate.run import Run
 from arcuate.training.cautions import cautions
 from arcuate.training.stage_settings import Stage, StageLosses
 from arcuate.training.stages import Progress, settle, weighed
+from counts import count
 from killing import train_and_kill
 from test_kills import assert_kills_leave_no_trace
 
@@ -243,7 +244,7 @@ def test_no_incident_where_other_losses_begin_to_count(whole: Path) -> None:
 def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) -> None:
     arguments = ["mode-ssm-small", *SMALL, *STEPS, "--data", str(cohort_store)]
     [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "whole", None)])
-    points = sorted(random.Random(1).sample(range(13, n_operations), 4))
+    points = sorted(random.Random(1).sample(range(13, n_operations), count(4, 12)))
     assert_kills_leave_no_trace(arguments, tmp_path, points)
     links = [
         {p.name: p.readlink() for p in (tmp_path / name / "checkpoints").glob("stage-*")}

@@ -8,14 +8,22 @@ from torch import Tensor
 from arcuate.adapt.day import Day, Heard, Moments, Trust, confidence
 from arcuate.adapt.settings import Safety
 from arcuate.decode.greedy import greedy
+from arcuate.metrics import score
 
 FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 
 
 def worth_learning(heard: Heard, settings: Safety) -> bool:
-    """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is."""
+    """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is.
+
+    A label through words must be near the phonemes that were heard: where a language model had to change much, it
+    has mostly made something up.
+    """
     long_enough = len(heard.tokens) >= FEWEST_TOKENS
-    return long_enough and recorded(heard.bins) and confidence(heard.log_probs) >= settings.min_confidence
+    phonemes = greedy(heard.log_probs)
+    agrees = score(phonemes, heard.tokens).errors <= settings.max_disagreement * len(phonemes)
+    sure = confidence(heard.log_probs) >= settings.min_confidence
+    return long_enough and recorded(heard.bins) and agrees and sure
 
 
 def recorded(bins: Tensor) -> bool:

@@ -16,6 +16,12 @@ class Safety(Settings):
     min_confidence: float = Field(
         0.35, ge=0.0, le=1.0, description="a trial read less surely than this teaches nothing"
     )
+    max_disagreement: float = Field(
+        0.4,
+        ge=0.0,
+        le=10.0,
+        description="a sentence with more edits than this per phoneme heard teaches nothing (labels through words)",
+    )
     full_doubt: float = Field(
         0.5,
         gt=0.0,

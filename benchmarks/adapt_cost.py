@@ -1,0 +1,88 @@
+"""What one adapted trial costs at full size: CPU seconds of one thread, and memory, beside reading the trial.
+
+python benchmarks/adapt_cost.py
+
+A trial of six seconds (300 bins) and 24 phonemes, random weights: they do not matter for the cost. Each row is a
+process of its own, so that peaks are its own. The published one-step method reports 18 ms and 1.3 GiB for a
+Transformer, 28 ms and 2.9 GiB for a GRU, with 64 copies on a GPU (arXiv 2507.02800).
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from arcuate.adapt.adapter import make_adapter, read
+from arcuate.adapt.day import Heard
+from arcuate.adapt.settings import Adaptation, Safety
+from arcuate.models.model import Model, count_parameters
+from arcuate.models.settings import ModelCard
+from arcuate.recipe import load_recipe
+from arcuate.tokens import CLASSES
+from arcuate.transcribe import peak_rss_mb
+
+RECIPES = ("tiny", "b2t24-gru", "b2t25-gru", "b2t24-transformer", "b2t25-transformer", "mode-ssm")
+EVERY = Safety(min_confidence=0.0, max_disagreement=10.0)
+N_BINS, N_TOKENS, N_TIMED = 300, 24, 3
+
+
+def cost(name: str, n_copies: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    recipe = load_recipe(name)
+    n_channels = 128 if name == "tiny" else recipe.data.published.channels
+    card = ModelCard(settings=recipe.model, n_channels=n_channels, sessions=("a",), classes=CLASSES)
+    generator = torch.Generator().manual_seed(0)
+    settings = Adaptation(method="one-step", copies=n_copies, safety=EVERY)
+    adapter = make_adapter(Model(card), settings, recipe.augment)
+    bins = torch.randn(N_BINS, n_channels, generator=generator)
+    said = tuple(torch.randint(1, len(CLASSES), (N_TOKENS,), generator=generator).tolist())
+    day = adapter.start("a")
+    reading, learning, before = [], [], 0.0
+    for _ in range(N_TIMED + 1):  # the first warms up
+        started = time.process_time()
+        log_probs = read(adapter.before(day), bins)
+        reading.append(time.process_time() - started)
+        before = before or peak_rss_mb()
+        started = time.process_time()
+        day, _ = adapter.after(day, Heard(bins, log_probs, said), log_probs)
+        learning.append(time.process_time() - started)
+    if day.n_steps != N_TIMED + 1:
+        sys.exit(f"{name}: {day.n_steps} steps were taken, not {N_TIMED + 1}")
+    return {
+        "parameters": count_parameters(card),
+        "reading": statistics.median(reading[1:]),
+        "learning": statistics.median(learning[1:]),
+        "memory_mb": peak_rss_mb() - before,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--copies", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--one", action="store_true", help="only the first of each, as JSON")
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(cost(asked.recipes[0], asked.copies[0])))
+        return
+    print("| recipe | parameters | copies | s to read a trial | s to learn from it | MB on top |")
+    print("|---|---|---|---|---|---|")
+    for name in asked.recipes:
+        for n in asked.copies:
+            command = [sys.executable, __file__, "--one", "--recipes", name, "--copies", str(n)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            told = json.loads(done.stdout)
+            print(
+                f"| `{name}` | {told['parameters']:,} | {n} | {told['reading']:.2f} | {told['learning']:.2f} |"
+                f" {told['memory_mb']:.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
