@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from arcuate.adapt import follow as following_days
 from arcuate.adapt.adapter import Adapter, make_adapter, read
 from arcuate.adapt.day import Day, Heard, Layer, Moments, Sums, Trust, confidence
 from arcuate.adapt.follow import (
@@ -282,6 +283,22 @@ def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_d
         model = one_day(adapter.model, session, *layer_of(adapter.model, session))
         sure.append(np.mean([confidence(read(model, normalised_bins(adapter, store, t))) for t in trials]))
     assert known_confidence(adapter, store) == pytest.approx({FIRST: sure[0], SECOND: sure[1]})
+
+
+def test_many_known_days_are_sampled_more_thinly(new_days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream waits for them to be read: 45 days must not take eight times as long as six."""
+    store, adapter, n_read = Store.open(new_days / "store"), adapter_of(new_days, "one-step"), []
+    for most in (1000, 10, 1):
+        monkeypatch.setattr(following_days, "MOST_EXPECTED", most)
+        heard: list[TrialInfo] = []
+        monkeypatch.setattr(
+            following_days,
+            "normalised_bins",
+            lambda a, s, t, heard=heard: heard.append(t) or normalised_bins(a, s, t),
+        )
+        assert set(known_confidence(adapter, store)) == {FIRST, SECOND}
+        n_read.append(len(heard))
+    assert n_read == [24, 10, 4]
 
 
 def test_what_is_expected_of_a_known_day_is_measured_on_others() -> None:

@@ -22,7 +22,8 @@ from arcuate.paired import score_difference
 from arcuate.store import Store, TrialInfo
 
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances
-EXPECTED_TRIALS = 12  # of each known day, to know how sure the model usually is
+EXPECTED_TRIALS = 12  # of each known day, to know how sure the model usually is;
+MOST_EXPECTED = 120  # fewer of each where there are many days, for a stream waits for them to be read
 LEARNING = ("one-step", "replay", "entropy")  # methods that take steps
 UNADAPTED = Adaptation(method="none")
 
@@ -126,12 +127,13 @@ def start_day(adapter: Adapter, store: Store, session: str, known: Mapping[str, 
 def known_confidence(adapter: Adapter, store: Store, progress: Progress | None = None) -> dict[str, float]:
     """How sure the model is of each day it knows, on trials it was not trained on where there are any."""
     sessions = [s for s in store.sessions if s in adapter.model.card.sessions]
+    n_each = min(EXPECTED_TRIALS, max(MOST_EXPECTED // max(len(sessions), 1), 2))
     found = {}
     for i, session in enumerate(sessions, start=1):
         own = [t for t in store.trials if t.session == session and t.n_bins]
         trials = [t for t in own if t.split == "val"] or [t for t in own if t.split == "train"]
         model = adapter.unadapted(Adapter(adapter.model, UNADAPTED, adapter.noise).start(session))
-        sure = [confidence(read(model, normalised_bins(adapter, store, t))) for t in trials[:EXPECTED_TRIALS]]
+        sure = [confidence(read(model, normalised_bins(adapter, store, t))) for t in trials[:n_each]]
         if sure:
             found[session] = float(np.mean(sure))
         if progress:

@@ -116,9 +116,11 @@ class Follower:
 
     def learn(self, lesson: Lesson) -> None:
         """Learn from a sentence that was read, soon."""
-        if self._failed is not None or self.shared.adapter.settings.method == "none":
+        if self.shared.adapter.settings.method == "none":
             return
         with self._lock:
+            if self._failed is not None:  # asked here, for a stream may be closed at any moment
+                return
             if self._n_waiting >= WAITING or len(lesson.bins) > LONGEST:
                 self._n_skipped += 1
                 return
