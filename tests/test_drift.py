@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,14 +109,15 @@ def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
     assert len(array_groups("b2t24", 256)) == 2 and len(array_groups("b2t25", 7)) == 1
 
 
-def test_levels_and_spreads_of_channels_are_told() -> None:
+def test_levels_and_spreads_of_channels_are_told(simulated: Path) -> None:
     """A channel that rose by half an SD, one that doubled, one that died; and the array they belong to."""
-    ones, eye = np.ones(8), np.eye(8)
-    before = DayNumbers("a", 5, 2 * ones, 4 * ones, ones, ones, np.zeros(8, dtype=bool), eye)
-    mean, sd, flat = 2 * ones, 4 * ones, np.zeros(8, dtype=bool)
+    day = measure_days(Store.open(simulated / "store"))[0]
+    ones, none = np.ones(len(day.flat)), np.zeros(len(day.flat), dtype=bool)
+    before = replace(day, mean=2 * ones, sd=4 * ones, flat=none)
+    mean, sd, flat = 2 * ones, 4 * ones, none.copy()
     mean[0], sd[1], flat[2] = 4.0, 8.0, True
     mean[2] = sd[2] = 0.0
-    after = DayNumbers("b", 5, mean, sd, ones, ones, flat, eye)
+    after = replace(day, mean=mean, sd=sd, flat=flat)
     _, row = summarise(
         [before, after], [Group("first", np.arange(3)), Group("rest", np.arange(3, 8))], before
     )

@@ -44,7 +44,7 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
     if not usable:
         raise UserError(
             f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
-            " or follow it without labels: arcuate evaluate RUN --adapt one-step"
+            " or follow it without labels: arcuate evaluate RUN --adapt replay"
         )
     first = tuple(usable[:n_sentences])
     after = {t.id for t in labelled} - {t.id for t in labelled[: labelled.index(first[-1]) + 1]}
