@@ -65,6 +65,7 @@ class Arm:
 RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transformer"}
 
 
+HEAVY = ("augment.time_masks.max_share=0.075",)  # half of a trial, as in the recipes of published size
 NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
 
 
@@ -78,13 +79,15 @@ ALONE = (
 
 
 def make_arms(width: int) -> list[Arm]:
-    """Every encoder with session layers and without; and the Transformer with the noise of the others, unmasked."""
+    """Every encoder with session layers and without; the Transformer also with other masks, or noise instead."""
     arms = [
         Arm(kind, recipe, layers, width, ALONE if kind == "ssm" else ())
         for kind, recipe in RECIPES.items()
         for layers in (True, False)
     ]
-    return [*arms, Arm("transformer unmasked", RECIPES["transformer"], False, width, NOISE)]
+    others = {"heavily masked": HEAVY, "unmasked": NOISE}
+    recipe = RECIPES["transformer"]
+    return [*arms, *(Arm(f"transformer {how}", recipe, False, width, extra) for how, extra in others.items())]
 
 
 def seconds_per_step(arm: Arm, data: Path) -> float:

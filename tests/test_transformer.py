@@ -69,15 +69,22 @@ def test_rate_falls_to_a_tenth_after_three_fifths(name, peak, epochs):
     assert n_steps * 64 / n_train == pytest.approx(epochs, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["b2t24-transformer", "b2t25-transformer", "tiny-transformer"])
-def test_masks_hide_about_half(name):
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("b2t24-transformer", 0.47, 0.57),
+        ("b2t25-transformer", 0.47, 0.57),
+        ("tiny-transformer", 0.22, 0.30),  # trains for ten epochs, where half is too much
+    ],
+)
+def test_masks_hide_about_half_or_a_quarter_of_a_trial(name, low, high):
     settings = load_recipe(name).augment
     generator = torch.Generator().manual_seed(0)
     shares = [
         (mask_trial(torch.ones(n, 1), settings, generator) == 0).float().mean() for n in [150, 400, 900] * 40
     ]
     assert settings.time_masks.n_masks == 20
-    assert 0.47 < float(torch.stack(shares).mean()) < 0.57
+    assert low < float(torch.stack(shares).mean()) < high
 
 
 def reference(encoder: Transformer, frames: torch.Tensor) -> torch.Tensor:
