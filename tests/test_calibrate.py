@@ -174,6 +174,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
         (("--session", SECOND), ("knows session", "already")),
         (("--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--session", SAME, "--sentences", "0"), ("nothing to calibrate on", "at least 1")),
+        (("--session", SAME, "--sentences", "-3"), ("--sentences -3", "at least 1")),
         (("--session", DEAD), ("every channel", "flat")),
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
         (("--session", SAME, "--set", "speed=1"), ("speed", "known settings")),
@@ -187,6 +188,13 @@ def test_mistakes_are_told_before_anything_is_written(
     base = ("calibrate", new_days / "run", "--data", new_days / "store", "--run", tmp_path / "run")
     assert_refused(arcuate(*base, *words), *said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_into_the_parent(new_days: Path) -> None:
+    before = contents(new_days / "run")
+    words = ("--data", new_days / "store", "--session", SAME, "--run", new_days / "run" / "day")
+    assert_refused(arcuate("calibrate", new_days / "run", *words), "stays as it is")
+    assert contents(new_days / "run") == before
 
 
 def test_a_folder_that_holds_something_is_left_alone(new_days: Path, tmp_path: Path) -> None:

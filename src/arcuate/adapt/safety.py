@@ -14,7 +14,7 @@ FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 def worth_learning(heard: Heard, settings: Safety) -> bool:
     """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is."""
     long_enough = len(heard.tokens) >= FEWEST_TOKENS
-    recorded = bool((heard.bins.amax(0) > heard.bins.amin(0)).any())
+    recorded = len(heard.bins) > 0 and bool((heard.bins.amax(0) > heard.bins.amin(0)).any())
     return long_enough and recorded and confidence(heard.log_probs) >= settings.min_confidence
 
 
@@ -35,7 +35,8 @@ def gave_up(day: Day, settings: Safety) -> bool:
 
 def compare(trust: Trust, adapted: np.ndarray, unadapted: np.ndarray, settings: Safety) -> Trust:
     """Trust after one more trial that both models have read: their frame scores (F, V)."""
-    lengths = len(greedy(adapted)) / max(len(greedy(unadapted)), 1)
+    ours, theirs = len(greedy(adapted)), len(greedy(unadapted))
+    lengths = ours / theirs if theirs else 1.0  # where nothing is said, nothing is missed
     keep = settings.window - 1
     return replace(
         trust,
