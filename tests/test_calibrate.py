@@ -78,6 +78,15 @@ def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], ne
     assert "Calibration" in page and "sentences of calibration" in page
 
 
+def test_ordinary_training_cannot_go_on_with_it(calibrated: tuple[Path, dict], new_days: Path) -> None:
+    """It would begin where calibration began and write other weights over the calibrated ones."""
+    run, _ = calibrated
+    before = contents(run)
+    words = (run / "recipe.yaml", "--data", new_days / "store", "--run", run, "--resume")
+    assert_refused(arcuate("train", *words), "calibrate", f"--from {run}")
+    assert contents(run) == before
+
+
 def test_layers_of_known_days_stay_as_they_were(calibrated: tuple[Path, dict], new_days: Path) -> None:
     old, new = load_model(find_checkpoint(new_days / "run")), load_model(find_checkpoint(calibrated[0]))
     layers = old.front_end.session_layer, new.front_end.session_layer
