@@ -39,5 +39,5 @@ def mistake(error: ValidationError, kind: type[Settings], chosen: Mapping[str, s
     what = first["msg"]
     if first["type"] == "extra_forbidden":
         near = nearest(path, leaves)
-        what = "there is no such setting" + (f", did you mean {near}?" if near else "")
+        what = "there is no such setting" + (f" (did you mean {near}?)" if near else "")
     return f"--set {path}: {what}; known settings are {', '.join(leaves)}"
