@@ -69,6 +69,16 @@ def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict
     assert listed.returncode == 0, listed.stderr
 
 
+def test_the_parent_is_found_from_any_folder(
+    new_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(new_days)
+    words = ("--data", "store", "--session", SAME, "--run", tmp_path / "run", "--sentences", 2)
+    done = arcuate("calibrate", "run", *words, "--curve", "none", "--set", "steps=2")
+    assert done.returncode == 0, done.stderr
+    assert Path(Run(tmp_path / "run").environment()["parent"].partition("@")[0]).is_absolute()
+
+
 def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], new_days: Path) -> None:
     run, _ = calibrated
     done = arcuate("evaluate", run, "--data", new_days / "store", "--json")

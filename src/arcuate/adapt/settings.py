@@ -8,13 +8,6 @@ from arcuate.settings import Settings
 
 Method = Literal["none", "statistics", "one-step", "replay", "entropy"]
 METHODS: tuple[Method, ...] = ("none", "statistics", "one-step", "replay", "entropy")
-MEANINGS: dict[Method, str] = {
-    "none": "the nearest known day's layer, unchanged",
-    "statistics": "mean and covariance of the day's input drawn towards those of the nearest known day",
-    "one-step": "one step on the session layer after each trial, towards what was read, on noisy copies of it",
-    "replay": "the same, with past trials of the day beside the last one",
-    "entropy": "one step on gains and offsets of the session layer after each trial, towards surer frames",
-}
 
 
 class Safety(Settings):

@@ -252,7 +252,7 @@ def uncalibrated(plan: Plan) -> Model:
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
     environment = describe(
-        parent=f"{plan.asked.parent}@{plan.subject.folder.name}",
+        parent=f"{plan.asked.parent.resolve()}@{plan.subject.folder.name}",
         calibration=facts(plan),
         data=store_facts(
             plan.store, Selection((*plan.model.card.sessions, plan.asked.session), (), (), "val")
