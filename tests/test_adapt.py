@@ -33,14 +33,17 @@ from arcuate.lexicon import _lexicon
 from arcuate.metrics import total
 from arcuate.models.days import layer_of, one_day, with_session
 from arcuate.models.files import load_model
+from arcuate.prepare import prepare
 from arcuate.run import Run
 from arcuate.store import Store, TrialInfo
 from arcuate.tokens import CLASSES, names
 from arcuate.training.checkpoint import find_checkpoint
-from days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND
+from days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, speak
+from fabricate import Made, write_hdf5
 from live_parts import small_ngram, small_search, write_words
 from test_cli import arcuate, assert_refused, one_object
 
+ONE, EMPTY, HALF = "t15.2030.02.01", "t15.2030.02.02", "t15.2030.02.03"
 LEARNING: tuple[Method, ...] = ("one-step", "replay")
 
 
@@ -209,6 +212,7 @@ def test_unsure_empty_and_flat_trials_teach_nothing() -> None:
     assert not worth_learning(Heard(bins, scores(0.4, 3), said), settings)
     assert not worth_learning(Heard(bins, scores(0.8, 1), (1,)), settings)
     assert not worth_learning(Heard(torch.zeros(20, 3), scores(0.8, 3), said), settings)
+    assert not worth_learning(Heard(torch.zeros(0, 3), scores(0.8, 3), said), settings)
 
 
 @pytest.mark.parametrize(("n_edits", "teaches"), [(0, True), (4, True), (5, False)])
@@ -255,6 +259,16 @@ def test_one_long_reading_does_not_hide_that_the_others_stopped() -> None:
     for _ in range(3):
         trust = compare(trust, silent, scores(0.8, 20), settings)
     assert "0.13 of the tokens" in (must_fall_back(trust, settings) or "")
+
+
+def test_silence_that_both_hear_is_no_reason_to_fall_back() -> None:
+    settings, trust = Safety(window=2), Trust()
+    silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
+    for _ in range(2):
+        trust = compare(trust, silent, silent, settings)
+    assert must_fall_back(trust, settings) is None
+    trust = compare(compare(trust, silent, scores(0.9), settings), silent, scores(0.9), settings)
+    assert must_fall_back(trust, settings) is not None, "but silence where the other one reads is"
 
 
 def test_a_ruined_layer_is_given_up_for_the_one_the_day_began_with(new_days: Path) -> None:
@@ -483,7 +497,7 @@ def test_a_silent_day_and_a_replugged_one_are_read_without_learning_nonsense(new
     done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *words)
     told = one_object(done.stdout)
     permuted, dead = told["days"]
-    assert dead["n_steps"] == 0 and dead["moved"] == 0.0
+    assert dead["n_steps"] == dead["n_falls"] == 0 and dead["moved"] == 0.0
     assert permuted["per"] <= permuted["per_unadapted"] * 1.05 + 0.02
     assert f"every channel of {DEAD} is flat" in done.stderr
     assert f"the channels of {PERMUTED} look re-ordered" in done.stderr
@@ -497,6 +511,11 @@ def test_a_silent_day_and_a_replugged_one_are_read_without_learning_nonsense(new
         (("--adapt", "one-step", "--set", "speed=2"), ("speed", "known settings")),
         (("--adapt", "none", "--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--adapt", "none", "--head", "both"), ("--head ctc",)),
+        (("--adapt", "one-step", "--set", "rates=2"), ("did you mean rate?",)),
+        (("--adapt", "one-step", "--set", "safety.widow=2"), ("did you mean safety.window?",)),
+        (("--adapt", "one-step", "--set", "rate"), ("--set 'rate'", "rate=5e-4")),
+        (("--adapt", "one-step", "--set", "method=none"), ("--adapt",)),
+        (("--adapt", "one-step", "--lexicon", "words.txt"), ("--lm",)),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(
@@ -508,6 +527,56 @@ def test_mistakes_are_told_in_one_sentence(
 def test_other_channels_are_refused(new_days: Path, cohort_store: Path) -> None:
     done = arcuate("evaluate", new_days / "run", "--data", cohort_store, "--adapt", "none")
     assert_refused(done, "12 channels", "32")
+
+
+@pytest.fixture(scope="module")
+def odd_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a day of one trial, one with trials that hold no bin, and one on which half the channels died."""
+    root, rng = tmp_path_factory.mktemp("odd"), np.random.default_rng(4)
+    shapes = {ONE: (1, never_empty), EMPTY: (4, empty_every_third), HALF: (12, half_flat)}
+    for session, (n, change) in shapes.items():
+        for split in ("train", "val"):
+            spoken_ = [speak(rng, np.eye(12)) for _ in range(n)]
+            made = [Made(change(i, bins), tokens, "text") for i, (bins, tokens) in enumerate(spoken_)]
+            write_hdf5(root / "source/hdf5_data_final" / session / f"data_{split}.hdf5", made)
+    prepare(root / "source", root / "store")
+    return root / "store"
+
+
+def never_empty(i: int, bins: np.ndarray) -> np.ndarray:
+    return bins
+
+
+def empty_every_third(i: int, bins: np.ndarray) -> np.ndarray:
+    return bins if i % 3 else bins[:0]
+
+
+def half_flat(i: int, bins: np.ndarray) -> np.ndarray:
+    return bins * (np.arange(bins.shape[1]) % 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("method", METHODS[2:])
+def test_trials_without_a_bin_teach_nothing(new_days: Path, odd_days: Path, method: Method) -> None:
+    store = Store.open(odd_days)
+    course = follow(adapter_of(new_days, method, rate=0.01), store, trials_of(store, EMPTY, "val"))[0]
+    assert [f.result.trial.n_bins > 0 for f in course.trials] == [False, True, True, False]
+    assert not course.trials[0].learned and not course.trials[3].learned
+
+
+@pytest.mark.parametrize("method", ["none", "one-step"])
+def test_a_day_of_one_trial(new_days: Path, odd_days: Path, method: str) -> None:
+    done = arcuate("evaluate", new_days / "run", "--data", odd_days, "--session", ONE, "--adapt", method)
+    assert done.returncode == 0, done.stderr
+    assert "no interval from a single trial" in done.stdout
+
+
+def test_a_day_whose_recordings_were_rejected_is_told_apart_from_one_without_labels(
+    new_days: Path, odd_days: Path, tmp_path: Path
+) -> None:
+    words = ("--data", odd_days, "--session", HALF, "--run", tmp_path / "run")
+    done = arcuate("calibrate", new_days / "run", *words)
+    assert_refused(done, "none of the 12 labelled", "quality.csv")
+    assert "add its labels" not in done.stderr
 
 
 def test_summaries_add_up(new_days: Path) -> None:

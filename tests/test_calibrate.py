@@ -69,6 +69,16 @@ def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict
     assert listed.returncode == 0, listed.stderr
 
 
+def test_the_parent_is_found_from_any_folder(
+    new_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(new_days)
+    words = ("--data", "store", "--session", SAME, "--run", tmp_path / "run", "--sentences", 2)
+    done = arcuate("calibrate", "run", *words, "--curve", "none", "--set", "steps=2")
+    assert done.returncode == 0, done.stderr
+    assert Path(Run(tmp_path / "run").environment()["parent"].partition("@")[0]).is_absolute()
+
+
 def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], new_days: Path) -> None:
     run, _ = calibrated
     done = arcuate("evaluate", run, "--data", new_days / "store", "--json")
@@ -76,6 +86,15 @@ def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], ne
     assert arcuate("report", run).returncode == 0
     page = (run / "report.html").read_text()
     assert "Calibration" in page and "sentences of calibration" in page
+
+
+def test_ordinary_training_cannot_go_on_with_it(calibrated: tuple[Path, dict], new_days: Path) -> None:
+    """It would begin where calibration began and write other weights over the calibrated ones."""
+    run, _ = calibrated
+    before = contents(run)
+    words = (run / "recipe.yaml", "--data", new_days / "store", "--run", run, "--resume")
+    assert_refused(arcuate("train", *words), "calibrate", f"--from {run}")
+    assert contents(run) == before
 
 
 def test_layers_of_known_days_stay_as_they_were(calibrated: tuple[Path, dict], new_days: Path) -> None:
@@ -174,6 +193,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
         (("--session", SECOND), ("knows session", "already")),
         (("--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--session", SAME, "--sentences", "0"), ("nothing to calibrate on", "at least 1")),
+        (("--session", SAME, "--sentences", "-3"), ("--sentences -3", "at least 1")),
         (("--session", DEAD), ("every channel", "flat")),
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
         (("--session", SAME, "--set", "speed=1"), ("speed", "known settings")),
@@ -187,6 +207,13 @@ def test_mistakes_are_told_before_anything_is_written(
     base = ("calibrate", new_days / "run", "--data", new_days / "store", "--run", tmp_path / "run")
     assert_refused(arcuate(*base, *words), *said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_into_the_parent(new_days: Path) -> None:
+    before = contents(new_days / "run")
+    words = ("--data", new_days / "store", "--session", SAME, "--run", new_days / "run" / "day")
+    assert_refused(arcuate("calibrate", new_days / "run", *words), "stays as it is")
+    assert contents(new_days / "run") == before
 
 
 def test_a_folder_that_holds_something_is_left_alone(new_days: Path, tmp_path: Path) -> None:

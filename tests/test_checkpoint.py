@@ -14,7 +14,7 @@ from arcuate.errors import UserError
 from arcuate.run import append_line, write_json
 from arcuate.store import Store
 from arcuate.training.begin import go_on, split_parent, start_from
-from arcuate.training.checkpoint import load_checkpoint, mend_best, point
+from arcuate.training.checkpoint import find_checkpoint, load_checkpoint, mend_best, point
 from arcuate.training.saved import seal
 from arcuate.training.state import Training
 from test_training import recipe_of, training_of
@@ -227,3 +227,10 @@ def test_a_parent_may_have_an_at_in_its_path(
     for folder in ("me@lab/r", "there@last"):
         Path(folder).mkdir(parents=True)
     assert split_parent(given) == (Path(path), which)
+
+
+def test_a_link_that_leads_nowhere_is_not_offered(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/best").symlink_to("step-00000009")
+    with pytest.raises(UserError, match="has no checkpoint 'best'; it has none yet"):
+        find_checkpoint(tmp_path)

@@ -13,7 +13,6 @@ from arcuate.cli import drift
 from arcuate.drift.arrays import Group, array_groups
 from arcuate.drift.measure import (
     SAME_MAPPING,
-    DayNumbers,
     fingerprint_likeness,
     measure_days,
     profile_likeness,
@@ -93,13 +92,31 @@ def test_channels_in_another_order_are_noticed(simulated: Path) -> None:
     days = measure_days(Store.open(simulated / "store"))
     order = np.roll(np.arange(len(days[0].flat)), 7)
     a = days[2]
-    replugged = DayNumbers(
-        *(a.session, a.n_trials, a.mean[order], a.sd[order], a.skew[order], a.memory[order], a.flat[order]),
-        a.correlation[np.ix_(order, order)],
+    replugged = replace(
+        a,
+        **{name: getattr(a, name)[order] for name in ("mean", "sd", "skew", "memory", "flat")},
+        correlation=a.correlation[np.ix_(order, order)],
     )
     same, other = fingerprint_likeness(days[1], a), fingerprint_likeness(days[1], replugged)
     assert same is not None and other is not None
     assert same > SAME_MAPPING > other
+
+
+def test_a_few_seconds_say_nothing_about_the_order_of_channels(simulated: Path) -> None:
+    day = measure_days(Store.open(simulated / "store"))[1]
+    order = np.roll(np.arange(len(day.flat)), 7)
+    short = replace(day, n_bins=299, skew=day.skew[order], memory=day.memory[order])
+    assert fingerprint_likeness(day, short) is None
+    assert fingerprint_likeness(day, replace(short, n_bins=300)) is not None
+
+
+def test_small_arrays_show_drift_too(simulated: Path) -> None:
+    """Half of the channels' directions hold all that electrodes do, for each has two channels that go together."""
+    store = Store.open(simulated / "store")
+    days = measure_days(store)
+    groups = array_groups(store.layout, store.n_channels)
+    found = [subspace_likeness(days[0], days[-1], g.channels) for g in groups]
+    assert all(v is not None and v < 0.9 for v in found), found
 
 
 def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:

@@ -307,6 +307,8 @@ def test_which_days_may_be_named(new_days: Path) -> None:
     assert plain.adaptation is None and plain.day is None
     with pytest.raises(UserError, match="does not adapt"):
         plain.reset_adaptation()
+    with pytest.raises(UserError, match="follow a new day with adapt, or add it with arcuate calibrate"):
+        plain.reset(DRIFTED)
 
 
 def test_statistics_in_a_stream_need_a_known_day(new_days: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from arcuate.cli.seeds import plan, train_all, train_seeds_command
 from arcuate.cli.train import Asked
 from arcuate.errors import UserError
-from arcuate.run import Run
+from arcuate.run import Run, open_run
 from arcuate.seeded import seed_settings, spread
 from arcuate.training.averaging import average_checkpoints
 from test_cli import arcuate, one_object
@@ -53,6 +53,12 @@ def test_mean_and_spread(ensemble):
     assert told["sd_per"] == pytest.approx((2 * (rates[0] - mean) ** 2) ** 0.5)
     assert (told["low_per"], told["high_per"]) == (min(rates), max(rates))
     assert (told["n_seeds"], told["n_finished"], told["selected_on"]) == (2, 2, "val")
+
+
+def test_a_folder_of_seeds_is_no_run_but_names_one(ensemble):
+    folder = ensemble[0]
+    with pytest.raises(UserError, match=f"such as {folder}/seed-"):
+        open_run(folder)
 
 
 def test_combine_reads_the_seeds_as_they_are(ensemble):

@@ -98,7 +98,9 @@ def open_run(path: Path) -> Run:
             f"there is no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
         )
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
-        raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
+        inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
+        seeds = f"; it holds the runs of several seeds, name one, such as {inside[0]}" if inside else ""
+        raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
 
 

@@ -26,7 +26,7 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
     """The first labelled training sentences of a day, and everything labelled that comes after them."""
     if n_sentences < 1:
         raise UserError(
-            "--sentences 0 leaves nothing to calibrate on; give at least 1, or use --adapt instead"
+            f"--sentences {n_sentences} leaves nothing to calibrate on; give at least 1, or use --adapt instead"
         )
     if session not in store.sessions:
         raise UserError(f"{store.path.name} has no session {session}; it holds {', '.join(store.sessions)}")
@@ -42,13 +42,25 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
     if labelled:
         refuse_flat(store, session, labelled[:FLAT_TRIALS])
     if not usable:
-        raise UserError(
-            f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
-            " or follow it without labels: arcuate evaluate RUN --adapt replay"
-        )
+        raise UserError(nothing_to_learn(store, session, [t for t in labelled if is_to_learn(t)]))
     first = tuple(usable[:n_sentences])
     after = {t.id for t in labelled} - {t.id for t in labelled[: labelled.index(first[-1]) + 1]}
     return Sentences(first, tuple(t for t in labelled if t.id in after))
+
+
+def nothing_to_learn(store: Store, session: str, labelled: Sequence[TrialInfo]) -> str:
+    """Why a day has no sentence to calibrate on, and what to do: labels are missing, or the recording is bad."""
+    instead = "or follow it without labels: arcuate evaluate RUN --adapt replay"
+    if not labelled:
+        return (
+            f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
+            f" {instead}"
+        )
+    return (
+        f"none of the {len(labelled)} labelled training sentences of {session} can be learned from: rejected by"
+        f" quality, or too short for their labels; {store.path / 'quality.csv'} has the reasons; mend the recording"
+        f" and prepare it again, {instead}"
+    )
 
 
 def is_to_learn(trial: TrialInfo) -> bool:

@@ -1,12 +1,11 @@
 """`arcuate calibrate`: a new day for a trained model, as a new run folder that names its parent."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.table import Table
 
 from arcuate.batches.select import Selection, select
@@ -17,6 +16,7 @@ from arcuate.calibrate.settings import Calibration
 from arcuate.cli.console import Report, counted, emit_json, out, percent, progress, say
 from arcuate.cli.day_health import tell_health
 from arcuate.cli.evaluate import Subject, find_subject
+from arcuate.cli.set_option import read_set
 from arcuate.cli.train import store_facts
 from arcuate.days import days_between, nearest_session
 from arcuate.environment import describe
@@ -26,7 +26,6 @@ from arcuate.models.days import layer_of, one_day, with_layers
 from arcuate.models.files import load_model
 from arcuate.models.model import Model, count_parameters
 from arcuate.models.settings import ModelCard
-from arcuate.overrides import apply_override
 from arcuate.recipe import Recipe
 from arcuate.report.calibration import FILE
 from arcuate.run import Run, open_run, refuse_taken, write_json
@@ -86,9 +85,10 @@ def calibrate_command(asked: Asked, as_json: bool) -> int:
 
 def prepare_plan(asked: Asked) -> Plan:
     """Checks everything that can be wrong before the first step."""
-    settings = calibration(asked.settings)
+    settings = read_set(Calibration, asked.settings, "rest=0")
     subject = find_subject(open_run(asked.parent), asked.checkpoint)
     run = Run(asked.run or asked.parent.resolve().with_name(f"{subject.run.name}-{asked.session}"))
+    refuse_inside(run, subject.run)
     if not asked.dry_run:
         refuse_taken(run.path, resumes=False)
     store = Store.open(asked.data)
@@ -99,6 +99,17 @@ def prepare_plan(asked: Asked) -> Plan:
     old = old_trials(subject, store, model) if settings.rest else ()
     recipe = derive_recipe(subject.recipe, model.card, asked.session, settings)
     return Plan(asked, run, subject, store, model, recipe, settings, day, old, points(asked, len(day.first)))
+
+
+def refuse_inside(run: Run, parent: Run) -> None:
+    """The parent is left as it was, so nothing is written into it either."""
+    if (
+        run.path.resolve().is_relative_to(parent.path.resolve())
+        and run.path.resolve() != parent.path.resolve()
+    ):
+        raise UserError(
+            f"{run.path} lies in the run it starts from, which stays as it is; choose another --run"
+        )
 
 
 def refuse_misfits(model: Model, store: Store, asked: Asked) -> None:
@@ -112,20 +123,6 @@ def refuse_misfits(model: Model, store: Store, asked: Asked) -> None:
             f"the model has {model.card.n_channels} channels, {store.path.name} has {store.n_channels}; prepare the"
             " same channels as for training"
         )
-
-
-def calibration(overrides: Sequence[str]) -> Calibration:
-    tree: dict[str, Any] = {}
-    for override in overrides:
-        apply_override(tree, override)
-    try:
-        return Calibration.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"--set {where}: {first['msg']}; known settings are {', '.join(Calibration.model_fields)}"
-        ) from None
 
 
 def points(asked: Asked, n_sentences: int) -> tuple[int, ...]:
@@ -255,7 +252,7 @@ def uncalibrated(plan: Plan) -> Model:
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
     environment = describe(
-        parent=f"{plan.asked.parent}@{plan.subject.folder.name}",
+        parent=f"{plan.asked.parent.resolve()}@{plan.subject.folder.name}",
         calibration=facts(plan),
         data=store_facts(
             plan.store, Selection((*plan.model.card.sessions, plan.asked.session), (), (), "val")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.table import Table
 
 from arcuate.adapt.adapter import Label, make_adapter
@@ -25,6 +24,7 @@ from arcuate.cli.evaluate import (
     remembered_store,
     searched,
 )
+from arcuate.cli.set_option import read_set
 from arcuate.days import days_between, nearest_session
 from arcuate.decode.greedy import greedy
 from arcuate.errors import UserError
@@ -32,7 +32,6 @@ from arcuate.evaluate import phoneme_search, summarise, write_results, write_sco
 from arcuate.models.files import load_model
 from arcuate.models.model import Model
 from arcuate.models.settings import ModelCard
-from arcuate.overrides import apply_override
 from arcuate.run import Run
 from arcuate.runtime import set_up
 from arcuate.store import Store, TrialInfo
@@ -68,6 +67,8 @@ def follow_run(
     check_places(label, scores)
     if reading.head != "ctc":
         raise UserError("--adapt learns through the CTC head; use --head ctc")
+    if following.lm is None and (following.config is not None or following.lexicon != "default"):
+        raise UserError("--lexicon and --config belong to a language model; name one with --lm")
     subject = find_subject(run, checkpoint)
     recipe, validate = subject.recipe, searched(subject.recipe.validate_, reading)
     store = Store.open(data or remembered_store(subject))
@@ -101,16 +102,7 @@ def follow_run(
 def adaptation(following: Following) -> Adaptation:
     if following.method not in METHODS:
         raise UserError(f"--adapt {following.method!r} is unknown; choose {', '.join(METHODS)}")
-    tree: dict[str, Any] = {"method": following.method}
-    for override in following.settings:
-        apply_override(tree, override)
-    try:
-        return Adaptation.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(n for n in Adaptation.model_fields if n != "method")
-        raise UserError(f"--set {where}: {first['msg']}; known settings are {known}") from None
+    return read_set(Adaptation, following.settings, "rate=5e-4", {"method": following.method})
 
 
 def choose_trials(
@@ -213,10 +205,13 @@ def headline(summary: dict[str, Any]) -> str:
     if summary["per"] is None:
         return f"{counted(summary['n_trials'], 'trial')} read without labels, so there is no PER"
     spread = f"95 % interval {percent(summary['per_low'])} to {percent(summary['per_high'])}"
+    if summary["per_low"] is None:
+        spread = "no interval from a single trial"
     if method == "none":
         return f"PER {percent(summary['per'])} unadapted, {spread}"
     cost = 1000 * summary["seconds_per_trial"]
+    chance = "" if summary["p"] is None else f" (p = {summary['p']:.4f})"
     return (
-        f"PER {percent(summary['per'])} with {method}, {spread}; {percent(summary['per_unadapted'])} unadapted"
-        f" (p = {summary['p']:.4f}); {cost:.0f} ms of adapting per trial, {summary['peak_rss_mb']:.0f} MB"
+        f"PER {percent(summary['per'])} with {method}, {spread}; {percent(summary['per_unadapted'])} unadapted{chance};"
+        f" {cost:.0f} ms of adapting per trial, {summary['peak_rss_mb']:.0f} MB"
     )

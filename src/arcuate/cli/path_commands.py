@@ -241,8 +241,8 @@ def evaluate(
         from arcuate.cli.follow import Following
 
         following = Following(adapt, tuple(session or ()), tuple(setting or ()), lm, lexicon, config)
-    elif session or setting or lm or config:
-        raise typer.BadParameter("--session, --set, --lm and --config belong to --adapt METHOD")
+    elif session or setting or lm or config or lexicon != "default":
+        raise typer.BadParameter("--session, --set, --lm, --lexicon and --config belong to --adapt METHOD")
     evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam, head, following)
 
 

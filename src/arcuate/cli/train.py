@@ -29,7 +29,7 @@ from arcuate.store import Store
 from arcuate.tokens import CLASSES, names
 from arcuate.tracking.start import check_trackers, trackers
 from arcuate.tracking.watchers import Watchers
-from arcuate.training.begin import Start, begin, check_parent, refuse_other_recipe
+from arcuate.training.begin import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
 from arcuate.training.cautions import cautions
 from arcuate.training.lock import sole_writer
 from arcuate.training.loop import train
@@ -105,6 +105,7 @@ def refuse_early(asked: Asked, recipe: Recipe) -> None:
     run = Run(asked.run)
     refuse_taken(asked.run, asked.resume)
     if asked.resume and run.recipe_file.is_file():
+        refuse_calibrated(run)
         refuse_other_recipe(run, recipe)
 
 

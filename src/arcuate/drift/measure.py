@@ -14,8 +14,10 @@ from arcuate.store import Store, TrialInfo
 
 SMOOTH = 9  # bins: shorter is noise of single spikes
 DIMENSIONS = 10  # of the subspace in which tuned activity lies
+SHARE = 3  # at most a third of the channels: crossings and power of an electrode go together, so half of them say all
 FLAT_SHARE = 0.99  # a channel that is flat in this share of the trials is dead
 SAME_MAPPING = 0.4  # likeness of channel fingerprints below which channels look re-ordered
+FEWEST_BINS = 300  # six seconds; of less no channel has a fingerprint
 Progress = Callable[[int, int, str], None]
 
 
@@ -25,6 +27,7 @@ class DayNumbers:
 
     session: str
     n_trials: int  # looked at
+    n_bins: int
     mean: np.ndarray  # (C,)
     sd: np.ndarray  # (C,)
     skew: np.ndarray  # (C,) falls as a rate rises, even where a release is z-scored
@@ -56,7 +59,7 @@ def measure_day(store: Store, session: str, trials: Sequence[TrialInfo]) -> DayN
     parts = [store.read_bins(t).astype(np.float64) for t in trials]
     if not parts:
         zero = np.zeros(n)
-        return DayNumbers(session, 0, zero, zero, zero, zero, np.ones(n, dtype=bool), np.eye(n))
+        return DayNumbers(session, 0, 0, zero, zero, zero, zero, np.ones(n, dtype=bool), np.eye(n))
     flat = np.mean([np.ptp(p, axis=0) == 0 for p in parts], axis=0) >= FLAT_SHARE
     bins = np.concatenate(parts)
     mean, sd = bins.mean(0), bins.std(0)
@@ -65,7 +68,15 @@ def measure_day(store: Store, session: str, trials: Sequence[TrialInfo]) -> DayN
     memory = sum((p[1:] * p[:-1]).sum(0) for p in centred) / max(sum(len(p) - 1 for p in centred), 1)
     smooth = np.concatenate([boxcar(p) for p in centred if len(p) >= SMOOTH] or [z])
     return DayNumbers(
-        session, len(parts), mean, sd, (z**3).mean(0), np.asarray(memory), flat, correlations(smooth, flat)
+        session,
+        len(parts),
+        len(bins),
+        mean,
+        sd,
+        (z**3).mean(0),
+        np.asarray(memory),
+        flat,
+        correlations(smooth, flat),
     )
 
 
@@ -90,7 +101,7 @@ def correlations(bins: np.ndarray, flat: np.ndarray) -> np.ndarray:
 def subspace_likeness(a: DayNumbers, b: DayNumbers, channels: np.ndarray) -> float | None:
     """Overlap of the two days' main directions, 1 = the same, corrected for what chance would give."""
     alive = channels[~(a.flat[channels] | b.flat[channels])]
-    k = min(DIMENSIONS, len(alive) // 2)
+    k = min(DIMENSIONS, len(alive) // SHARE)
     if k < 1:
         return None
     bases = [main_directions(day.correlation[np.ix_(alive, alive)], k) for day in (a, b)]
@@ -119,7 +130,7 @@ def profile_likeness(a: DayNumbers, b: DayNumbers) -> np.ndarray:
 def fingerprint_likeness(a: DayNumbers, b: DayNumbers) -> float | None:
     """Whether channel i of one day is channel i of the other: correlation over channels of skew and memory."""
     alive = ~(a.flat | b.flat)
-    if alive.sum() < 4:
+    if alive.sum() < 4 or min(a.n_bins, b.n_bins) < FEWEST_BINS:
         return None
     found = []
     for x, y in ((a.skew, b.skew), (a.memory, b.memory)):

@@ -113,7 +113,7 @@ def alike(
         figure(
             "Likeness by array",
             lines,
-            f"How much of the ten main directions of an array's activity a day shares with {reference}: 100 % the same,"
+            f"How much of the main directions of an array's activity a day shares with {reference}: 100 % the same,"
             " 0 % no more than chance.",
             key,
         ),

@@ -273,8 +273,10 @@ class StreamingDecoder:
         if self.engine.adapting is not None and safe_name(session):
             return  # a day that the model does not know is read with the layer of the nearest one
         if session not in self.sessions:
+            new = "; follow a new day with adapt, or add it with arcuate calibrate"
             raise UserError(
                 f"session {session!r:.60} is unknown to this model; it knows {', '.join(self.sessions)}"
+                + ("" if self.engine.adapting is not None else new)
             )
 
     # --- inside -------------------------------------------------------------------------------------------

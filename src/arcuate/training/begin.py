@@ -76,6 +76,7 @@ def go_on(training: Training, environment: dict[str, Any], say: Say) -> Checkpoi
     run = training.run
     if not run.path.is_dir() or not run.recipe_file.is_file() or is_untouched(run):
         return None
+    refuse_calibrated(run)
     refuse_other_recipe(run, training.recipe)
     refuse_other_data(run, environment)
     problems = []
@@ -110,6 +111,15 @@ def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
         raise UserError(
             f"{run.path} was trained with another recipe ({shown}{more}); resume it with the recipe"
             f" {run.recipe_file}, or start a new run with --from {run.path}"
+        )
+
+
+def refuse_calibrated(run: Run) -> None:
+    """Calibration learns from another mix of trials and holds layers still: ordinary training cannot go on with it."""
+    if run.environment_file.is_file() and run.environment().get("calibration"):
+        raise UserError(
+            f"{run.path} was made by arcuate calibrate and has come to its end; train on in a new run with"
+            f" --from {run.path}"
         )
 
 

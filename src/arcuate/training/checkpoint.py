@@ -177,6 +177,7 @@ def find_checkpoint(path: Path, which: str = "best") -> Path:
         return wanted.resolve()
     if not path.is_dir():
         raise UserError(f"there is no run or model folder {path}")
-    known = sorted(p.name for p in (path / "checkpoints").glob("*") if not p.name.startswith("."))
+    whole = [p for p in (path / "checkpoints").glob("*") if (p / "model.safetensors").is_file()]
+    known = sorted(p.name for p in whole if not p.name.startswith("."))
     found = f"it has {', '.join(known)}" if known else "it has none yet"
     raise UserError(f"{path} has no checkpoint {which!r}; {found}")

@@ -1,0 +1,43 @@
+"""`--set key=value`: settings of one class from the command line, and what is wrong with them in one sentence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from arcuate.errors import UserError
+from arcuate.overrides import apply_override
+from arcuate.recipe_mistakes import known_paths, nearest
+from arcuate.settings import Settings
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_set(
+    kind: type[S], overrides: Sequence[str], example: str, chosen: Mapping[str, str] | None = None
+) -> S:
+    """Settings as `--set` gives them; `chosen` are those that an option of their own gives, by the option's name."""
+    chosen = chosen or {}
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        if not override.partition("=")[1] or override.startswith("="):
+            raise UserError(f"--set {override!r} is not of the form key=value, such as {example}")
+        apply_override(tree, override)
+    if taken := [key for key in chosen if key in tree]:
+        raise UserError(f"--set {taken[0]} is given by --adapt already; leave one of the two out")
+    try:
+        return kind.model_validate({**tree, **chosen})
+    except ValidationError as error:
+        raise UserError(mistake(error, kind, chosen)) from None
+
+
+def mistake(error: ValidationError, kind: type[Settings], chosen: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    paths = known_paths(kind) - set(chosen)
+    leaves = [p for p in sorted(paths) if not any(other.startswith(f"{p}.") for other in paths)]
+    what = first["msg"]
+    if first["type"] == "extra_forbidden":
+        near = nearest(path, leaves)
+        what = "there is no such setting" + (f" (did you mean {near}?)" if near else "")
+    return f"--set {path}: {what}; known settings are {', '.join(leaves)}"
