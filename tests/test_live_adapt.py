@@ -262,7 +262,7 @@ def test_sentences_that_wait_teach_nothing_after_a_reset(new_days: Path, held: t
 def test_a_ruined_layer_falls_back_and_says_so(new_days: Path) -> None:
     ruinous = settings_of("one-step", rate=0.1, reach=10.0, safety={"window": 3, "max_falls": 0})
     decoder, source = streaming(new_days, ruinous, search=None), prepared(new_days)
-    for trial in trials_of(new_days, SAME, 30):
+    for trial in trials_of(new_days, DRIFTED, 30):
         heard(decoder, source, trial)
         decoder.settle()
         if decoder.adaptation.n_falls:

@@ -16,8 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arcuate.adapt.day import Day, Heard, Layer, Moments, Sums
-from arcuate.adapt.safety import compare, fall_back, gave_up, must_fall_back, need, recorded, worth_learning
+from arcuate.adapt.day import Day, Expected, Heard, Layer, Moments, Sums
+from arcuate.adapt.safety import (
+    compare,
+    fall_back,
+    gave_up,
+    judged,
+    must_fall_back,
+    need,
+    recorded,
+    worth_learning,
+)
 from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.statistics import input_sums, matched
 from arcuate.adapt.steps import entropy_gradients, label_gradients, move, read_copies, within
@@ -42,7 +51,7 @@ class Adapter:
     noise: Augment
     label: Label = greedy  # frame scores to the tokens to learn from
 
-    def start(self, session: str, reference: Sums | None = None, expected: float | None = None) -> Day:
+    def start(self, session: str, reference: Sums | None = None, expected: Expected | None = None) -> Day:
         """A day begins: with its own layer where the model has one, else with that of the nearest known day.
 
         `reference` is what that known day's input looked like (`input_sums` of its trials), for `statistics`;
@@ -68,8 +77,11 @@ class Adapter:
         return one_day(self.model, day.session, layer.weight, layer.bias)
 
     def layer(self, day: Day, bins: Tensor | None = None) -> Layer:
-        """The session layer that the next trial is read with."""
-        if self.settings.method != "statistics" or gave_up(day, self.settings.safety):
+        """The session layer that the next trial is read with: the one it began with where nothing calls for another."""
+        safety = self.settings.safety
+        if gave_up(day, safety) or need(day, safety) == 0.0:
+            return day.start
+        if self.settings.method != "statistics":
             return day.layer
         return self._matched(day, bins if self.settings.own_input else None)
 
@@ -88,7 +100,7 @@ class Adapter:
             return day, None
         if unadapted is None:
             unadapted = read(self.unadapted(day), heard.bins)
-        day = replace(day, trust=compare(day.trust, heard.log_probs, unadapted, safety))
+        day = judged(replace(day, trust=compare(day.trust, heard.log_probs, unadapted, safety)), unadapted)
         if reason := must_fall_back(day.trust, safety):
             return fall_back(day), reason
         if self.settings.method == "statistics":

@@ -91,6 +91,15 @@ class Trust:
     n_falls: int = 0
 
 
+@dataclass(frozen=True)
+class Expected:
+    """How surely the model reads days that it knows."""
+
+    confidence: float  # mean of the days' means
+    day_sd: float = 0.0  # of days' means
+    trial_sd: float = 0.0  # of trials within a day
+
+
 @dataclass(frozen=True, eq=False)
 class Day:
     """One day so far: where its layer began, where it is, and what it remembers."""
@@ -101,7 +110,10 @@ class Day:
     layer: Layer
     moments: Moments
     reference: Sums | None = None  # of the session it began with
-    expected: float | None = None  # confidence of the model on days it knows
+    expected: Expected | None = None  # None: the model cannot be asked about days it knows
+    plain: tuple[
+        float, ...
+    ] = ()  # how surely the unadapted model read the last trials in which it read anything
     seen: Sums | None = None  # of this day
     memory: tuple[Heard, ...] = ()
     trust: Trust = field(default_factory=Trust)

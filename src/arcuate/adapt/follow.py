@@ -1,5 +1,6 @@
 """Trials of some days in the order they were recorded, each read by what was learned from those before it."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from arcuate.adapt.adapter import Adapter, read
-from arcuate.adapt.day import Day, Heard, confidence
+from arcuate.adapt.day import Day, Expected, Heard, confidence
 from arcuate.adapt.settings import Adaptation
 from arcuate.adapt.statistics import input_sums
 from arcuate.batches.batch import move_statistics, read_statistics
@@ -24,6 +25,7 @@ from arcuate.store import Store, TrialInfo
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances
 EXPECTED_TRIALS = 12  # of each known day, to know how sure the model usually is;
 MOST_EXPECTED = 120  # fewer of each where there are many days, for a stream waits for them to be read
+LEAST_DAY_SD = 0.1  # of days' means, as a share of the usual doubt, where few days are known
 LEARNING = ("one-step", "replay", "entropy")  # methods that take steps
 UNADAPTED = Adaptation(method="none")
 
@@ -61,7 +63,7 @@ def follow(
     """Each session by itself, in the order of recording."""
     done: list[Course] = []
     n_done = 0
-    known = known_confidence(adapter, store, progress) if adapter.settings.method in LEARNING else {}
+    known = known_confidence(adapter, store, progress) if adapter.settings.method != "none" else {}
     for session, group in groupby(in_order(trials, store.sessions), lambda t: t.session):
         day = start_day(adapter, store, session, known)
         followed = []
@@ -113,7 +115,7 @@ def normalised_bins(adapter: Adapter, store: Store, trial: TrialInfo) -> torch.T
     return adapter.model.normalise(bins, statistics)[0]
 
 
-def start_day(adapter: Adapter, store: Store, session: str, known: Mapping[str, float]) -> Day:
+def start_day(adapter: Adapter, store: Store, session: str, known: Mapping[str, Sequence[float]]) -> Day:
     """A day begins beside known days, of which `known` says how sure the model is."""
     expected = expected_confidence(session, known)
     if adapter.settings.method != "statistics":
@@ -124,8 +126,10 @@ def start_day(adapter: Adapter, store: Store, session: str, known: Mapping[str, 
     return adapter.start(session, sum(sums[1:], sums[0]) if sums else None, expected)
 
 
-def known_confidence(adapter: Adapter, store: Store, progress: Progress | None = None) -> dict[str, float]:
-    """How sure the model is of each day it knows, on trials it was not trained on where there are any."""
+def known_confidence(
+    adapter: Adapter, store: Store, progress: Progress | None = None
+) -> dict[str, tuple[float, ...]]:
+    """How surely the model reads trials of each day it knows, ones it was not trained on where there are any."""
     sessions = [s for s in store.sessions if s in adapter.model.card.sessions]
     n_each = min(EXPECTED_TRIALS, max(MOST_EXPECTED // max(len(sessions), 1), 2))
     found = {}
@@ -135,19 +139,29 @@ def known_confidence(adapter: Adapter, store: Store, progress: Progress | None =
         model = adapter.unadapted(Adapter(adapter.model, UNADAPTED, adapter.noise).start(session))
         sure = [confidence(read(model, normalised_bins(adapter, store, t))) for t in trials[:n_each]]
         if sure:
-            found[session] = float(np.mean(sure))
+            found[session] = tuple(sure)
         if progress:
             progress(i, len(sessions), "reading known days")
     return found
 
 
-def expected_confidence(session: str, known: Mapping[str, float]) -> float | None:
+def expected_confidence(session: str, known: Mapping[str, Sequence[float]]) -> Expected | None:
     """How sure the model is of other days that it knows, each day alike; of this one only where there is no other.
 
     Trials of the day itself are still to come when it begins, and a day that drifted would be measured by its drift.
     """
     others = [sure for name, sure in known.items() if name != session] or list(known.values())
-    return float(np.mean(others)) if others else None
+    if not others:
+        return None
+    means = [float(np.mean(sure)) for sure in others]
+    usual = float(np.mean(means))
+    within = [float(np.var(sure, ddof=1)) for sure in others if len(sure) > 1]
+    between = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
+    return Expected(
+        usual,
+        day_sd=max(between, LEAST_DAY_SD * (1.0 - usual)),
+        trial_sd=math.sqrt(float(np.mean(within))) if within else 0.0,
+    )
 
 
 def in_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> list[TrialInfo]:
@@ -187,7 +201,7 @@ def summarise_course(course: Course) -> dict[str, Any]:
         "n_falls": sum(f.fell_back is not None for f in trials),
         "fell_back": [f.fell_back for f in trials if f.fell_back],
         "moved": trials[-1].moved if trials else 0.0,
-        "expected_confidence": course.day.expected,
+        "expected_confidence": course.day.expected.confidence if course.day.expected else None,
         "confidence": float(np.mean([f.confidence for f in trials])) if trials else None,
         "seconds_per_trial": float(np.mean([f.seconds for f in trials])) if trials else None,
     }

@@ -1,5 +1,6 @@
 """When a trial teaches nothing, and when what was learned is taken back."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from arcuate.adapt.settings import Safety
 from arcuate.decode.greedy import greedy
 from arcuate.metrics import score
 
+N_JUDGED = 40  # trials by which the drift of a day is judged
 FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 
 
@@ -34,12 +36,22 @@ def recorded(bins: Tensor) -> bool:
 def need(day: Day, settings: Safety) -> float:
     """How much of a step this day calls for: 0 where it is read as surely as known days are, 1 far from that.
 
-    A day without drift has nothing to learn, and learning from one's own readings would only add their errors.
+    A day without drift has nothing to learn, and learning from one's own readings would only add their errors. Known
+    days differ too, and a few trials say little: what either explains is no reason to learn.
     """
-    if day.expected is None or not day.trust.unadapted:
+    if day.expected is None or not day.plain:
         return 1.0
-    doubt = (1.0 - float(np.mean(day.trust.unadapted))) / max(1.0 - day.expected, 1e-6)
-    return min(max((doubt - 1.0) / settings.full_doubt, 0.0), 1.0)
+    usual = day.expected
+    short = usual.confidence - float(np.mean(day.plain))
+    if short <= settings.evidence * math.hypot(usual.day_sd, usual.trial_sd / math.sqrt(len(day.plain))):
+        return 0.0
+    return min(short / (settings.full_doubt * max(1.0 - usual.confidence, 1e-6)), 1.0)
+
+
+def judged(day: Day, unadapted: np.ndarray) -> Day:
+    """The day after one more reading (F, V) of the unadapted model; one in which it reads nothing says nothing."""
+    sure = confidence(unadapted)
+    return replace(day, plain=(*day.plain, sure)[-N_JUDGED:]) if sure else day
 
 
 def gave_up(day: Day, settings: Safety) -> bool:

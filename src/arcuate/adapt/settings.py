@@ -28,6 +28,12 @@ class Safety(Settings):
         le=100.0,
         description="how much more doubt than on known days calls for whole steps (0.5 = half more); none, for none",
     )
+    evidence: float = Field(
+        1.0,
+        ge=0.0,
+        le=100.0,
+        description="standard errors by which a day must be read less surely than known days to teach anything",
+    )
     window: int = Field(8, ge=1, le=1000, description="trials over which adapted and unadapted are compared")
     max_drop: float = Field(
         0.02,

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -245,16 +245,18 @@ def load_decoder(asked: Asked) -> "StreamingDecoder":
     decoding = read_weights(asked.weights)[0] if asked.weights else Decoding()
     if asked.beam is not None:
         decoding = decoding.model_copy(update={"beam": asked.beam})
-    return StreamingDecoder.load(
-        asked.run,
-        lm=asked.lm,
-        lexicon=asked.lexicon,
-        decoding=decoding,
-        session=asked.session,
-        llm=asked.llm,
-        adapt=adaptation_of(asked),
-        data=asked.data if asked.adapt else None,
-    )
+    with progress("loading") if asked.adapt else nullcontext() as report:
+        return StreamingDecoder.load(
+            asked.run,
+            lm=asked.lm,
+            lexicon=asked.lexicon,
+            decoding=decoding,
+            session=asked.session,
+            llm=asked.llm,
+            adapt=adaptation_of(asked),
+            data=asked.data if asked.adapt else None,
+            progress=report,
+        )
 
 
 def adaptation_of(asked: Asked) -> "Adaptation | None":

@@ -33,7 +33,7 @@ from arcuate.models.model import Model, State
 from arcuate.moments import Statistics
 from arcuate.readers.source import safe_name
 from arcuate.runtime import choose_device
-from arcuate.store import Store
+from arcuate.store import Progress, Store
 from arcuate.tokens import SILENCE
 from arcuate.training.checkpoint import find_checkpoint
 
@@ -116,6 +116,7 @@ class StreamingDecoder:
         checkpoint: str = "best",
         device: str = "cpu",
         warm: bool = True,
+        progress: Progress | None = None,
     ) -> "StreamingDecoder":
         """The model of a run with a language model and a lexicon; `lm=None` gives phonemes.
 
@@ -125,7 +126,7 @@ class StreamingDecoder:
 
         `adapt` is a method of `arcuate evaluate --adapt`: after each sentence its session layer may learn from what
         was read, and `session` may be a day the model does not know. `data` is a store with days it knows, to tell
-        by how much this one has drifted; the run's own unless named.
+        by how much this one has drifted; the run's own unless named. They are read first: `progress` hears of it.
         """
         model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
         search = None if lm is None else open_search(model, lm, lexicon, decoding or Decoding())
@@ -134,7 +135,7 @@ class StreamingDecoder:
         rescorer = None if llm is None else load_rescorer(llm)
         engine = make_engine(model, search, rescorer)
         if adapt is not None:
-            engine = replace(engine, adapting=open_adapting(path, model, search, adapt, data))
+            engine = replace(engine, adapting=open_adapting(path, model, search, adapt, data, progress))
         if warm:
             warm_up(engine)
         return cls(engine, session, statistics)

@@ -8,7 +8,7 @@ same course as `arcuate evaluate --adapt` takes over the same trials, step for s
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from arcuate.adapt.adapter import Adapter, Label, make_adapter, read
 from arcuate.adapt.day import Day, Heard
-from arcuate.adapt.follow import LEARNING, expected_confidence, known_confidence, start_day
+from arcuate.adapt.follow import expected_confidence, known_confidence, start_day
 from arcuate.adapt.safety import gave_up
 from arcuate.adapt.settings import METHODS, Adaptation
 from arcuate.adapt.words import said_as_tokens, word_labels
@@ -33,7 +33,7 @@ from arcuate.errors import UserError
 from arcuate.models.days import one_day
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.store import Store, is_store
+from arcuate.store import Progress, Store, is_store
 from arcuate.tokens import CLASSES
 
 WAITING = 4  # sentences that may wait to be learned from; more teach nothing
@@ -48,7 +48,7 @@ class Adapting:
     adapter: Adapter
     search: WordSearch | None  # whose words are the labels; None: phonemes are
     store: Store | None  # of known days
-    known: Mapping[str, float]  # how sure the model is of each of them
+    known: Mapping[str, Sequence[float]]  # how surely the model reads trials of each of them
 
     def start(self, session: str) -> Day:
         if self.store is None:
@@ -201,6 +201,7 @@ def make_adapting(
     settings: Adaptation,
     noise: Augment,
     store: Store | None = None,
+    progress: Progress | None = None,
 ) -> Adapting:
     """An adapter for streams: a trial's own input is never there before it is read."""
     if search is not None and model.card.classes != CLASSES:
@@ -212,7 +213,7 @@ def make_adapting(
     if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
         label = word_labels(search.weighed(search.settings), n_frames=1)
     adapter = make_adapter(model, settings, noise, label)
-    known = known_confidence(adapter, store) if store and settings.method in LEARNING else {}
+    known = known_confidence(adapter, store, progress) if store and settings.method != "none" else {}
     return Adapting(adapter, search, store, known)
 
 
@@ -222,6 +223,7 @@ def open_adapting(
     search: WordSearch | None,
     adapt: str | Adaptation,
     data: str | Path | Store | None = None,
+    progress: Progress | None = None,
 ) -> Adapting:
     """The adapter of a run: with the noise of its training, and its own store where none is named."""
     if isinstance(adapt, str):
@@ -230,7 +232,7 @@ def open_adapting(
         adapt = Adaptation.model_validate({"method": adapt})
     run = Run(Path(path))
     noise = run.recipe().augment if run.recipe_file.is_file() else Augment()
-    return make_adapting(model, search, adapt, noise, known_days(run, model, data))
+    return make_adapting(model, search, adapt, noise, known_days(run, model, data), progress)
 
 
 def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:
