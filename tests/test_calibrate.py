@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,20 @@ def test_the_parent_is_found_from_any_folder(
     done = arcuate("calibrate", "run", *words, "--curve", "none", "--set", "steps=2")
     assert done.returncode == 0, done.stderr
     assert Path(Run(tmp_path / "run").environment()["parent"].partition("@")[0]).is_absolute()
+
+
+def test_its_report_begins_with_what_calibration_was_worth(
+    calibrated: tuple[Path, dict], tmp_path: Path
+) -> None:
+    run, _ = calibrated
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, symlinks=True, ignore=shutil.ignore_patterns("results"))
+    assert arcuate("report", copy).returncode == 0
+    page = (copy / "report.html").read_text()
+    assert "Not evaluated yet" not in page and f"of {DRIFTED}, after calibration with" in page
+    (copy / "calibration.json").write_text('{"curve": "damaged"}')
+    assert arcuate("report", copy).returncode == 0
+    assert "Not evaluated yet" in (copy / "report.html").read_text()
 
 
 def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], new_days: Path) -> None:

@@ -176,6 +176,7 @@ def test_error_rates_by_day_come_with_a_run(new_days: Path, tmp_path: Path) -> N
     assert told["reference"] == "t15.2030.01.04"  # the last day that the model knows
     assert [d["known"] for d in told["errors"]["days"]][:3] == [True, True, False]
     assert "Error rate by day" in (tmp_path / "drift.html").read_text()
+    assert (new_days / "run" / "results" / "val.drift-statistics.json").is_file()  # of its own
 
 
 def test_a_page_replaces_nothing_but_a_page(new_days: Path, tmp_path: Path) -> None:

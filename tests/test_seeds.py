@@ -177,8 +177,9 @@ def test_strangers_are_left_alone(cohort_store, tmp_path):
     assert "exists already" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path))
 
 
-def test_several_processes_are_refused(cohort_store, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("size", ["2", "x", ""])
+def test_several_processes_are_refused(cohort_store, tmp_path, monkeypatch, size):
+    monkeypatch.setenv("WORLD_SIZE", size)
     assert "torchrun" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path / "run"))
 
 

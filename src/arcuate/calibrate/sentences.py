@@ -50,7 +50,7 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
 
 def nothing_to_learn(store: Store, session: str, labelled: Sequence[TrialInfo]) -> str:
     """Why a day has no sentence to calibrate on, and what to do: labels are missing, or the recording is bad."""
-    instead = "or follow it without labels: arcuate evaluate RUN --adapt replay"
+    instead = "or follow it without labels: arcuate evaluate RUN --adapt one-step"
     if not labelled:
         return (
             f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"

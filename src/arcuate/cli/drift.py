@@ -47,8 +47,9 @@ def drift_command(asked: Asked, as_json: bool) -> None:
         from arcuate.cli.evaluate import AS_TRAINED
         from arcuate.cli.follow import Following, follow_run
 
+        label = f"drift-{asked.adapt}"  # of its own: an evaluation of the user's stays as it is
         rates = follow_run(
-            run, asked.split, asked.store, "best", None, None, Following(asked.adapt), AS_TRAINED
+            run, asked.split, asked.store, "best", label, None, Following(asked.adapt), AS_TRAINED
         )
     reference = choose_reference(days, asked.reference, rates)
     groups = array_groups(store.layout, store.n_channels)

@@ -38,7 +38,7 @@ def plan(asked: Asked, n_seeds: int) -> dict[int, Asked]:
 
 def refuse_early(asked: Asked, planned: dict[int, Asked]) -> None:
     """What would stop the third seed is told before the first is trained."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             "--seeds trains one run after the other in one process; start it without torchrun, or start each"
             " seed by itself with train.seed=K --run RUN/seed-K"

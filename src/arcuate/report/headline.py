@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from arcuate.report.calibration import calibration_of, read_points
 from arcuate.report.evidence import Evidence, Results, lookup
 from arcuate.report.markup import Html, join, tag
 from arcuate.report.wording import (
@@ -34,7 +35,7 @@ def lead(evidence: Evidence) -> list[Html | str]:
     """One sentence that says what was measured and on what, without a verdict."""
     results = evidence.results
     if results is None:
-        return unscored(evidence)
+        return calibrated(calibration_of(evidence.run)) or unscored(evidence)
     trials = f"{counted(results.n_trials, f'{split_name(results.split)} trial')}{of_sessions(results)}"
     if results.rate is None:
         return [f"{trials} decoded. They carry no labels, so there is no error rate."]
@@ -60,6 +61,21 @@ def read_how(summary: Mapping[str, Any]) -> str:
     if search == "beam":
         parts.append(f"a beam of {beam:,}" if beam is not None else "a beam search")
     return f", read with {' and '.join(parts)}" if parts else ""
+
+
+def calibrated(told: Mapping[str, Any] | None) -> list[Html | str]:
+    """The same for a run that was calibrated and not evaluated; empty where there is nothing to tell."""
+    points = read_points(told) if told else []
+    if told is None or not points:
+        return []
+    last, first = points[-1], points[0]
+    spread = (
+        f" (95\u202f% interval {100 * last.low:.1f}–{100 * last.high:.1f})" if last.low and last.high else ""
+    )
+    before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
+    where = f"{counted(last.n_trials, 'sentence')} of {told.get('session', MISSING)}"
+    how = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
+    return ["Phoneme error rate ", tag("b", percent(last.per)), f"{spread} on {where}, {how}."]
 
 
 def unscored(evidence: Evidence) -> list[Html | str]:

@@ -56,7 +56,12 @@ def join_world(device: torch.device) -> World:
     """Join the group that torchrun describes in the environment; without torchrun, a world of one."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return World()
-    size = int(os.environ["WORLD_SIZE"])
+    given = os.environ["WORLD_SIZE"]
+    if not given.isdecimal():
+        raise UserError(
+            f"WORLD_SIZE is {given!r:.40}, no number; torchrun sets it: start with torchrun, or unset it"
+        )
+    size = int(given)
     if size == 1:
         return World()
     if device.type == "mps":
