@@ -291,12 +291,15 @@ def test_need_is_nothing_on_a_day_as_sure_as_known_ones() -> None:
 
 def test_what_chance_explains_is_no_reason_to_learn() -> None:
     layer = Layer(torch.eye(2), torch.zeros(2))
-    day = Day("x", "x", layer, layer, Moments.zero(layer), expected=Expected(0.8, 0.01, 0.04))
+    day = Day("x", "w", layer, layer, Moments.zero(layer), expected=Expected(0.8, 0.01, 0.04))
     sure = Safety(evidence=2.0)
     assert need(replace(day, plain=(0.75,)), sure) == 0.0, "one trial may be so"
     assert need(replace(day, plain=(0.75,) * 20), sure) == pytest.approx(0.5), "not twenty"
     assert need(replace(day, plain=(0.785,) * 1000), sure) == 0.0, "a day may be so"
     assert need(replace(day, plain=(0.785,)), Safety(evidence=0.0)) == pytest.approx(0.15)
+    known = replace(day, like="x", plain=(0.75,) * 20)
+    assert need(known, Safety(evidence=1.0)) == pytest.approx(0.5), "a known day needs three times as much"
+    assert need(known, Safety(evidence=1.3)) == 0.0
     silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
     assert judged(replace(day, plain=(0.75,)), silent).plain == (0.75,), "nothing was read"
     for _ in range(50):

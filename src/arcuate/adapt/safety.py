@@ -12,6 +12,7 @@ from arcuate.decode.greedy import greedy
 from arcuate.metrics import score
 
 N_JUDGED = 40  # trials by which the drift of a day is judged
+OWN_LAYER = 3.0  # times the evidence that a day needs which the model knows
 FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
 
 
@@ -37,13 +38,15 @@ def need(day: Day, settings: Safety) -> float:
     """How much of a step this day calls for: 0 where it is read as surely as known days are, 1 far from that.
 
     A day without drift has nothing to learn, and learning from one's own readings would only add their errors. Known
-    days differ too, and a few trials say little: what either explains is no reason to learn.
+    days differ too, and a few trials say little: what either explains is no reason to learn. A known day has a layer of
+    its own that was learned with labels; it takes more to doubt it.
     """
     if day.expected is None or not day.plain:
         return 1.0
     usual = day.expected
     short = usual.confidence - float(np.mean(day.plain))
-    if short <= settings.evidence * math.hypot(usual.day_sd, usual.trial_sd / math.sqrt(len(day.plain))):
+    evidence = settings.evidence * (OWN_LAYER if day.like == day.session else 1.0)
+    if short <= evidence * math.hypot(usual.day_sd, usual.trial_sd / math.sqrt(len(day.plain))):
         return 0.0
     return min(short / (settings.full_doubt * max(1.0 - usual.confidence, 1e-6)), 1.0)
 
