@@ -8,7 +8,9 @@ from arcuate.cli.train import Asked, train_run
 from arcuate.models.model import count_parameters
 from arcuate.models.settings import ModelCard
 from arcuate.recipe import load_recipe, recipe_names
+from arcuate.run import Run
 from arcuate.tokens import CLASSES
+from arcuate.training import precision
 from test_cli import arcuate, one_object
 
 OFFICIAL = {
@@ -72,3 +74,28 @@ def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_
     told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
     assert told is not None
     assert told["steps"] == 2
+
+
+@pytest.mark.parametrize("layers", [True, False])
+@pytest.mark.parametrize(
+    "name", ["b2t25-gru", "b2t24-gru", "b2t24-transformer", "mode-ssm", "mode-ssm-small"]
+)
+def test_recipes_step_in_mixed_precision(
+    name: str, layers: bool, cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device that is fast at it: the same steps in bf16, and weights that stay near those of fp32."""
+    monkeypatch.setattr(precision, "probe", lambda *_: 0.1)
+    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
+    if load_recipe(name).encoder.kind == "transformer":
+        small.append("encoder.heads=2")
+    batching = load_recipe(name).data.batching
+    small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
+    small.append(f"front_end.session_layer.enabled={str(layers).lower()}")
+    loss = {}
+    for kind in ("fp32", "bf16"):
+        asked = Asked(name, [*small, f"train.precision.kind={kind}"], cohort_store, tmp_path / kind)
+        assert train_run(asked) is not None
+        run = Run(tmp_path / kind)
+        assert run.environment()["precision"] == kind
+        loss[kind] = [row["loss"] for row in run.metrics() if row["split"] == "train"]
+    assert loss["bf16"] == pytest.approx(loss["fp32"], rel=0.05) and loss["bf16"] != loss["fp32"]

@@ -78,6 +78,9 @@ class GRU(nn.Module):
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         if bins.device.type != "cpu":
             return self._layered_torch(bins, n_frames, state, layers)
+        if torch.is_autocast_enabled("cpu"):  # this recurrence is made for one precision, that of its weights
+            with torch.autocast("cpu", enabled=False):
+                return self.layered(bins.to(state.dtype), n_frames, state, layers)
         held = None
         if self.settings.bidirectional and n_frames is not None:
             length = count_frames(bins.shape[1], self.patch)

@@ -51,7 +51,8 @@ class SessionLayer(nn.Module):
 class _SessionMaps(torch.autograd.Function):
     """The maps and the activation in one: no (B, C, C) copy of weights, and only input and output kept.
 
-    Softsign y = x / (1 + |x|) has the derivative (1 - |y|)^2, so its input need not be kept.
+    Softsign y = x / (1 + |x|) has the derivative (1 - |y|)^2, so its input need not be kept. In mixed precision bins
+    come in fewer bits than the maps: products are taken in those of the bins, gradients of the maps added up in theirs.
     """
 
     @staticmethod
@@ -61,8 +62,9 @@ class _SessionMaps(torch.autograd.Function):
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         mapped = torch.empty_like(bins, memory_format=torch.contiguous_format)
+        short, offsets = [w.to(bins.dtype) for w in weights], [b.to(bins.dtype) for b in biases]
         for trial, out, s in zip(bins, mapped, which, strict=True):
-            torch.addmm(biases[s], trial, weights[s], out=out)
+            torch.addmm(offsets[s], trial, short[s], out=out)
             if softsign:
                 out.div_(out.abs().add_(1.0))
         ctx.which, ctx.softsign = which, softsign  # type: ignore[attr-defined]
@@ -79,14 +81,18 @@ class _SessionMaps(torch.autograd.Function):
         d_bins = torch.empty_like(bins) if need_bins else None
         d_weights = [torch.zeros_like(w) if need[i] else None for i, w in enumerate(weights)]
         d_biases = [w.new_zeros(w.shape[1]) if need[n + i] else None for i, w in enumerate(weights)]
+        short = [w.to(bins.dtype) for w in weights]
         for i, s in enumerate(ctx.which):
             d = d_mapped[i]
             if mapped is not None:
                 d = mapped[i].abs().sub_(1.0).square_().mul_(d)
             if (d_weight := d_weights[s]) is not None:
-                d_weight.addmm_(bins[i].t(), d)
+                if d_weight.dtype == d.dtype:
+                    d_weight.addmm_(bins[i].t(), d)
+                else:
+                    d_weight.add_(bins[i].t() @ d)
             if (d_bias := d_biases[s]) is not None:
                 d_bias.add_(d.sum(0))
             if d_bins is not None:
-                torch.mm(d, weights[s].t(), out=d_bins[i])
+                torch.mm(d, short[s].t(), out=d_bins[i])
         return d_bins, None, None, *d_weights, *d_biases

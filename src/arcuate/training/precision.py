@@ -10,6 +10,7 @@ import torch
 from arcuate.errors import UserError
 from arcuate.training.settings import Precision
 
+WORTH_IT = 0.9  # of the time that fp32 takes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -38,9 +39,9 @@ def choose_precision(settings: Precision, device: torch.device, before: object =
         first = str(error).splitlines()[0]
         return Choice("fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32")
     # A device's small probe says that it runs, not how fast.
-    if device.type == "cpu" and slower > 1.0 and before != settings.kind:
-        note = f"{settings.kind} is {slower:.0f} times slower than fp32 on this CPU: training in fp32"
-        return Choice("fp32", note)
+    if device.type == "cpu" and slower > WORTH_IT and before != settings.kind:
+        how = f"{slower:.0f} times slower" if slower >= 1.5 else "no faster"
+        return Choice("fp32", f"{settings.kind} is {how} than fp32 on this CPU: training in fp32")
     return Choice(settings.kind)
 
 
@@ -49,20 +50,19 @@ def probe(kind: str, device: torch.device, size: int = 192) -> float:
     layer = torch.nn.GRU(size, size).to(device)
     frames = torch.zeros(8, 16, size, device=device)
 
-    def seconds(mixed: bool) -> float:
-        best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            with autocast(kind if mixed else "fp32", device):
-                loss = layer(frames)[0].float().sum()
-            loss.backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - start)
-        return best
+    clock = time.process_time if device.type == "cpu" else time.perf_counter  # busy neighbours do not count
 
-    plain = seconds(False)
-    return seconds(True) / plain
+    def seconds(mixed: bool) -> float:
+        start = clock()
+        with autocast(kind if mixed else "fp32", device):
+            loss = layer(frames)[0].float().sum()
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock() - start
+
+    pairs = [(seconds(False), seconds(True)) for _ in range(3)]
+    return min(mixed for _, mixed in pairs) / max(min(plain for plain, _ in pairs), 1e-9)
 
 
 def autocast(kind: str, device: torch.device) -> AbstractContextManager[Any]:
