@@ -18,7 +18,7 @@ test: export OMP_NUM_THREADS = 1
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# the same with more random examples and more moments to be killed at; takes over half an hour
+# the same with more random examples and more moments to be killed at
 thorough: export ARCUATE_TESTS = thorough
 thorough: test
 
