@@ -111,9 +111,7 @@ class Day:
     moments: Moments
     reference: Sums | None = None  # of the session it began with
     expected: Expected | None = None  # None: the model cannot be asked about days it knows
-    plain: tuple[
-        float, ...
-    ] = ()  # how surely the unadapted model read the last trials in which it read anything
+    plain: tuple[float, ...] = ()  # how surely the unadapted model read the last trials, silent ones left out
     seen: Sums | None = None  # of this day
     memory: tuple[Heard, ...] = ()
     trust: Trust = field(default_factory=Trust)

@@ -42,14 +42,15 @@ def lead(evidence: Evidence) -> list[Html | str]:
     n_scored = whole(results.summary.get("n_scored"))
     if n_scored is not None and n_scored < results.n_trials:
         trials += f" ({n_scored:,} of them with labels)"
-    spread = ""
-    if results.interval:
-        low, high = results.interval
-        spread = f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f})"
+    spread = within(*(results.interval or (None, None)))
     step = whole(results.summary.get("step"))
     checkpoint = f", with the checkpoint of step {step:,}" if step is not None else ""
     how = read_how(results.summary)
     return ["Phoneme error rate ", tag("b", percent(results.rate)), f"{spread} on {trials}{checkpoint}{how}."]
+
+
+def within(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f})"
 
 
 def read_how(summary: Mapping[str, Any]) -> str:
@@ -69,9 +70,7 @@ def calibrated(told: Mapping[str, Any] | None) -> list[Html | str]:
     if told is None or not points:
         return []
     last, first = points[-1], points[0]
-    spread = (
-        f" (95\u202f% interval {100 * last.low:.1f}–{100 * last.high:.1f})" if last.low and last.high else ""
-    )
+    spread = within(last.low, last.high)
     before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
     where = f"{counted(last.n_trials, 'sentence')} of {told.get('session', MISSING)}"
     how = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
