@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from arcuate.adapt.adapter import make_adapter, read
-from arcuate.adapt.day import Heard
-from arcuate.adapt.settings import Adaptation, Safety
+from arcuate.adaptation.config import Adaptation, Safety
+from arcuate.adaptation.online import make_adapter, read
+from arcuate.adaptation.state import Heard
+from arcuate.data.alphabet import CLASSES
+from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.experiments.recipe import load_recipe
+from arcuate.models.config import ModelCard
 from arcuate.models.model import Model, count_parameters
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import load_recipe
-from arcuate.tokens import CLASSES
-from arcuate.transcribe import peak_rss_mb
 
 RECIPES = ("tiny", "b2t24-gru", "b2t25-gru", "b2t24-transformer", "b2t25-transformer", "mode-ssm")
 EVERY = Safety(min_confidence=0.0, max_disagreement=10.0)

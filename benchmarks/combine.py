@@ -15,20 +15,27 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.combine.choose import (
+from arcuate.evaluation.combine.choose import (
     choose_by_features,
     choose_by_risk,
     choose_by_vote,
     n_words,
     summarise_choice,
+    vote_weights,
     word_errors,
 )
-from arcuate.combine.features import Feature, features_of, known_feature, ngram_feature, prior_of
-from arcuate.combine.fit import Choice, fit_weights
-from arcuate.combine.lists import CandidateList, read_lists
-from arcuate.combine.risk import minimum_risk
-from arcuate.combine.voters import vote_weights
-from arcuate.lm.names import open_model
+from arcuate.evaluation.combine.fit import (
+    Choice,
+    Feature,
+    features_of,
+    fit_weights,
+    known_feature,
+    ngram_feature,
+    prior_of,
+)
+from arcuate.evaluation.combine.lists import CandidateList, read_lists
+from arcuate.evaluation.combine.mbr import minimum_risk
+from arcuate.language.ngram.open import open_model
 
 SETS = ("t15_val_bi", "t15_val_uni", "t12_test_bi", "t12_test_uni")
 
@@ -84,7 +91,7 @@ def main() -> None:
     if arguments.lm:
         extras[" + n-gram"] = [ngram_feature(open_model(arguments.lm))]
     if arguments.llm:
-        from arcuate.rescore.causal import load_causal, score_sentences
+        from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
         texts = sorted({t for lists in sets.values() for found in lists for t in found.texts})
         scores = score_sentences(load_causal(arguments.llm), texts)

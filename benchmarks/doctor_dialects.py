@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.doctor.curve import Log
-from arcuate.doctor.read_events import masked_crc
+from arcuate.insight.doctor.curve import Log
+from arcuate.insight.doctor.read_events import masked_crc
 
 Row = dict[str, float]
 

@@ -20,9 +20,9 @@ import numpy as np
 from doctor_accuracy import Case, normalised
 from doctor_dialects import rows, thinned
 
-from arcuate.doctor import diagnose
-from arcuate.doctor.curve import Log, Series
-from arcuate.doctor.reading import read
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.doctor.curve import Log, Series
+from arcuate.insight.doctor.read import read
 
 Change = Callable[[Log], Log]
 PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")

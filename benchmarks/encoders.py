@@ -22,21 +22,20 @@ from typing import Any
 
 import torch
 
-from arcuate.batches.batch import Batch, PlannedBatches
-from arcuate.batches.plan import make_plan
-from arcuate.batches.select import select
-from arcuate.batches.statistics import BatchStatistics
 from arcuate.cli.train import build
-from arcuate.losses.heads import head_losses, weigh
-from arcuate.models.files import load_model
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.batching import Batch, PlannedBatches, make_plan
+from arcuate.data.selection import select
+from arcuate.data.statistics import BatchStatistics
+from arcuate.data.store import Store
+from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.losses.combined import head_losses, weigh
+from arcuate.models.config import ModelCard
+from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import Recipe, load_recipe
 from arcuate.run import Run, read_json, write_json
-from arcuate.store import Store
-from arcuate.tokens import CLASSES
 from arcuate.training.loop import forward_augmented
-from arcuate.training.optimizer import make_optimizer
+from arcuate.training.optim import make_optimizer
 
 N_TIMED, N_REPEATED = 6, 6  # batches, and how often each is timed
 PUBLISHED = ("b2t24-transformer", "b2t25-transformer", "b2t25-gru", "mode-ssm")  # read forwards only

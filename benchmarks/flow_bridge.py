@@ -11,17 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from arcuate.augment.steps import augment
-from arcuate.batches.batch import PlannedBatches
-from arcuate.batches.plan import make_plan
-from arcuate.batches.select import select
-from arcuate.losses.heads import flow_loss
+from arcuate.data.augmentation import augment
+from arcuate.data.batching import PlannedBatches, make_plan
+from arcuate.data.selection import select
+from arcuate.data.store import Store
+from arcuate.losses.combined import flow_loss
+from arcuate.models.config import Denoiser as Settings
 from arcuate.models.denoiser import Denoiser
-from arcuate.models.files import load_model
 from arcuate.models.front_end import count_frames
-from arcuate.models.settings import Denoiser as Settings
+from arcuate.models.io import load_model
 from arcuate.run import Run
-from arcuate.store import Store
 from arcuate.training.checkpoint import find_checkpoint
 
 N_TRAIN, N_HELD_OUT, N_STEPS = 44, 6, 160

@@ -12,20 +12,19 @@ from pathlib import Path
 
 import torch
 
-from arcuate.batches.batch import Batch, PlannedBatches
-from arcuate.batches.plan import make_plan
-from arcuate.batches.select import select
 from arcuate.cli.train import build
-from arcuate.losses.heads import head_losses, weigh
-from arcuate.recipe import load_recipe
+from arcuate.data.batching import Batch, PlannedBatches, make_plan
+from arcuate.data.selection import select
+from arcuate.data.store import Store
+from arcuate.experiments.recipe import load_recipe
+from arcuate.losses.combined import head_losses, weigh
 from arcuate.run import append_line, create_run
 from arcuate.seeds import derive
-from arcuate.store import Store
+from arcuate.training.distributed import World
 from arcuate.training.loop import backward, forward_augmented
-from arcuate.training.optimizer import set_rates
+from arcuate.training.metrics import Tally
+from arcuate.training.optim import set_rates
 from arcuate.training.state import Training, memory_mb
-from arcuate.training.tally import Tally
-from arcuate.training.world import World
 
 CPU = torch.device("cpu")
 

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arcuate.decode.greedy import greedy
-from arcuate.decode.open import word_search
-from arcuate.decode.scores import BOUNDARIES, read_scores
-from arcuate.decode.settings import Decoding
-from arcuate.lexicon import spelled_lexicon
-from arcuate.lm.model import LanguageModel
-from arcuate.metrics import score, total
-from arcuate.transcribe import peak_rss_mb, read_references
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.frame_scores import BOUNDARIES, read_scores
+from arcuate.decoding.greedy import greedy
+from arcuate.decoding.word_search.search import word_search
+from arcuate.evaluation.metrics import score, total
+from arcuate.evaluation.transcribe import peak_rss_mb, read_references
+from arcuate.language.lexicon import spelled_lexicon
+from arcuate.language.ngram.model import LanguageModel
 
 FOLD = (",", ".", "?")
 POINTS = ((50, 12.0), (200, 15.0), (500, 18.0))

@@ -29,19 +29,19 @@ import numpy as np
 import torch
 
 from arcuate import StreamingDecoder
-from arcuate.decode.scores import read_scores
-from arcuate.decode.settings import Decoding
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.store import Store
+from arcuate.data.trial import BIN_S
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.frame_scores import read_scores
+from arcuate.experiments.recipe import load_recipe
 from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
 from arcuate.live.decoder import make_engine, open_search, warm_up
 from arcuate.live.sources.replay import Prepared, prepare_replay
+from arcuate.models.config import ModelCard, ModelSettings
+from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model, State
-from arcuate.models.outputs import Outputs
-from arcuate.models.settings import ModelCard, ModelSettings
-from arcuate.recipe import load_recipe
 from arcuate.run import Run
-from arcuate.store import Store
-from arcuate.tokens import CLASSES
-from arcuate.trial import BIN_S
 
 
 class Prompted(Model):
@@ -172,8 +172,8 @@ def socket(asked: argparse.Namespace) -> dict[str, Any]:
     import websockets
 
     from arcuate.live.access import Access
+    from arcuate.live.config import Endpoints, LiveSettings
     from arcuate.live.server import Live, make_app
-    from arcuate.live.settings import Endpoints, LiveSettings
     from arcuate.live.sources.replay import Replay
 
     decoder, prepared = open_both(asked.run)

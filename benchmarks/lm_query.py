@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from arcuate.lm.model import LanguageModel
-from arcuate.lm.query import NGramArrays, advance
+from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.query import NGramArrays, advance
 
 
 @njit(cache=True)

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import torch
 
-from arcuate.batches.batch import PlannedBatches
-from arcuate.batches.plan import make_plan, padding_waste
-from arcuate.batches.select import select
 from arcuate.cli.train import build
-from arcuate.losses.heads import head_losses, weigh
-from arcuate.recipe import load_recipe
-from arcuate.store import Store
+from arcuate.data.batching import PlannedBatches, make_plan, padding_waste
+from arcuate.data.selection import select
+from arcuate.data.store import Store
+from arcuate.experiments.recipe import load_recipe
+from arcuate.losses.combined import head_losses, weigh
 from arcuate.training.loop import forward_augmented
-from arcuate.training.optimizer import make_optimizer, set_rates
+from arcuate.training.optim import make_optimizer, set_rates
 
 BLOCK = 5  # batches read ahead, as a worker would
 

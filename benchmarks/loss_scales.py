@@ -12,16 +12,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from arcuate.batches.batch import collate
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.batching import collate
+from arcuate.data.store import Store
+from arcuate.experiments.recipe import load_recipe
+from arcuate.losses.combined import head_losses
+from arcuate.losses.config import CTC, RNNT, Loss
 from arcuate.losses.ctc import ctc_loss
-from arcuate.losses.heads import head_losses
 from arcuate.losses.rnnt import rnnt_loss_joined
-from arcuate.losses.settings import CTC, RNNT, Loss
+from arcuate.models.config import ModelCard
 from arcuate.models.model import Model
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import load_recipe
-from arcuate.store import Store
-from arcuate.tokens import CLASSES
 
 PAIRS = (
     ("mean_per_token", "mean_per_token"),

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from arcuate.data.alphabet import CLASSES
+from arcuate.experiments.recipe import load_recipe
+from arcuate.models.config import ModelCard
 from arcuate.models.model import Model, count_parameters
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import load_recipe
 from arcuate.run import Run
-from arcuate.tokens import CLASSES
 
 STEPS = 600
 SSM = [
@@ -77,7 +77,7 @@ def evaluate(variant: str, seed: int, reading: str, data: Path, out: Path) -> No
 
 def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
     """Parameters, seconds per training step (batch 16, 500 bins, 35 tokens) and milliseconds per streamed frame."""
-    from arcuate.losses.heads import head_losses, weigh
+    from arcuate.losses.combined import head_losses, weigh
 
     torch.set_num_threads(1)
     recipe = load_recipe("tiny", arguments(variant, 0))
@@ -103,7 +103,7 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
 @torch.inference_mode()
 def stream_ms(model: Model, n_bins: int = 800) -> float:
     """CPU time of one frame, four bins at a time, after the first hundred bins."""
-    from arcuate.batches.statistics import BatchStatistics
+    from arcuate.data.statistics import BatchStatistics
 
     state = model.start(0, BatchStatistics(torch.zeros(1, 128), torch.ones(1, 128), torch.tensor([1000])))
     bins, spent = torch.randn(1, n_bins, 128), []

@@ -6,7 +6,7 @@ python benchmarks/mode_ssm_picture.py docs/images/mode-ssm.svg
 import argparse
 from pathlib import Path
 
-from arcuate.recipe import load_recipe
+from arcuate.experiments.recipe import load_recipe
 
 # name, text, component, x, y, width
 BOXES = [

@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 from scipy import stats
 
-from arcuate.paired import Arm, contrast
+from arcuate.evaluation.significance import Arm, contrast
 
 CASES = [  # runs a side, spread of seeds (in logits), by session
     (1, 0.0, False),

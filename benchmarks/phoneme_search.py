@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from arcuate.decode.greedy import greedy
-from arcuate.decode.prefix_beam import PhonemeSearch
-from arcuate.tokens import BLANK, N_CLASSES
+from arcuate.data.alphabet import BLANK, N_CLASSES
+from arcuate.decoding.greedy import greedy
+from arcuate.decoding.prefix_beam import PhonemeSearch
 
 
 def log_add(a: float, b: float) -> float:

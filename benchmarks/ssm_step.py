@@ -17,13 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from torch import nn
 
+from arcuate.data.alphabet import CLASSES
+from arcuate.losses.config import CTC
 from arcuate.losses.ctc import ctc_loss
-from arcuate.losses.settings import CTC
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, SSMEncoder
 from arcuate.models.gru import GRU
 from arcuate.models.model import Model
-from arcuate.models.settings import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, SSMEncoder
 from arcuate.models.ssm import SSM
-from arcuate.tokens import CLASSES
 
 WIDTH, N_CHANNELS, N_TOKENS = 512, 512, 40
 PATCH = Patch(bins=14, stride=4)

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.decode.open import word_search
-from arcuate.decode.scores import read_scores
-from arcuate.decode.settings import Decoding
-from arcuate.decode.stability import Partial, Stability, stability
-from arcuate.decode.words import WordSearch
-from arcuate.lexicon import open_lexicon
-from arcuate.lm.names import open_model
-from arcuate.transcribe import peak_rss_mb
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.frame_scores import read_scores
+from arcuate.decoding.stability import Partial, Stability, stability
+from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.open import open_model
 
 
 def stream(search: WordSearch, frames: np.ndarray) -> tuple[list[float], list[float], bool, Stability]:

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from arcuate.data.alphabet import CLASSES
+from arcuate.losses.config import CTC
 from arcuate.losses.ctc import ctc_loss
-from arcuate.losses.settings import CTC
-from arcuate.models.front_end import count_frames, kernel
-from arcuate.models.model import Model
-from arcuate.models.settings import (
+from arcuate.models.config import (
     FrontEnd,
     GRUEncoder,
     ModelCard,
@@ -33,7 +32,8 @@ from arcuate.models.settings import (
     SessionLayer,
     Smoothing,
 )
-from arcuate.tokens import CLASSES
+from arcuate.models.front_end import count_frames, kernel
+from arcuate.models.model import Model
 
 N_TRIALS, N_BINS, N_CHANNELS, N_SESSIONS, N_TOKENS = 8, 800, 512, 45, 40
 PATCH = Patch(bins=14, stride=4)

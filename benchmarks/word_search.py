@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.decode.open import word_search
-from arcuate.decode.scores import FrameScores, read_scores
-from arcuate.decode.settings import Decoding
-from arcuate.decode.words import WordSearch
-from arcuate.lexicon import Lexicon, read_lexicon
-from arcuate.lm.model import LanguageModel
-from arcuate.metrics import score, total
-from arcuate.transcribe import peak_rss_mb, read_references, read_weights
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.frame_scores import FrameScores, read_scores
+from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.evaluation.metrics import score, total
+from arcuate.evaluation.transcribe import peak_rss_mb, read_references, read_weights
+from arcuate.language.lexicon import Lexicon, read_lexicon
+from arcuate.language.ngram.model import LanguageModel
 
 OURS = ((30, 7.0), (50, 8.0), (80, 9.0), (150, 10.0), (200, 12.0), (500, 13.0))
 THEIRS = ((1000, 8.0), (50, 15.0), (200, 12.0), (200, 15.0), (1000, 12.0), (1000, 15.0))

@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from counts import count
+from support.counts import count
 
 settings.register_profile(
     "suite", max_examples=count(35, 300), deadline=None
@@ -29,8 +29,8 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def cohort_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sessions of simulated '25 recordings, 16 electrodes, prepared."""
-    from arcuate.prepare import prepare
-    from arcuate.simulate import simulate
+    from arcuate.data.prepare import prepare
+    from arcuate.data.simulation import simulate
 
     folder = tmp_path_factory.mktemp("cohort")
     simulate(
@@ -50,7 +50,7 @@ def cohort_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def new_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `store` of days that drift in known ways, and a `run` that has learned the first two."""
     from arcuate.cli.train import Asked, train_run
-    from days import TRAINING, make_days
+    from support.days import TRAINING, make_days
 
     folder = tmp_path_factory.mktemp("days")
     make_days(folder)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import arcuate as package
-from arcuate.store import Store
-from test_cli import arcuate, assert_refused, one_object
+from arcuate.data.store import Store
+from support.cli import assert_refused, one_object
+from support.forking import arcuate
 
 FEW = ["train.steps=30", "train.validate_every=10", "train.log_every=5", "train.checkpoint_every=10"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.lm.file import map_arrays, write_arrays
-from arcuate.outputs import check_target
+from arcuate.files import check_target
+from arcuate.language.ngram.file import map_arrays, write_arrays
 from arcuate.run import save_npz, write_aside
 
 

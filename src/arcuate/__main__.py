@@ -1,3 +1,5 @@
+"""."""
+
 from arcuate.cli import main
 
 main()

@@ -11,8 +11,8 @@ import numpy as np
 import yaml
 
 from arcuate.errors import UserError
-from arcuate.outputs import replacing
-from arcuate.recipe import Recipe, parse_recipe, to_yaml
+from arcuate.experiments.recipe import Recipe, parse_recipe, to_yaml
+from arcuate.files import replacing
 
 AT_START = {
     *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "modes.jsonl", ".lock"),

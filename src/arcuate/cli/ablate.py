@@ -7,16 +7,21 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.ablate.experiment import Experiment, cells, open_experiment, overview, work
-from arcuate.ablate.factors import check_factors, read_factors
-from arcuate.ablate.page import ablation_page, arms_svg, effects_svg
-from arcuate.ablate.summary import summarise
-from arcuate.ablate.verdict import Ablation, judge
-from arcuate.batches.select import select
 from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.data.selection import select
+from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.experiments.ablation import (
+    Experiment,
+    cells,
+    check_factors,
+    open_experiment,
+    overview,
+    read_factors,
+    work,
+)
+from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
 from arcuate.run import Run, write_aside, write_json
-from arcuate.store import Store
 from arcuate.training.signals import listening
 
 CHECKPOINTS = ("last", "best")

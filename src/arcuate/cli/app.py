@@ -57,7 +57,7 @@ class WithSettings(typer.core.TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
-            from arcuate.recipe import setting_for
+            from arcuate.experiments.recipe import setting_for
 
             if setting := setting_for(getattr(error, "option_name", "")):
                 error.possibilities = None
@@ -76,7 +76,7 @@ app = typer.Typer(
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    from arcuate.recipe import recipe_names
+    from arcuate.experiments.recipe import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 

@@ -8,31 +8,28 @@ from typing import Any
 
 from rich.table import Table
 
-from arcuate.batches.select import Selection, select
-from arcuate.calibrate.curve import Point, curve_points, measure
-from arcuate.calibrate.fit import begin_with, derive_recipe, fit_layer
-from arcuate.calibrate.sentences import Sentences, split_day
-from arcuate.calibrate.settings import Calibration
+from arcuate.adaptation.calibration import Point, Sentences, curve_points, measure, split_day
+from arcuate.adaptation.config import Calibration
 from arcuate.cli.console import Report, counted, emit_json, out, percent, progress, say
 from arcuate.cli.day_health import tell_health
 from arcuate.cli.evaluate import Subject, find_subject
 from arcuate.cli.set_option import read_set
 from arcuate.cli.train import store_facts
-from arcuate.days import days_between, nearest_session
-from arcuate.environment import describe
+from arcuate.data.selection import Selection, select
+from arcuate.data.sessions import days_between, nearest_session
+from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.evaluate import TrialResult, decode_trials
-from arcuate.models.days import layer_of, one_day, with_layers
-from arcuate.models.files import load_model
-from arcuate.models.model import Model, count_parameters
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import Recipe
-from arcuate.report.calibration import FILE
+from arcuate.evaluation.evaluate import TrialResult, decode_trials
+from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
+from arcuate.experiments.environment import describe
+from arcuate.experiments.recipe import Recipe
+from arcuate.insight.report.sessions import FILE
+from arcuate.models.config import ModelCard
+from arcuate.models.io import load_model
+from arcuate.models.model import Model, count_parameters, layer_of, one_day, with_layers
+from arcuate.models.runtime import set_up
 from arcuate.run import Run, open_run, refuse_taken, write_json
-from arcuate.runtime import set_up
-from arcuate.store import Store, TrialInfo
-from arcuate.training.lock import sole_writer
-from arcuate.training.signals import Stop, listening
+from arcuate.training.signals import Stop, listening, sole_writer
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,19 @@ from rich.table import Table
 
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.cli.submit import WORDS, find_decodings, missing_words
-from arcuate.combine.choose import choose_by_features, choose_by_risk, choose_by_vote, summarise_choice
-from arcuate.combine.features import (
+from arcuate.data.alphabet import names
+from arcuate.decoding.frame_scores import FrameScores
+from arcuate.decoding.greedy import greedy
+from arcuate.errors import UserError
+from arcuate.evaluation.combine.choose import (
+    choose_by_features,
+    choose_by_risk,
+    choose_by_vote,
+    n_seats,
+    summarise_choice,
+    vote_weights,
+)
+from arcuate.evaluation.combine.fit import (
     CAUSAL_WEIGHT,
     NGRAM_BESIDE_CAUSAL,
     NGRAM_WEIGHT,
@@ -18,23 +29,30 @@ from arcuate.combine.features import (
     known_feature,
     ngram_feature,
     prior_of,
+    read_weights,
+    write_weights,
 )
-from arcuate.combine.frames import average, read_named, write_frames
-from arcuate.combine.lists import CandidateList, attach_references, mark_leakage, read_lists
-from arcuate.combine.merge import merge_lists
-from arcuate.combine.voters import n_seats, vote_weights
-from arcuate.combine.weights_file import read_weights, write_weights
-from arcuate.decode.greedy import greedy
-from arcuate.decode.scores import FrameScores
-from arcuate.errors import UserError
-from arcuate.lm.model import LanguageModel
-from arcuate.lm.names import open_model
-from arcuate.metrics import Score, bootstrap_interval, score, total
-from arcuate.outputs import check_target
-from arcuate.paired import score_difference
+from arcuate.evaluation.combine.frames import average, read_named, write_frames
+from arcuate.evaluation.combine.lists import (
+    CandidateList,
+    attach_references,
+    mark_leakage,
+    merge_lists,
+    read_lists,
+)
+from arcuate.evaluation.metrics import (
+    Score,
+    bootstrap_interval,
+    leakage_warning,
+    score,
+    total,
+    word_error_rate,
+)
+from arcuate.evaluation.significance import score_difference
+from arcuate.files import check_target
+from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.open import open_model
 from arcuate.run import open_run, read_jsonl, write_lines
-from arcuate.tokens import names
-from arcuate.word_scores import leakage_warning, word_error_rate
 
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
 
@@ -177,7 +195,7 @@ def choose_linear(
 
 
 def causal_feature(path: Path, lists: list[CandidateList]) -> Feature:
-    from arcuate.rescore.causal import load_causal, score_sentences
+    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
     texts = sorted({text for found in lists for text in found.texts})
     with progress("loading the language model") as report:

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from arcuate.cli.console import check_output, emit_json, out, percent, say
 from arcuate.errors import UserError
-from arcuate.ledger.compare import Comparison, compare, runs_of, score_missing, to_json
-from arcuate.ledger.verdicts import method
+from arcuate.insight.ledger.compare import Comparison, compare, runs_of, score_missing, to_json
+from arcuate.insight.ledger.scores import method
 from arcuate.run import Run, write_aside
 
 LAST = "last"
@@ -43,7 +43,7 @@ def compare_command(
     comparison = compare(runs, split, label, over)
     found = to_json(comparison)
     if html is not None:
-        from arcuate.ledger.page import comparison_page
+        from arcuate.insight.ledger.page import comparison_page
 
         write_aside(html, comparison_page(comparison))
     if as_json:

@@ -1,8 +1,8 @@
 """What is plainly wrong with a new day's recording, told before anything is read or learned from it."""
 
+from arcuate.adaptation.drift import SAME_MAPPING, DayNumbers, fingerprint_likeness, measure_day, spread
 from arcuate.cli.console import counted, say
-from arcuate.drift.measure import SAME_MAPPING, DayNumbers, fingerprint_likeness, measure_day, spread
-from arcuate.store import Store
+from arcuate.data.store import Store
 
 N_TRIALS = 20
 

@@ -9,17 +9,13 @@ import numpy as np
 import yaml
 
 from arcuate.cli.console import emit_json, out, percent, progress, say
-from arcuate.decode.open import word_search
-from arcuate.decode.scores import arrange, check_frames, read_scores
-from arcuate.decode.settings import Decoding
-from arcuate.decode.words import WordSearch
+from arcuate.data.text import normalise_text
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.frame_scores import arrange, check_frames, read_scores
+from arcuate.decoding.word_search.search import WordSearch, word_search
 from arcuate.errors import UserError
-from arcuate.lexicon import Lexicon, open_lexicon
-from arcuate.lm.names import open_model
-from arcuate.outputs import check_target
-from arcuate.run import write_aside, write_lines
-from arcuate.text import normalise_text
-from arcuate.transcribe import (
+from arcuate.evaluation.metrics import leakage_warning
+from arcuate.evaluation.transcribe import (
     Reference,
     Transcript,
     digest_references,
@@ -31,12 +27,15 @@ from arcuate.transcribe import (
     transcribe,
     transcript_row,
 )
-from arcuate.word_scores import leakage_warning
+from arcuate.files import check_target
+from arcuate.language.lexicon import Lexicon, open_lexicon
+from arcuate.language.ngram.open import open_model
+from arcuate.run import write_aside, write_lines
 
-if TYPE_CHECKING:  # torch is needed only where a transducer is asked
+if TYPE_CHECKING:
     from torch import Tensor
 
-    from arcuate.decode.transducer_words import BothHeads, Heard
+    from arcuate.decoding.word_search.both_heads import BothHeads, Heard
     from arcuate.models.transducer import Transducer
 
 HEAVIEST = 1000.0  # nat, of a word added at run time; more would drown every sound
@@ -111,7 +110,7 @@ def files_read(source: Source) -> tuple[Path | str | None, ...]:
 
 
 def tune_command(source: Source, weights: Path, budget: float, folds: int, as_json: bool) -> None:
-    from arcuate.tune import tune
+    from arcuate.evaluation.tune import tune
 
     check_target(weights, *files_read(source))
     if folds == 1:
@@ -153,7 +152,7 @@ def tune_command(source: Source, weights: Path, budget: float, folds: int, as_js
 
 def cross_fit(task: Task, n_folds: int, budget: float) -> dict[str, Any]:
     """WER of every fold under weights tuned on the others."""
-    from arcuate.tune import fold_of_sessions, tune
+    from arcuate.evaluation.tune import fold_of_sessions, tune
 
     folds = fold_of_sessions(task.references, n_folds)
     transcripts: list[Transcript] = []
@@ -225,7 +224,7 @@ def both_heads(
     head: "Transducer",
     frames: "Sequence[Tensor]",
 ) -> "tuple[BothHeads, tuple[Heard, ...]]":
-    from arcuate.decode.transducer_words import BothHeads, Heard
+    from arcuate.decoding.word_search.both_heads import BothHeads, Heard
 
     heard = tuple(Heard(scores, f) for scores, f in zip(trials, frames, strict=True))
     return BothHeads(search, lexicon, head), heard
@@ -254,9 +253,9 @@ def run_trials(
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """The trials of a split as one checkpoint of a run hears them; their own texts are the references."""
     from arcuate.cli.evaluate import find_subject, refuse_without_transducer, score_run
-    from arcuate.decode.transducer import refuse_without
+    from arcuate.data.alphabet import CLASSES, SILENCE
+    from arcuate.decoding.transducer import refuse_without
     from arcuate.run import open_run
-    from arcuate.tokens import CLASSES, SILENCE
 
     both, run = source.head == "both", open_run(source.scores)
     if both:

@@ -14,12 +14,12 @@ from arcuate.cli.prepare import prepare_store
 from arcuate.cli.simulate import simulate_cohort
 from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
-from arcuate.recipe import load_recipe
-from arcuate.report import write_report
+from arcuate.evaluation.transcribe import Transcript
+from arcuate.experiments.recipe import load_recipe
+from arcuate.insight.report import write_report
+from arcuate.models.runtime import choose_device
 from arcuate.run import Run
-from arcuate.runtime import choose_device
-from arcuate.tracking.start import check_trackers
-from arcuate.transcribe import Transcript
+from arcuate.training.tracking.callbacks import check_trackers
 
 MARK = ".made-by-demo"
 SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED = 6, 250, 64, "real", 0

@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from arcuate.cli.console import check_output, emit_json, err, out, percent, say
-from arcuate.doctor.diagnose import check_dataset, judge_all
-from arcuate.doctor.diagnosis import Diagnosis
-from arcuate.doctor.page import write_page
-from arcuate.doctor.reading import read
+from arcuate.insight.doctor.diagnose import check_dataset, judge_all
+from arcuate.insight.doctor.diagnosis import Diagnosis
+from arcuate.insight.doctor.page import write_page
+from arcuate.insight.doctor.read import read
 
 COLOURS = {
     "healthy": "green",

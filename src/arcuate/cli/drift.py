@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from arcuate.adapt.settings import METHODS
+from arcuate.adaptation.config import METHODS
+from arcuate.adaptation.drift import DayNumbers, array_groups, likeness_table, measure_days, summarise
 from arcuate.cli.console import check_output, counted, emit_json, out, percent, progress, say
-from arcuate.days import date_of
-from arcuate.drift.arrays import array_groups
-from arcuate.drift.measure import DayNumbers, measure_days
-from arcuate.drift.page import drift_page
-from arcuate.drift.summary import likeness_table, summarise
+from arcuate.data.sessions import date_of
+from arcuate.data.store import Store
+from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
+from arcuate.insight.drift import drift_page
 from arcuate.run import open_run, write_aside
-from arcuate.store import Store
-from arcuate.trial import SPLITS
 
 
 @dataclass(frozen=True)

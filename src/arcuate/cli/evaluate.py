@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.table import Table
 
-from arcuate.batches.select import trials_of_split
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
-from arcuate.decode.transducer import refuse_without
+from arcuate.data.selection import trials_of_split
+from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import SPLITS
+from arcuate.decoding.transducer import refuse_without
 from arcuate.errors import UserError
-from arcuate.evaluate import (
+from arcuate.evaluation.evaluate import (
     HEAD_BEAM,
     HEAD_NAMES,
     Head,
@@ -22,16 +24,14 @@ from arcuate.evaluate import (
     write_results,
     write_scores,
 )
-from arcuate.models.files import load_card, load_model
+from arcuate.experiments.recipe import Recipe
+from arcuate.models.config import ModelCard
+from arcuate.models.io import load_card, load_model
 from arcuate.models.model import Model
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import Recipe
+from arcuate.models.runtime import set_up
 from arcuate.run import Run, open_run, read_json
-from arcuate.runtime import set_up
-from arcuate.store import Store, TrialInfo
 from arcuate.training.checkpoint import find_checkpoint
-from arcuate.training.settings import Validate
-from arcuate.trial import SPLITS
+from arcuate.training.config import Validate
 
 if TYPE_CHECKING:
     from arcuate.cli.follow import Following

@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from arcuate.adapt.adapter import Label, make_adapter
-from arcuate.adapt.follow import LEARNING, follow, summarise_courses
-from arcuate.adapt.settings import METHODS, Adaptation
-from arcuate.batches.select import trials_of_split
+from arcuate.adaptation.config import METHODS, Adaptation
+from arcuate.adaptation.online import Label, make_adapter
+from arcuate.adaptation.stream import LEARNING, follow, summarise_courses
 from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.day_health import tell_health
 from arcuate.cli.evaluate import (
@@ -25,17 +24,18 @@ from arcuate.cli.evaluate import (
     searched,
 )
 from arcuate.cli.set_option import read_set
-from arcuate.days import days_between, nearest_session
-from arcuate.decode.greedy import greedy
+from arcuate.data.selection import trials_of_split
+from arcuate.data.sessions import days_between, nearest_session
+from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.evaluate import phoneme_search, summarise, write_results, write_scores
-from arcuate.models.files import load_model
+from arcuate.evaluation.evaluate import phoneme_search, summarise, write_results, write_scores
+from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.models.config import ModelCard
+from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.settings import ModelCard
+from arcuate.models.runtime import set_up
 from arcuate.run import Run
-from arcuate.runtime import set_up
-from arcuate.store import Store, TrialInfo
-from arcuate.transcribe import peak_rss_mb
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ def label_reader(following: Following) -> Label:
     """What turns frame scores into the tokens to learn from: greedily, or through words."""
     if following.lm is None:
         return greedy
-    from arcuate.adapt.words import word_labels
-    from arcuate.decode.open import word_search
-    from arcuate.decode.settings import Decoding
-    from arcuate.lexicon import open_lexicon
-    from arcuate.lm.names import open_model
-    from arcuate.tokens import CLASSES, SILENCE
-    from arcuate.transcribe import read_weights
+    from arcuate.adaptation.word_labels import word_labels
+    from arcuate.data.alphabet import CLASSES, SILENCE
+    from arcuate.decoding.config import Decoding
+    from arcuate.decoding.word_search.search import word_search
+    from arcuate.evaluation.transcribe import read_weights
+    from arcuate.language.lexicon import open_lexicon
+    from arcuate.language.ngram.open import open_model
 
     settings = read_weights(following.config)[0] if following.config else Decoding()
     with progress("reading the lexicon and the language model") as report:

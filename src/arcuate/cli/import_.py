@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from arcuate.cli.console import counted, emit_json, out, say
-from arcuate.foreign import import_checkpoint
-from arcuate.models.files import load_model
+from arcuate.models.import_checkpoint import import_checkpoint
+from arcuate.models.io import load_model
 from arcuate.run import read_json
 
 

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
 from arcuate.cli.recipes import shown
-from arcuate.ledger.diary import diary
-from arcuate.ledger.entries import read_entries
-from arcuate.ledger.listing import listing
+from arcuate.insight.ledger.diary import diary
+from arcuate.insight.ledger.entries import read_entries
+from arcuate.insight.ledger.parents import listing
 from arcuate.run import write_aside
 
 N_CHANGES = 4

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from arcuate.adapt.settings import METHODS
+from arcuate.adaptation.config import METHODS
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.days import nearest_session
+from arcuate.data.sessions import nearest_session
+from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.evaluation.transcribe import read_weights
 from arcuate.live.access import is_local, make_access
-from arcuate.live.settings import LiveSettings
+from arcuate.live.config import LiveSettings
 from arcuate.run import Run, open_run
-from arcuate.store import Store
-from arcuate.transcribe import read_weights
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from arcuate.adapt.settings import Adaptation
+    from arcuate.adaptation.config import Adaptation
     from arcuate.live.decoder import StreamingDecoder
+    from arcuate.live.messages import Source
     from arcuate.live.recorder import Recorder
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import Prepared
-    from arcuate.live.sources.source import Source
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
@@ -179,7 +179,7 @@ def check_adapting(asked: Asked) -> None:
 
 def tell_unmeasured(decoder: "StreamingDecoder") -> None:
     """Without recordings of known days nobody can say how sure the model usually is."""
-    from arcuate.adapt.follow import LEARNING
+    from arcuate.adaptation.stream import LEARNING
 
     adapting = decoder.engine.adapting
     if adapting and not adapting.known and adapting.adapter.settings.method in LEARNING:
@@ -190,8 +190,8 @@ def tell_unmeasured(decoder: "StreamingDecoder") -> None:
 
 
 def check_recording(asked: Asked) -> None:
+    from arcuate.data.readers.source import safe_name
     from arcuate.live.recorder import refuse_foreign
-    from arcuate.readers.source import safe_name
 
     if asked.day is not None and asked.record is None:
         raise UserError("--day names the day that is recorded: name a folder with --record too")
@@ -239,7 +239,7 @@ def refuse_taken_port(host: str, port: int) -> None:
 
 
 def load_decoder(asked: Asked) -> "StreamingDecoder":
-    from arcuate.decode.settings import Decoding
+    from arcuate.decoding.config import Decoding
     from arcuate.live.decoder import StreamingDecoder
 
     decoding = read_weights(asked.weights)[0] if asked.weights else Decoding()
@@ -292,7 +292,7 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
 
 def in_recorded_order(prepared: "Prepared", decoder: "StreamingDecoder") -> "Prepared":
     """Days are followed as they were recorded; how new ones are read is told."""
-    from arcuate.adapt.follow import in_order
+    from arcuate.adaptation.stream import in_order
     from arcuate.cli.follow import tell_days
 
     trials = in_order(prepared.trials, prepared.store.sessions)

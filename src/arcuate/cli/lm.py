@@ -12,18 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from arcuate.cli.console import Report, emit_json, out, percent, progress, say
+from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.lm.build import build_model, read_sentences
-from arcuate.lm.check import check_file
-from arcuate.lm.file import is_model_file, refuse_existing
-from arcuate.lm.mix import mix, normalised, tune_weights
-from arcuate.lm.model import LanguageModel
-from arcuate.lm.names import EMBEDDED, open_model, read_foreign
-from arcuate.lm.perplexity import seen_sentences, summary
-from arcuate.lm.pocketsphinx_lm import embedded_path
-from arcuate.lm.unfold import write_arpa
-from arcuate.lm.write import to_model, write_model
-from arcuate.text import normalise_text
+from arcuate.language.ngram.build import build_model, read_sentences
+from arcuate.language.ngram.file import is_model_file, refuse_existing
+from arcuate.language.ngram.mix import mix, normalised, tune_weights
+from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.open import EMBEDDED, open_model, read_foreign
+from arcuate.language.ngram.perplexity import seen_sentences, summary
+from arcuate.language.ngram.pocketsphinx import embedded_path
+from arcuate.language.ngram.trie import check_file, to_model, write_arpa, write_model
 
 
 def import_command(source: str, target: Path, recount: bool, force: bool, as_json: bool) -> None:

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
-from arcuate.prepare import PrepareReport, check_places, look, prepare
-from arcuate.readers import find_sources
-from arcuate.readers.b2t24 import DEFAULT_FEATURES
-from arcuate.store import QUALITY
-from arcuate.trial import BIN_S, SPLITS
+from arcuate.data.prepare import PrepareReport, check_places, look, prepare
+from arcuate.data.readers import find_sources
+from arcuate.data.readers.b2t24 import DEFAULT_FEATURES
+from arcuate.data.store import QUALITY
+from arcuate.data.trial import BIN_S, SPLITS
 
 _SHOWN = 5  # unread files named one by one; the table has them all
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from arcuate.cli.console import emit_json, out
-from arcuate.coupling import coupling_warnings
+from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
-from arcuate.recipe import Place, load_recipe, read_tree, recipe_names, to_tree, to_yaml
-from arcuate.recipe_diff import diff, official_ancestor
-from arcuate.recipe_settings import components, to_markdown
-from arcuate.tokens import CLASSES
+from arcuate.experiments.recipe import Place, load_recipe, read_tree, recipe_names, to_tree, to_yaml
+from arcuate.experiments.recipe_diff import diff, official_ancestor
+from arcuate.experiments.recipe_settings import components, to_markdown
+from arcuate.training.checks import coupling_warnings
 
 
 def list_command(as_json: bool) -> None:
@@ -39,8 +39,8 @@ def list_command(as_json: bool) -> None:
 
 
 def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
+    from arcuate.models.config import ModelCard
     from arcuate.models.model import count_parameters
-    from arcuate.models.settings import ModelCard
 
     recipe = load_recipe(name, overrides)
     published = recipe.data.published

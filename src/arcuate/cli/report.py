@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from arcuate.cli.console import emit_json, out
-from arcuate.report import write_report
+from arcuate.insight.report import write_report
 from arcuate.run import open_run
 
 

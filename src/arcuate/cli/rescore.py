@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 
 from arcuate.cli.console import emit_json, out, percent, progress, say
-from arcuate.combine.choose import oracle, scored_trials
-from arcuate.combine.lists import attach_references
 from arcuate.errors import UserError
-from arcuate.metrics import total
-from arcuate.outputs import check_target
-from arcuate.paired import score_difference
-from arcuate.rescore.blend import Blend, best_text, fit_blends
-from arcuate.rescore.nbest import NBest, read_nbest, search_balance
+from arcuate.evaluation.combine.choose import oracle, scored_trials
+from arcuate.evaluation.combine.lists import attach_references
+from arcuate.evaluation.metrics import leakage_warning, summarise_words, total
+from arcuate.evaluation.rescoring.nbest import Blend, NBest, best_text, fit_blends, read_nbest, search_balance
+from arcuate.evaluation.significance import score_difference
+from arcuate.files import check_target
 from arcuate.run import write_lines
-from arcuate.word_scores import leakage_warning, summarise_words
 
 ALPHA = 0.5  # where nothing is given and nothing can be fitted
 
@@ -68,10 +66,7 @@ def causal_scores(asked: Asked, lists: Sequence[NBest]) -> tuple[list[np.ndarray
     """The causal model's score of every entry, and what that cost."""
     if not asked.llm.exists():
         raise UserError(f"there is no language model at {asked.llm}; give a model folder or a .gguf file")
-    from arcuate.rescore.causal import (
-        load_causal,
-        score_sentences,
-    )  # takes seconds: after all that may be refused
+    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
     texts = [text for nbest in lists for text in nbest.found.texts]
     with progress("loading the language model") as report:

@@ -10,10 +10,10 @@ from arcuate.cli.console import counted, emit_json, percent, say
 from arcuate.cli.evaluate import evaluate_run
 from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
-from arcuate.recipe import load_recipe
+from arcuate.experiments.multi_seed import seed_settings, spread
+from arcuate.experiments.recipe import load_recipe
 from arcuate.run import Run, read_json, refuse_taken
-from arcuate.seeded import seed_settings, spread
-from arcuate.training.begin import refuse_other_recipe
+from arcuate.training.start import refuse_other_recipe
 
 
 def train_seeds_command(asked: Asked, n_seeds: int, as_json: bool) -> int:

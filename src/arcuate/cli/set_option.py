@@ -5,10 +5,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from arcuate.config import Settings, apply_override, known_paths, nearest
 from arcuate.errors import UserError
-from arcuate.overrides import apply_override
-from arcuate.recipe_mistakes import known_paths, nearest
-from arcuate.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from arcuate.cli.console import counted, emit_json, progress, say
+from arcuate.data.simulation import simulate
+from arcuate.data.simulation.cohort import Layout, check_request
 from arcuate.errors import UserError
-from arcuate.simulate import simulate
-from arcuate.simulate.cohort import Layout, check_request
 
 
 def simulate_command(

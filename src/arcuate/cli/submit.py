@@ -5,9 +5,16 @@ from typing import Any
 
 from arcuate.cli.console import emit_json, out, say
 from arcuate.errors import UserError
-from arcuate.outputs import check_target
+from arcuate.evaluation.submission import (
+    Format,
+    check_answers,
+    count_note,
+    guess_format,
+    read_answers,
+    write_submission,
+)
+from arcuate.files import check_target
 from arcuate.run import Run, open_run
-from arcuate.submit import Format, check_answers, count_note, guess_format, read_answers, write_submission
 
 WORDS = "words"  # the label under which word decodings lie in a run folder, unless another is named
 

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from arcuate.cli.console import emit_json, out, percent, say
-from arcuate.environment import installed
 from arcuate.errors import UserError
-from arcuate.search_space import read_space
+from arcuate.experiments.environment import installed
+from arcuate.experiments.sweep import read_space
 from arcuate.training.signals import listening
 
 
@@ -27,7 +27,7 @@ def sweep_command(
 ) -> int:
     if installed("optuna") is None:
         raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt")
-    from arcuate.sweep import Sweep, open_study, summarise, work
+    from arcuate.experiments.sweep import Sweep, open_study, summarise, work
 
     dimensions = read_space(space, recipe, overrides)
     sweep = Sweep(recipe, tuple(overrides), dimensions, data, folder, n_trials, seed)

@@ -10,37 +10,32 @@ from typing import Any
 
 import torch
 
-from arcuate.batches.batch import PlannedBatches, training_batches
-from arcuate.batches.plan import make_plan, padding_waste
-from arcuate.batches.select import Selection, select
-from arcuate.batches.settings import Bucketed, Days
 from arcuate.cli.console import counted, emit_json, percent, progress, say
 from arcuate.cli.watch import TerminalWatcher
-from arcuate.coupling import coupling_warnings
-from arcuate.environment import describe
-from arcuate.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
+from arcuate.data.config import Bucketed, Days
+from arcuate.data.selection import Selection, select
+from arcuate.data.store import Store
+from arcuate.evaluation.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.experiments.environment import describe
+from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.recipe_diff import official_ancestor
+from arcuate.models.config import ModelCard
 from arcuate.models.model import Model
-from arcuate.models.settings import ModelCard
-from arcuate.recipe import Recipe, load_recipe
-from arcuate.recipe_diff import official_ancestor
+from arcuate.models.runtime import Machine, count_cores, set_up
 from arcuate.run import Run, refuse_taken
-from arcuate.runtime import Machine, count_cores, set_up
-from arcuate.store import Store
-from arcuate.tokens import CLASSES, names
-from arcuate.tracking.start import check_trackers, trackers
-from arcuate.tracking.watchers import Watchers
-from arcuate.training.begin import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
-from arcuate.training.cautions import cautions
-from arcuate.training.lock import sole_writer
+from arcuate.training.checks import cautions, coupling_warnings
+from arcuate.training.config import Runtime
+from arcuate.training.curriculum import outline, settle
+from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
 from arcuate.training.loop import train
 from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
-from arcuate.training.parallel import parallel_encode
 from arcuate.training.precision import Choice, choose_precision
-from arcuate.training.settings import Runtime
-from arcuate.training.signals import listening
-from arcuate.training.stages import outline, settle
+from arcuate.training.signals import listening, sole_writer
+from arcuate.training.start import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
 from arcuate.training.state import Training
-from arcuate.training.world import World, join_world, leave_world
+from arcuate.training.tracking.callbacks import Watchers, check_trackers, trackers
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from arcuate.cli.console import bar, counted, err, percent, say
-from arcuate.metrics import DELETED, INSERTED, aligned
+from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
 
 SAMPLE_WIDTH = 100
 

@@ -1,9 +1,7 @@
-"""`StreamingDecoder`: bins in, words out, one stream over weights that many streams may share.
-
-The same front end, encoder, search and language model as offline; offline is this with one chunk.
-"""
+"""At the end of a sentence: its n-best readings scored anew with a causal language model."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,31 +9,70 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from arcuate.adapt.day import Day
-from arcuate.adapt.settings import Adaptation
-from arcuate.api import as_batch
-from arcuate.decode.greedy import greedy
-from arcuate.decode.hypothesis import Hypothesis
-from arcuate.decode.open import word_search
-from arcuate.decode.scores import arrange, check_frames
-from arcuate.decode.settings import Decoding
-from arcuate.decode.words import WordSearch, WordState
+from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.state import Day
+from arcuate.data.alphabet import SILENCE
+from arcuate.data.readers.source import safe_name
+from arcuate.data.statistics import Statistics
+from arcuate.data.store import Progress, Store
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.decoder import as_batch
+from arcuate.decoding.frame_scores import arrange, check_frames
+from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.word_search.search import WordSearch, WordState, word_search
 from arcuate.errors import UserError
-from arcuate.lexicon import open_lexicon
-from arcuate.live.delay import Delay, find_delay
-from arcuate.live.following import Adapting, Follower, Lesson, Standing, open_adapting
-from arcuate.live.past import as_past, hold_still, remember, rolling_model
-from arcuate.live.rescorer import Rescorer, load_rescorer
-from arcuate.lm.names import open_model
-from arcuate.models.encoder import refuse_both_ways
-from arcuate.models.files import load_model
+from arcuate.evaluation.combine.lists import CandidateList
+from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
+from arcuate.evaluation.rescoring.nbest import Blend, NBest
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.open import open_model
+from arcuate.live.adaptation import Adapting, Follower, Lesson, Standing, open_adapting
+from arcuate.live.history import as_past, hold_still, remember, rolling_model
+from arcuate.live.latency import Delay, find_delay
+from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.io import load_model
 from arcuate.models.model import Model, State
-from arcuate.moments import Statistics
-from arcuate.readers.source import safe_name
-from arcuate.runtime import choose_device
-from arcuate.store import Progress, Store
-from arcuate.tokens import SILENCE
+from arcuate.models.runtime import choose_device
 from arcuate.training.checkpoint import find_checkpoint
+
+N_BEST = 20
+ALPHA = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Rescorer:
+    """A causal model, and how much it counts against the n-gram."""
+
+    model: CausalModel
+    alpha: float = ALPHA
+    n_best: int = N_BEST
+
+    def __call__(self, readings: Sequence[Hypothesis], lm_weight: float) -> list[Hypothesis]:
+        """The readings by their new totals, best first, with the causal model's score as `llm`."""
+        texts = [reading.text or "" for reading in readings]
+        causal = score_sentences(self.model, texts)
+        blend = Blend(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
+        totals = blend(as_nbest(readings, texts), causal)
+        scored = [
+            replace(reading, scores={**reading.scores, "llm": float(llm)}, total=float(total))
+            for reading, llm, total in zip(readings, causal, totals, strict=True)
+        ]
+        order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
+        return [scored[i] for i in order]
+
+
+def as_nbest(readings: Sequence[Hypothesis], texts: Sequence[str]) -> NBest:
+    sound = [reading.scores["acoustic"] + reading.scores["bonus"] for reading in readings]
+    ngram = [reading.scores["lm"] for reading in readings]
+    return NBest(CandidateList("live", tuple(texts)), np.array(sound), np.array(ngram), {})
+
+
+def load_rescorer(path: str | Path, alpha: float = ALPHA, n_best: int = N_BEST) -> Rescorer:
+    return Rescorer(load_causal(Path(path)), alpha, n_best)
+
+
+# `StreamingDecoder`: bins in, words out, one stream over weights that many streams may share.
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.pronunciation import to_tokens
+from arcuate.data.quality import QualityRow, flags_of, inspect, judge
+from arcuate.data.readers.source import Reading, safe_name
+from arcuate.data.splits import find_leakage, hash_bins, hash_split
+from arcuate.data.store import TrialInfo, info_of
+from arcuate.data.store_writer import writing_store
+from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
-from arcuate.pronounce import to_tokens
-from arcuate.quality import QualityRow, flags_of, inspect, judge
-from arcuate.readers.source import Reading, safe_name
 from arcuate.run import read_jsonl, to_line, write_lines
-from arcuate.splits import find_leakage, hash_bins, hash_split
-from arcuate.store import TrialInfo, info_of
-from arcuate.store_writer import writing_store
-from arcuate.trial import LIVE_CORPUS, SPLITS, Split, Trial
 
 JOURNAL, BINS, STORE, LIVE, LOCK = "journal.jsonl", "bins.f32", "store", "live.jsonl", ".lock"
 KEPT = ("state", "trial", "partial", "final", "fault", "adaptation")  # kinds of events that are written down

@@ -11,17 +11,16 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from arcuate.errors import UserError
-from arcuate.live.about import describe
 from arcuate.live.access import COOKIE, Access, Bucket
-from arcuate.live.chunk import Command
+from arcuate.live.broadcast import Hub, Viewer, parse_command
+from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.hub import Hub, Viewer, parse_command
+from arcuate.live.messages import Command, Source
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
-from arcuate.live.settings import LiveSettings
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.socket import Sender
-from arcuate.live.sources.source import Source
+from arcuate.live.visualisation import describe
 from arcuate.run import to_line
 
 PAGE = Path(__file__).parent / "page"

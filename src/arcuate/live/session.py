@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.live.chunk import Chunk, Command, End, Item, Learned, Mark, Scores
+from arcuate.live.adaptation import Standing, to_event
+from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.following import Standing, to_event
-from arcuate.live.intake import Intake
-from arcuate.live.listener import Event, Listener
-from arcuate.live.meter import Meter
-from arcuate.live.picture import Picture, posteriors
+from arcuate.live.endpointing import Event, Listener
+from arcuate.live.input_checks import Intake
+from arcuate.live.latency import Meter
+from arcuate.live.messages import Chunk, Command, End, Item, Learned, Mark, Scores
 from arcuate.live.recorder import Recorder
-from arcuate.live.settings import LiveSettings
+from arcuate.live.visualisation import Picture, posteriors
 
 ROOM = 512  # items that may wait to be decoded
 LATENCY_S = 0.5  # how often the latency is told

@@ -3,8 +3,8 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from arcuate.losses.settings import CTC
-from arcuate.tokens import BLANK
+from arcuate.data.alphabet import BLANK
+from arcuate.losses.config import CTC
 
 
 def ctc_loss(

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from arcuate.models.files import load_model as load_model
     from arcuate.models.gru import GRU as GRU
+    from arcuate.models.io import load_model as load_model
     from arcuate.models.model import Model as Model
     from arcuate.models.ssm import SSM as SSM
 

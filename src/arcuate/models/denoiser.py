@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arcuate.models.outputs import Flow
-from arcuate.models.settings import Denoiser as Settings
+from arcuate.models.config import Denoiser as Settings
+from arcuate.models.interfaces import Flow
 
 DenoiserState = tuple[Tensor, ...]  # per step, the last taps - 1 hidden frames (B, taps - 1, W)
 

@@ -1,22 +1,127 @@
-"""From stored bins to the bins an encoder reads: normalisation, smoothing, session layer, frame count.
+"""Depthwise convolution over time, channels last: every channel with a few weights of its own.
 
-Every function here works on a whole padded batch and on one chunk of a stream alike; what a stream must
-remember between chunks goes in and comes out as a value.
+Time runs along the second axis as everywhere else, so that nothing is transposed; one pass over the input per tap.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
-from arcuate.batches.statistics import BatchStatistics
-from arcuate.frames import count_frames as frames_of
+from arcuate.data.frames import count_frames as frames_of
+from arcuate.data.statistics import BatchStatistics
+from arcuate.models.config import ChannelGate, ConvStem, Patch, Smoothing
+from arcuate.models.config import FrontEnd as FrontEndSettings
 from arcuate.models.session_layer import SessionLayer
-from arcuate.models.settings import FrontEnd as FrontEndSettings
-from arcuate.models.settings import Patch, Smoothing
-from arcuate.models.stem import Stem, StemState
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Weighted sums of neighbours, where all exist. (B, T + K - 1, C), (K, C), (C,) -> (B, T, C)"""
+    y: Tensor = _Depthwise.apply(x, weight, bias)
+    return y
+
+
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        n = x.shape[1] - weight.shape[0] + 1
+        y = torch.addcmul(bias, x[:, :n], weight[0])
+        for k in range(1, weight.shape[0]):
+            y.addcmul_(x[:, k : k + n], weight[k])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d: Tensor):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        n = d.shape[1]
+        d_x = torch.zeros_like(x)
+        d_weight = torch.empty_like(weight)
+        for k in range(weight.shape[0]):
+            d_x[:, k : k + n].addcmul_(d, weight[k])
+            torch.sum(d * x[:, k : k + n], dim=(0, 1), out=d_weight[k])
+        return d_x, d_weight, d.sum((0, 1))
+
+
+# What may stand between session layer and patches: a gate on channels, and a short convolution over bins.
+
+
+@dataclass(frozen=True)
+class StemState:
+    """What a stream remembers of the bins that went through."""
+
+    total: Tensor  # (B, 1, C) sum of the bins so far
+    n_bins: int
+    recent: Tensor  # (B, <taps, C) last inputs of the convolution
+
+
+class Stem(nn.Module):
+    def __init__(self, gate: ChannelGate, conv: ConvStem, n_channels: int, causal: bool) -> None:
+        super().__init__()
+        self.n_channels, self.causal = n_channels, causal
+        self.taps = conv.taps if conv.enabled else 1
+        self.gate = Gate(n_channels, gate.ratio) if gate.enabled else None
+        self.weight = self.bias = None
+        if conv.enabled:
+            self.weight = nn.Parameter(torch.empty(conv.taps, n_channels))
+            self.bias = nn.Parameter(torch.zeros(n_channels))
+            if not self.weight.is_meta:
+                bound = 1 / math.sqrt(conv.taps)
+                nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, bins: Tensor, n_bins: Tensor) -> Tensor:
+        """Whole trials, padded. (B, T, C) -> (B, T, C)"""
+        if self.causal:
+            return self.step(bins, self.start(bins))[0]
+        beyond = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
+        bins = bins.masked_fill(beyond[..., None], 0.0)
+        if self.gate is not None:
+            bins = self.gate(bins, bins.sum(1, keepdim=True) / n_bins[:, None, None])
+        left = (self.taps - 1) // 2
+        return self._convolve(F.pad(bins, (0, 0, left, self.taps - 1 - left)), bins)
+
+    def start(self, like: Tensor) -> StemState:
+        zeros = like.new_zeros(len(like), self.taps - 1, self.n_channels)
+        return StemState(like.new_zeros(len(like), 1, self.n_channels), 0, zeros)
+
+    def step(self, bins: Tensor, state: StemState) -> tuple[Tensor, StemState]:
+        """The next bins of a stream, each seeing only those before it."""
+        total, n_bins = state.total, state.n_bins + bins.shape[1]
+        if self.gate is not None and bins.shape[1]:
+            sums = bins.cumsum(1) + total
+            seen = torch.arange(state.n_bins + 1, n_bins + 1, device=bins.device)[:, None]
+            bins, total = self.gate(bins, sums / seen), sums[:, -1:]
+        inputs = torch.cat([state.recent, bins], dim=1)
+        recent = inputs[:, inputs.shape[1] - self.taps + 1 :]
+        return self._convolve(inputs, bins), StemState(total, n_bins, recent)
+
+    def _convolve(self, inputs: Tensor, bins: Tensor) -> Tensor:
+        if self.weight is None or self.bias is None or not bins.shape[1]:
+            return bins
+        return bins + F.relu(depthwise(inputs, self.weight, self.bias))
+
+
+class Gate(nn.Module):
+    """Squeeze and excite: how loud each channel is, from the mean over time of all; starts at 1 for every channel."""
+
+    def __init__(self, n_channels: int, ratio: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Linear(n_channels, max(n_channels // ratio, 1))
+        self.excite = nn.Linear(max(n_channels // ratio, 1), n_channels)
+        if not self.excite.weight.is_meta:
+            nn.init.zeros_(self.excite.weight)
+            nn.init.zeros_(self.excite.bias)
+
+    def forward(self, bins: Tensor, mean: Tensor) -> Tensor:
+        return bins * (2 * torch.sigmoid(self.excite(F.relu(self.squeeze(mean)))))
+
+
+# From stored bins to the bins an encoder reads: normalisation, smoothing, session layer, frame count.
 
 Count = TypeVar("Count", int, Tensor)
 BAND = 32  # bins smoothed by one product
@@ -182,3 +287,69 @@ class FrontEnd(nn.Module):
         ready, patch = torch.cat([state.ready, fresh], dim=1), self.settings.patch
         n_frames = count_frames(ready.shape[1], patch) if ready.shape[1] >= patch.bins else 0
         return ready, replace(state, ready=ready[:, n_frames * patch.stride :])
+
+
+# Patches: some neighbouring bins make a frame; the first product of every encoder reads them.
+
+FEW = 16  # frames whose patches may be written out: one product instead of several
+
+
+def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
+    """Overlapping patches laid out bin after bin (time-major). (B, T, C) -> (B, F, bins * C)"""
+    return bins.unfold(1, patch.bins, patch.stride).transpose(2, 3).flatten(2)
+
+
+def project_patches(bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
+    """Patches times weight, without writing the patches out. (B, T, C), (D, bins * C) -> (F, B, D)"""
+    if not torch.is_grad_enabled() and count_frames(bins.shape[1], patch) <= FEW:
+        return F.linear(cut_patches(bins, patch), weight, bias).transpose(0, 1)
+    projected: Tensor = _ProjectPatches.apply(bins, weight, bias, patch)  # (F * B, D)
+    return projected.view(-1, bins.shape[0], weight.shape[0])
+
+
+class _ProjectPatches(torch.autograd.Function):
+    """A patch is some whole strides and a part of one: patches times weight is a sum over shifted strides."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
+        n_trials, n_bins, n_channels = bins.shape
+        n_frames = count_frames(n_bins, patch)
+        n_strides = n_frames - 1 + -(-patch.bins // patch.stride)
+        bins = F.pad(bins, (0, 0, 0, n_strides * patch.stride - n_bins))
+        strides = bins.view(n_trials, n_strides, -1).transpose(0, 1).flatten(0, 1)  # (strides * B, sC)
+        projected = bias.repeat(n_frames * n_trials, 1)
+        for rows, columns, part in _shifts(patch, n_frames, n_trials, n_channels):
+            projected.addmm_(strides[rows, part], weight[:, columns].t())
+        ctx.save_for_backward(strides, weight)
+        ctx.patch, ctx.shape = patch, (n_trials, n_bins, n_channels)  # type: ignore[attr-defined]
+        return projected
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d: Tensor):  # type: ignore[no-untyped-def]
+        strides, weight = ctx.saved_tensors
+        n_trials, n_bins, n_channels = ctx.shape
+        d_strides = torch.zeros_like(strides) if ctx.needs_input_grad[0] else None
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for rows, columns, part in _shifts(ctx.patch, d.shape[0] // n_trials, n_trials, n_channels):
+            if d_strides is not None:
+                d_strides[rows, part].addmm_(d, weight[:, columns])
+            if d_weight is not None:
+                torch.mm(d.t(), strides[rows, part], out=d_weight[:, columns])
+        d_bins = None
+        if d_strides is not None:
+            d_bins = d_strides.view(-1, n_trials, d_strides.shape[1]).transpose(0, 1)
+            d_bins = d_bins.reshape(n_trials, -1, n_channels)
+            d_bins = F.pad(d_bins, (0, 0, 0, n_bins - d_bins.shape[1]))  # bins beyond the last patch, or none
+        return d_bins, d_weight, d.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+def _shifts(patch: Patch, n_frames: int, n_trials: int, n_channels: int) -> list[tuple[slice, slice, slice]]:
+    """For every stride within a patch: its rows for all frames, its columns of the weight, its used part."""
+    shifts = []
+    for i, first in enumerate(range(0, patch.bins, patch.stride)):
+        width = min(patch.stride, patch.bins - first) * n_channels
+        rows = slice(i * n_trials, (i + n_frames) * n_trials)
+        columns = slice(first * n_channels, first * n_channels + width)
+        shifts.append((rows, columns, slice(0, width)))
+    return shifts

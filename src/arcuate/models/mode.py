@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from arcuate.models.settings import Patch
-from arcuate.models.settings import SpeakingMode as Settings
+from arcuate.models.config import Patch
+from arcuate.models.config import SpeakingMode as Settings
 
 MODES = ("silent", "vocalised")
 

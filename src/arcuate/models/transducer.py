@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arcuate.models.outputs import Joint
-from arcuate.models.settings import Transducer as TransducerSettings
-from arcuate.tokens import BLANK
+from arcuate.data.alphabet import BLANK
+from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.interfaces import Joint
 
 START = BLANK  # stands for "nothing yet" on the token side, where a blank can not occur
 

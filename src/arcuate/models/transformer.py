@@ -1,22 +1,138 @@
-"""The time-masked Transformer encoder: every frame looks back over a bounded past, all frames at once in training.
+"""Attention over a bounded neighbourhood, with a learned preference for each distance.
 
-Patches are embedded by layer norm, linear map, layer norm; blocks normalise before they compute; positions are known
-through distances alone. Each layer sees `context` frames, so that all layers reach depth * (context - 1) frames back,
-while a stream remembers context - 1 keys and values per layer and no more.
+A frame sees the `context` frames up to itself (or as many on both sides), so that a stream remembers a bounded number
+of keys and values, and long trials are read some frames at a time: the cost of a frame never depends on how much came
+before. What is preferred depends on the distance alone, exactly for near frames and in growing steps for far ones.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arcuate.models.attention import Attention, Distances, Memory, Window
-from arcuate.models.encoder import refuse_both_ways
-from arcuate.models.patches import cut_patches
-from arcuate.models.settings import Patch, TransformerEncoder
+from arcuate.models.config import Patch, TransformerEncoder
+from arcuate.models.front_end import cut_patches
+from arcuate.models.interfaces import refuse_both_ways
+
+BLOCK = 64  # frames that look together, at least
+HIDDEN = (
+    -1e4
+)  # added to the score of padding: its share is exactly 0, and a frame that sees nothing else has no NaN
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of the last frames, fewer than `context` of them."""
+
+    keys: Tensor  # (B, H, n, d)
+    values: Tensor  # (B, H, n, d)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some new frames that look together, the frames that any of them may see, and how much each is preferred."""
+
+    asking: slice  # of the new frames
+    seen: slice  # of remembered and new frames together
+    bias: Tensor  # (1 or B, H, q, k), -inf where a frame may not look
+
+
+class Distances(nn.Module):
+    """How much each head likes to look so far back (or ahead): one number per bucket of distances."""
+
+    def __init__(self, n_heads: int, n_buckets: int, context: int, both_ways: bool) -> None:
+        super().__init__()
+        self.n_buckets, self.context, self.both_ways = n_buckets, context, both_ways
+        self.table = nn.Parameter(torch.zeros(n_heads, n_buckets))
+
+    def windows(self, n_past: int, n_new: int, hidden: Tensor | None = None) -> list[Window]:
+        """Windows over `n_new` frames after `n_past` remembered ones; `hidden` (B, F) marks padding within sight."""
+        n_block = min(max(self.context, BLOCK), n_new)
+        liking = F.pad(self.table[:, self._buckets()], (n_block, n_block), value=-math.inf)
+        return list(self._cut(liking, n_past, n_new, n_block, hidden))
+
+    def _buckets(self) -> Tensor:
+        """The bucket of every distance that is seen, farthest past first."""
+        found = buckets(self.context, self.n_buckets, self.both_ways)
+        return torch.tensor(found, device=self.table.device)
+
+    def _cut(
+        self, liking: Tensor, n_past: int, n_new: int, n_block: int, hidden: Tensor | None
+    ) -> Iterator[Window]:
+        for first in range(0, n_new, n_block):
+            end = min(first + n_block, n_new)
+            low = max(n_past + first - self.context + 1, 0)
+            high = min(n_past + end + (self.context - 1 if self.both_ways else 0), n_past + n_new)
+            farthest = n_past + end - 1 - low  # distance of the last frame that asks to the first one seen
+            at = n_block + self.context - 1 - farthest
+            n_asking, n_seen = end - first, high - low
+            along = liking[:, at : at + n_asking + n_seen - 1]  # (H, q + k - 1) by falling distance
+            bias = along.unfold(-1, n_seen, 1).flip(1)[None]  # (1, H, q, k)
+            if hidden is not None:
+                bias = bias + HIDDEN * hidden[:, None, None, low:high].to(bias.dtype)
+            yield Window(slice(first, end), slice(low, high), bias)
+
+
+@lru_cache(maxsize=64)
+def buckets(context: int, n_buckets: int, both_ways: bool) -> tuple[int, ...]:
+    """Bucket of each distance from context - 1 down to 0, and on to -(context - 1) where frames look ahead too."""
+    n = n_buckets // 2 if both_ways else n_buckets
+    back = [bucket(d, context, n) for d in range(context)]
+    ahead = [n + b for b in back[1:]] if both_ways else []
+    return (*reversed(back), *ahead)
+
+
+def bucket(distance: int, context: int, n_buckets: int) -> int:
+    """Near distances have a bucket each, far ones share them in equal steps of the logarithm."""
+    n_exact = max(n_buckets // 2, 1)
+    if context <= n_buckets or distance < n_exact:
+        return min(distance, n_buckets - 1)
+    share = math.log(distance / n_exact) / math.log(context / n_exact)
+    return min(n_exact + int(share * (n_buckets - n_exact)), n_buckets - 1)
+
+
+class Attention(nn.Module):
+    """Heads that look over windows of frames. (B, F, W) -> (B, F, W)"""
+
+    def __init__(self, width: int, n_heads: int, context: int, dropout: float) -> None:
+        super().__init__()
+        self.n_heads, self.context, self.dropout = n_heads, context, dropout
+        self.project = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width)
+
+    def start(self, n_trials: int) -> Memory:
+        width = self.output.in_features
+        nothing = self.output.weight.new_zeros(n_trials, self.n_heads, 0, width // self.n_heads)
+        return Memory(nothing, nothing)
+
+    def forward(self, frames: Tensor, windows: list[Window], memory: Memory) -> tuple[Tensor, Memory]:
+        projected = self.project(frames).unflatten(-1, (3, self.n_heads, -1))  # (B, F, 3, H, d)
+        asked, keys, values = projected.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, F, d)
+        if memory.keys.shape[2]:
+            keys = torch.cat([memory.keys.to(keys.dtype), keys], dim=2)
+            values = torch.cat([memory.values.to(values.dtype), values], dim=2)
+        looked = [
+            F.scaled_dot_product_attention(
+                asked[:, :, w.asking],
+                keys[:, :, w.seen],
+                values[:, :, w.seen],
+                attn_mask=w.bias.to(asked.dtype),
+                dropout_p=self.dropout if self.training else 0.0,
+            )
+            for w in windows
+        ]
+        found = looked[0] if len(looked) == 1 else torch.cat(looked, dim=2)
+        first = max(keys.shape[2] - self.context + 1, 0)
+        kept = Memory(keys[:, :, first:], values[:, :, first:])
+        return self.output(found.transpose(1, 2).flatten(2)), kept
+
+
+# The time-masked Transformer encoder: every frame looks back over a bounded past, all frames at once in training.
 
 TransformerState = tuple[Memory, ...]  # one per block
 

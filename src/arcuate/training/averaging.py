@@ -5,14 +5,17 @@ nothing. Training can keep averages itself (`ema`, `average`); this one needs no
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from arcuate.errors import UserError
-from arcuate.models.files import load_model, save_model
+from arcuate.models.io import load_model, save_model
 from arcuate.run import Run, write_json
+from arcuate.training.config import Average, Ema
 
 NAME = "average"  # beside `best` and `last`
 Report = Callable[[int, int, str], None]
@@ -51,3 +54,70 @@ def choose(run: Run, n_last: int | None) -> list[Path]:
             f" train.keep_checkpoints={max(wanted, 5)}, or ask for fewer with --last"
         )
     return found[len(found) - wanted :]
+
+
+# Averages of weights: the exponential one (EMA) and the plain one over the last stretch (SWA).
+
+
+class Averages:
+    """Keeps what the settings ask for; `shown` puts the best average in place of the weights for a while."""
+
+    def __init__(self, model: nn.Module, ema: Ema, average: Average) -> None:
+        self.ema_settings, self.average_settings = ema, average
+        self.names = [name for name, _ in model.named_parameters()]
+        self.ema = [p.detach().clone() for p in model.parameters()] if ema.decay else []
+        self.mean = [torch.zeros_like(p) for p in model.parameters()] if average.start is not None else []
+        self.n_ema = 0
+        self.n_mean = 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Take in the weights after an update that was kept."""
+        weights = [p.detach() for p in model.parameters()]
+        if self.ema:
+            self.n_ema += 1
+            decay = self.ema_settings.decay
+            if self.ema_settings.warmup:
+                decay = min(decay, (1 + self.n_ema) / (10 + self.n_ema))
+            torch._foreach_lerp_(self.ema, weights, 1.0 - decay)
+        start = self.average_settings.start
+        if start is not None and step >= start and (step - start) % self.average_settings.every == 0:
+            self.n_mean += 1
+            torch._foreach_lerp_(self.mean, weights, 1.0 / self.n_mean)
+
+    @property
+    def current(self) -> list[torch.Tensor]:
+        """The weights to validate and keep: the plain mean, else the EMA, else none (the weights themselves)."""
+        return self.mean if self.n_mean else self.ema
+
+    @contextmanager
+    def shown(self, model: nn.Module) -> Iterator[None]:
+        """The model with averaged weights; its own come back afterwards."""
+        parameters = list(model.parameters())
+        if not self.current:
+            yield
+            return
+        own = [p.data for p in parameters]
+        try:
+            for parameter, averaged in zip(parameters, self.current, strict=True):
+                parameter.data = averaged
+            yield
+        finally:
+            for parameter, data in zip(parameters, own, strict=True):
+                parameter.data = data
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {f"ema.{n}": t for n, t in zip(self.names, self.ema, strict=False)}
+        return named | {f"mean.{n}": t for n, t in zip(self.names, self.mean, strict=False)}
+
+    def counts(self) -> dict[str, int]:
+        return {"n_ema": self.n_ema, "n_mean": self.n_mean}
+
+    def restore(self, tensors: dict[str, torch.Tensor], n_ema: int, n_mean: int) -> None:
+        for kind, kept in (("ema", self.ema), ("mean", self.mean)):
+            for name, tensor in zip(self.names, kept, strict=False):
+                saved = tensors[f"{kind}.{name}"]
+                if saved.shape != tensor.shape:
+                    raise ValueError(f"{kind}.{name} has another shape")
+                tensor.copy_(saved)
+        self.n_ema, self.n_mean = n_ema, n_mean

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from arcuate.training.guard_settings import Guard as GuardSettings
+from arcuate.training.config import Guard as GuardSettings
 
 Action = Literal["keep", "skip", "rewind", "cool", "warn", "stop"]
 RECENT, NEAR = 20, 1.25  # the last so many losses, within this factor of the lowest median

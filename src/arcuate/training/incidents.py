@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from arcuate.batches.batch import Batch
-from arcuate.models.files import save_tensors
+from arcuate.data.batching import Batch
+from arcuate.models.io import save_tensors
 from arcuate.run import Run
 from arcuate.training.guard import Numbers, Verdict
 from arcuate.training.state import Training

@@ -8,27 +8,26 @@ from typing import Any, Protocol
 
 import torch
 
-from arcuate.augment.steps import augment
-from arcuate.batches.batch import Batch
+from arcuate.data.alphabet import BLANK
+from arcuate.data.augmentation import augment
+from arcuate.data.batching import Batch
 from arcuate.errors import UserError
-from arcuate.losses.heads import HEADS, TEXT, head_losses, weigh
-from arcuate.losses.settings import Loss
+from arcuate.experiments.recipe import Recipe
+from arcuate.losses.combined import HEADS, TEXT, head_losses, weigh
+from arcuate.losses.config import Loss
+from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
-from arcuate.models.outputs import Outputs
-from arcuate.recipe import Recipe
 from arcuate.run import append_line
 from arcuate.seeds import derive
-from arcuate.tokens import BLANK
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
+from arcuate.training.distributed import Encode, World
 from arcuate.training.guard import Numbers, Verdict
 from arcuate.training.incidents import keep_batch, record
-from arcuate.training.optimizer import fill_absent, set_rates
-from arcuate.training.parallel import Encode
+from arcuate.training.metrics import Tally
+from arcuate.training.optim import fill_absent, set_rates
 from arcuate.training.precision import autocast
 from arcuate.training.signals import Stop
 from arcuate.training.state import Training, memory_mb
-from arcuate.training.tally import Tally
-from arcuate.training.world import World
 
 Validate = Callable[[Model], dict[str, Any]]
 

@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arcuate.batches.batch import length_batches
-from arcuate.batches.plan import by_length
+from arcuate.data.batching import by_length, length_batches
+from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
+from arcuate.models.config import SpeakingMode
 from arcuate.models.mode import MODES
 from arcuate.models.mode import SpeakingMode as Head
 from arcuate.models.model import Model
-from arcuate.models.settings import SpeakingMode
 from arcuate.run import read_jsonl, write_lines
-from arcuate.store import Store, TrialInfo
 
 Progress = Callable[[int, int, str], None]
 CERTAIN = 1e3  # log odds that a label adds to its block

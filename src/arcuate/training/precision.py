@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
-from arcuate.training.settings import Precision
+from arcuate.training.config import Precision
 
 WORTH_IT = 0.9  # of the time that fp32 takes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,20 +11,25 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
-from arcuate.losses.settings import Loss
+from arcuate.experiments.recipe import Recipe
+from arcuate.losses.config import Loss
 from arcuate.models.model import Model
-from arcuate.recipe import Recipe
 from arcuate.run import Run, read_jsonl, write_lines
-from arcuate.training.checkpoint import Checkpoint, point, prune, save_checkpoint, sync
+from arcuate.training.averaging import Averages
+from arcuate.training.checkpoint import Best, Checkpoint, check_like, point, prune, save_checkpoint, sync
+from arcuate.training.config import Stage
+from arcuate.training.curriculum import Progress, let_learn, stage_at, weighed
 from arcuate.training.guard import Guard
+from arcuate.training.metrics import Tally
 from arcuate.training.modes import Modes
-from arcuate.training.optimizer import carry_over, make_optimizer, optimizer_tensors, restore_optimizer
-from arcuate.training.saved import Best, check_like
-from arcuate.training.schedule import PlateauState, after_validation
-from arcuate.training.stage_settings import Stage
-from arcuate.training.stages import Progress, let_learn, stage_at, weighed
-from arcuate.training.tally import Tally
-from arcuate.training.weights import Averages
+from arcuate.training.optim import (
+    PlateauState,
+    after_validation,
+    carry_over,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
 
 MOVING_STEPS = 200
 
@@ -191,7 +196,7 @@ class Training:
 
     def restore_weights(self, checkpoint: Checkpoint) -> None:
         """Step, weights, optimizer and averages of a checkpoint; not the place in the data, nor the guard."""
-        from arcuate.models.files import load_model
+        from arcuate.models.io import load_model
 
         tensors, saved = checkpoint.tensors(), checkpoint.saved
         own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}

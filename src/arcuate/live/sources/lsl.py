@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.live.chunk import Chunk, Item
+from arcuate.live.messages import Chunk, Item
 
 FIND_S = 10.0
 BUFFER_S = 60  # what is kept for a reader that is late; beyond it the oldest bins are lost

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
-from arcuate.live.chunk import Chunk, End, Item, Mark, Scores
-from arcuate.live.listener import Event
-from arcuate.tokens import CLASSES
+from arcuate.live.endpointing import Event
+from arcuate.live.messages import Chunk, End, Item, Mark, Scores
 
 LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
 BLOCK_MS = 100

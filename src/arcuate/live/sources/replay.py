@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arcuate.data.statistics import Statistics
+from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import BIN_S
 from arcuate.errors import UserError
-from arcuate.live.chunk import Chunk, End, Item, Mark
-from arcuate.moments import Statistics
-from arcuate.store import Store, TrialInfo
-from arcuate.trial import BIN_S
+from arcuate.live.messages import Chunk, End, Item, Mark
 
 REST_S = 2.5  # between trials, most of it after the end of one, so that a text can be read
 MAX_SPEED = 64.0

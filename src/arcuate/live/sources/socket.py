@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from fastapi import WebSocket, WebSocketDisconnect
 
+from arcuate.data.trial import BIN_S
 from arcuate.errors import UserError
 from arcuate.live.access import Bucket
-from arcuate.live.chunk import Chunk, End, Item, Mark
-from arcuate.live.hub import parse_command
+from arcuate.live.broadcast import parse_command
+from arcuate.live.config import Limits
+from arcuate.live.messages import Chunk, End, Item, Mark
 from arcuate.live.session import LiveSession
-from arcuate.live.settings import Limits
 from arcuate.run import to_line
-from arcuate.trial import BIN_S
 
 HEADER = struct.Struct("<IId")
 UNKNOWN = 0xFFFFFFFF

@@ -1,1 +1,0 @@
-"""Everything random that happens to bins, in training only."""

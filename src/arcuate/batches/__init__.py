@@ -1,1 +1,0 @@
-"""Which trials go together, and how they are laid side by side."""

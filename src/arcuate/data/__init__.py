@@ -1,0 +1,1 @@
+"""Recordings to batches: readers, quality checks, the store, splits, batching and augmentation."""

@@ -1,0 +1,258 @@
+"""Brain-to-Text '24: `{train,test,competitionHoldOut}/<session>.mat`, one cell per trial.
+
+As in the literature `test` is the validation split and `competitionHoldOut` the test split. The sentences of
+the latter are placeholders and are not passed on. Labels are made from the text by `arcuate.data.pronunciation`.
+"""
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.io
+
+from arcuate.data.pronunciation import to_tokens
+from arcuate.data.readers.mat_tags import list_variables
+from arcuate.data.readers.source import (
+    FILE_ERRORS,
+    MAX_VALUES,
+    REPLACEMENT,
+    Problem,
+    Reading,
+    SourceFile,
+    Survey,
+    UnreadableFile,
+    folders_in,
+    looks_like_data,
+    names_in,
+    one_line,
+    printable,
+    safe_name,
+    unrecognised,
+)
+from arcuate.data.trial import Split, Trial, trial_id
+from arcuate.errors import UserError
+
+PARTITIONS: dict[str, Split] = {"train": "train", "test": "val", "competitionHoldOut": "test"}
+DEFAULT_FEATURES = "tx1+spikePow:6v"
+_KNOWN_FEATURES = ("tx1", "tx2", "tx3", "tx4", "spikePow")
+_AREAS = ("6v", "44", "all")
+_MAX_TRIALS = 100_000
+_MAT_ERRORS = (
+    *FILE_ERRORS,
+    NotImplementedError,
+    AttributeError,
+    IndexError,
+    NameError,
+    struct.error,
+    zlib.error,
+    scipy.io.matlab.MatReadError,
+)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Which arrays make up the channels, and which half of their columns (6v first, area 44 second)."""
+
+    names: tuple[str, ...]
+    area: str
+
+    def columns(self, n_columns: int) -> slice:
+        half = n_columns // 2
+        return {"6v": slice(0, half), "44": slice(half, None), "all": slice(None)}[self.area]
+
+
+def parse_features(text: str) -> Features:
+    """ "tx1+spikePow:6v" -> Features; anything else is refused with what is known."""
+    names, _, area = text.partition(":")
+    chosen = tuple(name.strip() for name in names.split("+"))
+    area = area.strip() or "6v"
+    wrong = [name for name in chosen if name not in _KNOWN_FEATURES]
+    if wrong or area not in _AREAS or len(set(chosen)) != len(chosen):
+        raise UserError(
+            f"features {text!r} are not known: join some of {', '.join(_KNOWN_FEATURES)} with + and add"
+            f" :{', :'.join(_AREAS)}, as in {DEFAULT_FEATURES}"
+        )
+    return Features(chosen, area)
+
+
+def is_partition(folder: Path) -> bool:
+    return folder.name in PARTITIONS and any(_is_recording(name) for name in names_in(folder, []))
+
+
+def list_files(root: Path) -> tuple[list[SourceFile], list[Reading]]:
+    """All recordings of the partitions in this folder, and what was passed over."""
+    files: list[SourceFile] = []
+    passed: list[Reading] = []
+    for folder in folders_in(root, passed):
+        split = PARTITIONS.get(folder.name)
+        for name in names_in(folder, passed):
+            if split is not None and _is_recording(name):
+                files.append(SourceFile(printable(Path(name).stem), split, folder / name))
+            elif looks_like_data(name):
+                told = f"no folder of {', '.join(PARTITIONS)}" if split is None else "no <session>.mat"
+                passed.append(unrecognised(f"{folder.name}/{name}", told))
+    return files, passed
+
+
+def _is_recording(name: str) -> bool:
+    return name.endswith(".mat")
+
+
+def survey(file: SourceFile) -> Survey:
+    """Trials by the size of the cell array; how many channels they have only reading tells."""
+    sizes = _sizes(file)
+    if "tx1" not in sizes and "spikePow" not in sizes:
+        raise UnreadableFile("it has neither tx1 nor spikePow")
+    return Survey(sizes.get("tx1", sizes.get("spikePow", 0)), {})
+
+
+def count_channels(file: SourceFile, features: str) -> dict[int, int]:
+    counts: Counter[int] = Counter()
+    for reading in read(file, features):
+        if reading.trial is not None:
+            counts[reading.trial.bins.shape[1]] += 1
+    return dict(counts)
+
+
+def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[Reading]:
+    """The trials of one file in order; the file is held in memory while it is read."""
+    chosen = parse_features(features)
+    data = _load(file, chosen)
+    arrays = [data[name] for name in chosen.names]
+    texts, blocks = data["sentenceText"], data["blockIdx"]
+    for number in range(len(arrays[0])):
+        identity = trial_id(file.session, file.split, number)
+        try:
+            bins = _read_bins([array[number] for array in arrays], chosen)
+        except FILE_ERRORS as error:
+            problem = Problem("unreadable", None, one_line(error), "unreadable")
+            yield Reading(identity, None, (problem,))
+            continue
+        for array in arrays:
+            array[number] = None  # what has been handed on need not stay
+        yield _reading(
+            file, number, bins, texts[number] if texts else None, blocks[number] if blocks else None
+        )
+
+
+def _reading(file: SourceFile, number: int, bins: np.ndarray, text: str | None, block: int | None) -> Reading:
+    problems: list[Problem] = []
+    if block is None:
+        problems.append(Problem("no block number", None, "blockIdx is missing; taken as block 0", "note"))
+    tokens: np.ndarray | None = None
+    if file.split == "test":
+        text = None  # a placeholder in the release
+    elif not text:
+        problems.append(Problem("no label", None, "the trial has no sentence"))
+        text = None
+    else:
+        if n_replaced := text.count(REPLACEMENT):
+            detail = (
+                f"{n_replaced} signs of the sentence are no text, so its label may be wrong: {text[:60]!r}"
+            )
+            problems.append(Problem("text encoding", n_replaced, detail))
+        label, unknown = to_tokens(text)
+        tokens = np.asarray(label, dtype=np.int32)
+        if unknown:
+            detail = f"pronounced by rule: {', '.join(unknown)}"
+            problems.append(Problem("unknown words", len(unknown), detail, "note"))
+    trial = Trial(file.session, file.split, number, block or 0, bins, tokens, text)
+    return Reading(trial.id, trial, tuple(problems))
+
+
+def _read_bins(cells: list[Any], features: Features) -> np.ndarray:
+    """(T, C) float32: the chosen columns of every feature side by side."""
+    parts: list[np.ndarray] = []
+    for name, cell in zip(features.names, cells, strict=True):
+        if not isinstance(cell, np.ndarray) or cell.ndim != 2 or cell.dtype.kind not in "fiu":
+            raise ValueError(f"{name} holds no array of numbers (bins, channels)")
+        if cell.size > MAX_VALUES or (features.area != "all" and cell.shape[1] % 2):
+            raise ValueError(
+                f"{name} has {cell.shape[0]} bins of {cell.shape[1]} channels, which cannot be halved"
+            )
+        parts.append(cell[:, features.columns(cell.shape[1])])
+    if len({len(part) for part in parts}) > 1:
+        raise ValueError(f"{' and '.join(features.names)} differ in length: {[len(part) for part in parts]}")
+    with np.errstate(over="ignore"):
+        bins = np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+    if not bins.shape[1]:
+        raise ValueError("the trial has no channels")
+    return np.ascontiguousarray(bins)
+
+
+# --- the file ---------------------------------------------------------------------------------------------
+
+
+def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
+    """Cells, sentences and block numbers, all of the same length."""
+    wanted = (*features.names, "sentenceText", "blockIdx")
+    sizes = _sizes(file, wanted)
+    for name in features.names:
+        if name not in sizes:
+            raise UnreadableFile(
+                f"it has no variable {name}; it holds {', '.join(sorted(sizes)) or 'nothing'}"
+            )
+    try:
+        stored = scipy.io.loadmat(file.path, variable_names=wanted)
+    except _MAT_ERRORS as error:
+        raise UnreadableFile(one_line(error)) from error
+    data: dict[str, list[Any]] = {}
+    for name in features.names:
+        if stored[name].dtype != object:
+            raise UnreadableFile(f"{name} is not a cell array with one cell per trial")
+        data[name] = list(stored[name].ravel())
+    data["sentenceText"] = _sentences(stored.get("sentenceText"))
+    data["blockIdx"] = _blocks(stored.get("blockIdx"))
+    n_trials = len(data[features.names[0]])
+    for name, values in data.items():
+        if len(values) != n_trials and (values or name in features.names):
+            raise UnreadableFile(f"{features.names[0]} has {n_trials} trials but {name} has {len(values)}")
+    return data
+
+
+def _check(file: SourceFile) -> None:
+    if not safe_name(file.session):
+        raise UnreadableFile(f"the session name {file.session!r} cannot be a file name; rename the file")
+    try:
+        with file.path.open("rb") as stream:
+            head = stream.read(520)
+    except OSError as error:
+        raise UnreadableFile(error.strerror or str(error)) from error
+    if (
+        head[:8] == b"\x89HDF\r\n\x1a\n"
+        or head[512:520] == b"\x89HDF\r\n\x1a\n"
+        or head.startswith(b"MATLAB 7.3")
+    ):
+        raise UnreadableFile("it is a MATLAB 7.3 file; save it again in MATLAB with save(..., '-v7')")
+
+
+def _sizes(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, int]:
+    """How many cells each variable has; those wanted have been checked to the last and are safe to load."""
+    _check(file)
+    try:
+        sizes = {name: found.size for name, found in list_variables(file.path, wanted).items()}
+    except _MAT_ERRORS as error:
+        raise UnreadableFile(one_line(error)) from error
+    for name in _KNOWN_FEATURES:
+        if sizes.get(name, 0) > _MAX_TRIALS:
+            raise UnreadableFile(f"{name} claims {sizes[name]} trials")
+    return sizes
+
+
+def _sentences(stored: Any) -> list[Any]:
+    """Sentences from a padded character array or a cell array; an empty list where there are none."""
+    if not isinstance(stored, np.ndarray):
+        return []
+    flat = [np.asarray(cell).ravel() for cell in stored.ravel()]
+    return [printable(str(cell[0])).replace("\0", "").strip() if len(cell) else "" for cell in flat]
+
+
+def _blocks(stored: Any) -> list[Any]:
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiu":
+        return []
+    return [int(value) if np.isfinite(value) else None for value in stored.ravel()]

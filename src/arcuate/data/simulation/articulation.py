@@ -1,0 +1,173 @@
+"""Phonemes to movements of the vocal tract: targets, timing, coarticulation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arcuate.data.trial import BIN_S
+
+ARTICULATORS = (
+    "lip_aperture",
+    "lip_rounding",
+    "jaw",
+    "tip_height",
+    "tip_front",
+    "body_height",
+    "body_front",
+    "root",
+    "lateral",
+    "rhotic",
+    "velum",
+    "voicing",
+    "airflow",
+    "closure",
+)
+N_ARTICULATORS = len(ARTICULATORS)
+# Time constant of each articulator (s): lips and tongue tip are quick, jaw, velum and larynx are slower.
+_TIME_CONSTANTS = np.array(
+    [0.026, 0.034, 0.042, 0.022, 0.026, 0.034, 0.034, 0.040, 0.028, 0.030, 0.044, 0.034, 0.026, 0.022]
+)
+
+# One gesture per row, in the order of ARTICULATORS; "." = the phoneme does not care, its neighbours decide.
+# Heights, fronting and rounding run from -1 to 1; a diphthong or affricate is two gestures in a row.
+_GESTURES = """
+AA   0.9 -0.3  1.0   .    .  -0.9 -0.7 -0.9  .    .   -1.0  1.0 -0.6 -1.0
+AE   0.9 -0.5  0.8   .   0.3 -0.6  0.8 -0.3  .    .   -1.0  1.0 -0.6 -1.0
+AH   0.4  0.0  0.3   .    .  -0.2  0.0 -0.2  .    .   -1.0  1.0 -0.6 -1.0
+AO   0.5  0.8  0.6   .    .  -0.6 -0.8 -0.6  .    .   -1.0  1.0 -0.6 -1.0
+AW   0.9 -0.3  0.9   .    .  -0.8 -0.2 -0.6  .    .   -1.0  1.0 -0.6 -1.0
+AW   0.1  0.9 -0.2   .    .   0.6 -0.9  0.2  .    .   -1.0  1.0 -0.6 -1.0
+AY   0.9 -0.3  0.9   .    .  -0.9 -0.3 -0.7  .    .   -1.0  1.0 -0.6 -1.0
+AY   0.3 -0.6 -0.2   .    .   0.7  0.9  0.6  .    .   -1.0  1.0 -0.6 -1.0
+B   -1.0  0.0 -0.5   .    .    .    .    .   .    .   -1.0  0.8 -1.0  1.0
+CH   0.0  0.5 -0.8  1.0  0.4  0.4  0.3   .   .    .   -1.0 -0.9 -0.7  1.0
+CH   0.1  0.5 -0.8  0.7  0.2  0.5  0.3   .   .    .   -1.0 -0.9  0.9 -0.1
+D     .    .  -0.5  1.0  0.6   .    .    .   .    .   -1.0  0.8 -1.0  1.0
+DH    .    .  -0.3  0.6  1.0   .    .    .   .    .   -1.0  0.8  0.3  0.1
+EH   0.6 -0.4  0.5   .    .  -0.1  0.7  0.0  .    .   -1.0  1.0 -0.6 -1.0
+ER   0.2  0.4  0.0  0.2 -0.5  0.2  0.0 -0.5  .   1.0  -1.0  1.0 -0.6 -0.8
+EY   0.5 -0.5  0.4   .    .   0.2  0.8  0.2  .    .   -1.0  1.0 -0.6 -1.0
+EY   0.2 -0.6 -0.2   .    .   0.8  1.0  0.6  .    .   -1.0  1.0 -0.6 -1.0
+F   -0.8 -0.6 -0.4   .    .    .    .    .   .    .   -1.0 -0.9  0.9  0.2
+G     .    .  -0.4   .    .   1.0 -0.4   .   .    .   -1.0  0.8 -1.0  1.0
+HH   0.5   .   0.2   .    .    .    .  -0.2  .    .   -1.0 -1.0  0.6 -0.9
+IH   0.3 -0.4  0.0   .    .   0.5  0.6  0.3  .    .   -1.0  1.0 -0.6 -1.0
+IY   0.2 -0.8 -0.2   .    .   1.0  1.0  0.8  .    .   -1.0  1.0 -0.6 -1.0
+JH   0.0  0.5 -0.8  1.0  0.4  0.4  0.3   .   .    .   -1.0  0.8 -0.8  1.0
+JH   0.1  0.5 -0.8  0.7  0.2  0.5  0.3   .   .    .   -1.0  0.8  0.7 -0.1
+K     .    .  -0.4   .    .   1.0 -0.4   .   .    .   -1.0 -0.9 -1.0  1.0
+L     .    .  -0.1  1.0  0.5 -0.2 -0.3 -0.3 1.0   .   -1.0  1.0 -0.4  0.0
+M   -1.0  0.0 -0.4   .    .    .    .    .   .    .    1.0  1.0 -0.4  0.8
+N     .    .  -0.4  1.0  0.6   .    .    .   .    .    1.0  1.0 -0.4  0.8
+NG    .    .  -0.3   .    .   1.0 -0.4   .   .    .    1.0  1.0 -0.4  0.8
+OW   0.3  0.7  0.3   .    .  -0.1 -0.7 -0.2  .    .   -1.0  1.0 -0.6 -1.0
+OW   0.0  1.0 -0.1   .    .   0.6 -0.9  0.2  .    .   -1.0  1.0 -0.6 -1.0
+OY   0.4  0.9  0.5   .    .  -0.5 -0.8 -0.5  .    .   -1.0  1.0 -0.6 -1.0
+OY   0.3 -0.6 -0.2   .    .   0.7  0.9  0.6  .    .   -1.0  1.0 -0.6 -1.0
+P   -1.0  0.0 -0.5   .    .    .    .    .   .    .   -1.0 -0.9 -1.0  1.0
+R    0.1  0.6 -0.2  0.3 -0.7  0.1 -0.1 -0.6  .   1.0  -1.0  1.0 -0.4 -0.4
+S     .  -0.4 -0.9  0.8  0.6   .    .    .   .    .   -1.0 -0.9  1.0  0.1
+SH   0.1  0.6 -0.8  0.6  0.1  0.5  0.3   .   .    .   -1.0 -0.9  1.0  0.0
+T     .    .  -0.5  1.0  0.6   .    .    .   .    .   -1.0 -0.9 -1.0  1.0
+TH    .    .  -0.3  0.6  1.0   .    .    .   .    .   -1.0 -0.9  0.6  0.1
+UH   0.2  0.5  0.1   .    .   0.4 -0.5  0.0  .    .   -1.0  1.0 -0.6 -1.0
+UW  -0.1  1.0 -0.2   .    .   0.9 -0.7  0.4  .    .   -1.0  1.0 -0.6 -1.0
+V   -0.8 -0.6 -0.4   .    .    .    .    .   .    .   -1.0  0.8  0.6  0.2
+W   -0.4  1.0 -0.3   .    .   0.8 -0.9  0.0  .    .   -1.0  1.0 -0.4 -0.3
+Y    0.1 -0.7 -0.4   .    .   1.0  1.0  0.8  .    .   -1.0  1.0 -0.4 -0.3
+Z     .  -0.4 -0.9  0.8  0.6   .    .    .   .    .   -1.0  0.8  0.8  0.1
+ZH   0.1  0.6 -0.8  0.6  0.1  0.5  0.3   .   .    .   -1.0  0.8  0.8  0.0
+SIL  0.0  0.0  0.0  0.0  0.0  0.0  0.0  0.0 -0.2 -0.2 -0.3 -1.0 -1.0 -0.6
+"""
+
+_VOWELS = frozenset(["AA", "AE", "AO", "AW", "AY", "EH", "ER", "EY", "IY", "OW", "OY", "UW"])
+_SHORT = frozenset(["B", "D", "DH", "G", "HH", "L", "P", "T", "K", "V", "Y", "R", "W"])
+
+
+def _table() -> dict[str, np.ndarray]:
+    """Phoneme name to its gestures, (1 or 2, N_ARTICULATORS), NaN where the phoneme leaves one free."""
+    rows: dict[str, list[list[float]]] = {}
+    for line in _GESTURES.strip().splitlines():
+        name, *cells = line.split()
+        rows.setdefault(name, []).append([np.nan if cell == "." else float(cell) for cell in cells])
+    return {name: np.array(gestures) for name, gestures in rows.items()}
+
+
+GESTURES = _table()
+REST = GESTURES["SIL"][0]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast this trial is spoken."""
+
+    s_per_phoneme: float  # mean, words' pauses included
+    before_s: float
+    after_s: float
+
+
+def time_phonemes(names: Sequence[str], pace: Pace, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Onset of every phoneme in bins, (U,) float, and the number of bins of the trial.
+
+    The final silence runs to the end of the trial.
+    """
+    base = np.array([_relative_length(name) for name in names])
+    lengths = base * rng.lognormal(0.0, 0.24, len(names)) * (pace.s_per_phoneme / BIN_S)
+    pauses = (np.array(names) == "SIL") & (rng.random(len(names)) < 0.06)
+    lengths[pauses] += rng.exponential(0.35 / BIN_S, int(pauses.sum()))  # a hesitation
+    onsets = pace.before_s / BIN_S + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
+    n_bins = int(np.ceil(onsets[-1] + lengths[-1] + pace.after_s / BIN_S))
+    return onsets, n_bins
+
+
+def _relative_length(name: str) -> float:
+    if name == "SIL":
+        return 0.95
+    return 1.22 if name in _VOWELS else 0.86 if name in _SHORT else 1.02
+
+
+def move(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
+    """Articulator positions over the trial, (n_bins, N_ARTICULATORS).
+
+    Each articulator follows its targets as a critically damped second-order system, so neighbours overlap;
+    one that a phoneme leaves free drifts between the targets around it.
+    """
+    starts: list[float] = [0.0]
+    targets: list[np.ndarray] = [REST]
+    ends = np.append(onsets[1:], n_bins)
+    for name, start, end in zip(names, onsets, ends, strict=True):
+        gestures = GESTURES[name]
+        for part, gesture in enumerate(gestures):
+            starts.append(start + (end - start) * part / len(gestures))
+            targets.append(gesture)
+    goal = _fill_free(np.array(targets))  # (G, K)
+    which = np.searchsorted(np.array(starts), np.arange(n_bins) + 0.5, side="right") - 1
+    path = goal[which] - REST  # (T, K)
+    poles = np.exp(-BIN_S / _TIME_CONSTANTS)
+    return follow(follow(path, poles), poles) + REST
+
+
+def follow(goal: np.ndarray, pole: np.ndarray | float) -> np.ndarray:
+    """First-order approach to a moving goal, (T, K), from rest; twice the same makes it critically damped."""
+    inflow = (1 - pole) * goal
+    out = np.empty_like(inflow)
+    now = np.zeros_like(inflow[0])
+    for t, arriving in enumerate(inflow):
+        now = pole * now + arriving
+        out[t] = now
+    return out
+
+
+def _fill_free(targets: np.ndarray) -> np.ndarray:
+    """Replace a free articulator by a blend of the last target asked of it and the next one to come."""
+    n, k = targets.shape
+    filled = targets.copy()
+    order = np.arange(n)[:, None]
+    asked = ~np.isnan(targets)
+    last = np.maximum.accumulate(np.where(asked, order, 0), axis=0)
+    upcoming = np.minimum.accumulate(np.where(asked, order, n - 1)[::-1], axis=0)[::-1]
+    columns = np.broadcast_to(np.arange(k), (n, k))
+    before, after = targets[last, columns], targets[upcoming, columns]
+    blend = 0.45 * before + 0.55 * np.where(np.isnan(after), before, after)
+    return np.where(asked, filled, 0.8 * blend + 0.2 * REST)

@@ -1,0 +1,1 @@
+"""Log-probabilities to tokens and words."""

@@ -1,0 +1,1 @@
+"""CTC word search over a lexicon tree with an n-gram language model."""

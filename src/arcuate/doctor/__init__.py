@@ -1,6 +1,0 @@
-"""The doctor: reads any training log of this field and says what happened, since when, and on which evidence."""
-
-from arcuate.doctor.diagnose import diagnose
-from arcuate.doctor.diagnosis import VERDICTS, Cause, Diagnosis
-
-__all__ = ["VERDICTS", "Cause", "Diagnosis", "diagnose"]

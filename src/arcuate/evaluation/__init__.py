@@ -1,0 +1,1 @@
+"""Error rates, significance tests, tuning, system combination and rescoring."""

@@ -1,0 +1,1 @@
+"""Recipes and run folders: the packages above wired into training runs, sweeps and ablations."""

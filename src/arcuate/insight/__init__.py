@@ -1,0 +1,1 @@
+"""Doctor, report and ledger: read run folders and training logs."""

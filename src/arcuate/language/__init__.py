@@ -1,0 +1,1 @@
+"""Pronunciation lexicons and n-gram language models."""

@@ -1,0 +1,43 @@
+"""Statistics of what a stream has heard before: normalisation from the past only."""
+
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from arcuate.data.statistics import Moments, Statistics, signed_log
+from arcuate.models.model import Model, outline
+
+
+def rolling_model(model: Model) -> Model:
+    """The same weights under a front end that normalises causally, for models that were given whole blocks."""
+    settings = model.card.settings
+    front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
+    card = model.card.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
+    rolling = outline(card)
+    rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    return rolling.eval()
+
+
+def hold_still(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def remember(past: Moments, bins: np.ndarray, log: bool, max_bins: int) -> Moments:
+    """The past with more bins (t, C) in it; what is longer ago than `max_bins` fades."""
+    return fade(past, max_bins).merge(Moments.of(signed_log(bins) if log else bins))
+
+
+def fade(past: Moments, max_bins: int) -> Moments:
+    share = min(1.0, max_bins / max(past.n_bins, 1))
+    return replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, max_bins))
+
+
+def as_past(statistics: Statistics | None, n_channels: int) -> Moments:
+    """Statistics known beforehand, such as those of an earlier session, as a past to go on from."""
+    if statistics is None or statistics.n_bins <= 0:
+        return Moments.empty(n_channels)
+    n = np.full(n_channels, float(statistics.n_bins))
+    sd = statistics.sd.astype(np.float64)
+    return Moments(n, statistics.mean.astype(np.float64), n * sd**2, statistics.n_bins)

@@ -1,0 +1,101 @@
+"""Device and number of CPU threads: found out by trying, not by asking."""
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from arcuate.errors import UserError
+from arcuate.training.config import Runtime
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: torch.device
+    threads: int
+    reason: str  # why this many threads
+
+
+def set_up(settings: Runtime, width: int = 256, batch_size: int = 16) -> Machine:
+    """Choose device and threads, and set the threads."""
+    device = choose_device(settings.device)
+    threads, reason = choose_threads(settings.threads, width, batch_size, device)
+    torch.set_num_threads(threads)
+    return Machine(device, threads, reason)
+
+
+def choose_device(name: str, setting: str = "runtime.device") -> torch.device:
+    """The device of that name, if it is there; `setting` is what the user would have to change."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"{setting}={name} is no device; use {setting}=auto, cpu, cuda or mps") from None
+    if not usable.get(device.type, False):
+        raise UserError(f"{setting}={name} is not available here; use {setting}=auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"{setting}={name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0"
+        )
+    return device
+
+
+def choose_threads(asked: int | None, width: int, batch_size: int, device: torch.device) -> tuple[int, str]:
+    if asked is not None:
+        return asked, "runtime.threads"
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads(), "OMP_NUM_THREADS"
+    if device.type != "cpu":
+        return torch.get_num_threads(), "the work is done on the device"
+    n_cores = count_cores()
+    if n_cores == 1:
+        return 1, "one core"
+    return probe_threads(n_cores, width, batch_size)
+
+
+def count_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def probe_threads(n_cores: int, width: int, batch_size: int) -> tuple[int, str]:
+    """Time a few recurrent steps of the model's size with 1, 2, 4 … threads; take the fastest.
+
+    More threads on shared cores can be ten times slower than one, and only a measurement tells.
+    """
+    candidates = [n for n in (1, 2, 4, 8, 16, 32) if n <= min(n_cores, 32)]
+    before = torch.get_num_threads()
+    seconds: dict[int, float] = {}
+    try:
+        for n in candidates:
+            torch.set_num_threads(n)
+            seconds[n] = time_steps(width, batch_size)
+            if seconds[n] > 3 * min(seconds.values()):
+                break
+    finally:
+        torch.set_num_threads(before)
+    fastest = min(seconds, key=lambda n: seconds[n])
+    threads = min(n for n in seconds if seconds[n] <= 1.1 * seconds[fastest])
+    measured = ", ".join(f"{n}: {1000 * s:.1f} ms" for n, s in seconds.items())
+    return threads, f"fewest within 10 % of the fastest in a probe ({measured})"
+
+
+def time_steps(width: int, batch_size: int, n_steps: int = 20) -> float:
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(batch_size, width, generator=generator)
+    recurrent = torch.randn(width, 3 * width, generator=generator)
+    frames = torch.randn(batch_size * n_steps, 2 * width, generator=generator)
+    projection = torch.randn(2 * width, 3 * width, generator=generator)
+
+    def once() -> float:
+        start = time.perf_counter()
+        gates = (frames @ projection).view(n_steps, batch_size, -1)
+        for step in range(n_steps):
+            state.copy_(torch.tanh((gates[step] + state @ recurrent)[:, :width]))
+        return time.perf_counter() - start
+
+    once()
+    return min(once() for _ in range(3))

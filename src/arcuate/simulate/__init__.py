@@ -1,5 +1,0 @@
-"""A simulated cohort in the official file layouts, from sentence to spikes."""
-
-from arcuate.simulate.cohort import DIFFICULTIES, LAYOUTS, TRUTH, simulate
-
-__all__ = ["DIFFICULTIES", "LAYOUTS", "TRUTH", "simulate"]

@@ -1,0 +1,158 @@
+"""New days for every kind of encoder, with session layers and without, in one direction and in both."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate import StreamingDecoder
+from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.online import make_adapter
+from arcuate.adaptation.stream import follow_trial
+from arcuate.cli.calibrate import Asked, calibrate, prepare_plan
+from arcuate.cli.evaluate import AS_TRAINED
+from arcuate.cli.follow import Following, follow_run
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.config import Augment
+from arcuate.data.store import Store
+from arcuate.decoding.greedy import greedy
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import decode_trials
+from arcuate.live.adaptation import make_adapting
+from arcuate.live.decoder import make_engine
+from arcuate.models.config import (
+    Encoder,
+    FrontEnd,
+    GRUEncoder,
+    ModelCard,
+    ModelSettings,
+    Patch,
+    SessionLayer,
+    Smoothing,
+    SSMEncoder,
+    TransformerEncoder,
+)
+from arcuate.models.io import load_model, save_model
+from arcuate.models.model import Model
+from arcuate.run import open_run
+from arcuate.training.checkpoint import find_checkpoint
+from arcuate.training.signals import Stop
+from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
+
+GRU = GRUEncoder(width=12, depth=1)
+SSM = SSMEncoder(width=8, depth=1, heads=2, state=3, taps=3)
+TRANSFORMER = TransformerEncoder(width=8, depth=1, heads=2, expansion=2, context=16, buckets=8)
+KINDS: list[tuple[Encoder, bool]] = [
+    *((encoder, layers) for encoder in (GRU, SSM, TRANSFORMER) for layers in (True, False)),
+    (GRU.model_copy(update={"bidirectional": True}), True),
+    (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
+]
+NAMES = [
+    f"{e.kind}{'-both-ways' if not e.causal else ''}{'' if layers else '-no-layers'}" for e, layers in KINDS
+]
+
+
+@pytest.fixture(params=KINDS, ids=NAMES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model that nobody trained, but which is sure of what it says."""
+    encoder, layers = request.param
+    torch.manual_seed(1)
+    front_end = FrontEnd(
+        normalise="none",
+        smoothing=Smoothing(sd=0.0),
+        session_layer=SessionLayer(enabled=layers),
+        patch=Patch(bins=4, stride=2),
+    )
+    settings = ModelSettings(front_end=front_end, encoder=encoder)
+    card = ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
+    model = Model(card)
+    with torch.no_grad():
+        model.head.weight.mul_(12.0)
+    save_model(tmp_path / "model", model)
+    return tmp_path / "model"
+
+
+def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, folder: Path) -> None:
+    store, model = Store.open(new_days / "store"), load_model(folder)
+    settings = Adaptation.model_validate(
+        {
+            "method": "replay",
+            "rate": 0.01,
+            "reach": 0.05,
+            "copies": 2,
+            "past": 2,
+            "safety": {"min_confidence": 0},
+        }
+    )
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapter = make_adapter(model, settings, Augment(white_noise_sd=0.2))
+    day = adapter.start(DRIFTED)
+    for trial in [t for t in store.trials if t.session == DRIFTED][:5]:
+        _, after = follow_trial(adapter, day, store, trial, greedy, False)
+        assert float((after.layer.weight - day.layer.weight).abs().max()) <= 0.01 + 1e-6
+        assert after.layer.distance(after.start) <= 0.05 + 1e-5
+        day = after
+    assert day.n_steps == 5 and day.layer.distance(day.start) > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path) -> None:
+    store, noise = Store.open(new_days / "store"), Augment(white_noise_sd=0.2)
+    settings = Adaptation.model_validate(
+        {
+            "method": "one-step",
+            "rate": 0.01,
+            "copies": 2,
+            "safety": {"min_confidence": 0, "full_doubt": 0.001},
+        }
+    )
+    if not load_model(folder).card.settings.encoder.causal:
+        with pytest.raises(UserError, match="cannot stream"):
+            make_engine(load_model(folder), None)
+        return
+    trials = [t for t in store.trials if t.session == DRIFTED][:3]
+    adapter = make_adapter(load_model(folder), settings, noise)
+    day, read = adapter.start(DRIFTED), []
+    for trial in trials:
+        step, day = follow_trial(adapter, day, store, trial, greedy, False)
+        read.append(step.result.tokens)
+    engine = make_engine(load_model(folder), None)
+    engine = replace(engine, adapting=make_adapting(engine.model, None, settings, noise))
+    stream = StreamingDecoder(engine, DRIFTED)
+    for trial, tokens in zip(trials, read, strict=True):
+        for chunk in np.array_split(store.read_bins(trial), 5):
+            stream.push(chunk)
+        assert stream.finish().tokens == tokens
+        stream.settle()
+    assert stream.day is not None and stream.day.n_steps == day.n_steps == 3
+    torch.testing.assert_close(stream.day.layer.weight, day.layer.weight, atol=0, rtol=0)
+
+
+def test_a_day_without_drift_is_read_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:
+    following = Following("one-step", sessions=(SAME,), settings=("copies=4",))
+    told = follow_run(
+        open_run(folder), "val", new_days / "store", "best", None, None, following, AS_TRAINED, quiet=True
+    )
+    assert told["n_trials"] == 20 and told["days"][0]["layer_of"] == SECOND
+    assert told["days"][0]["expected_confidence"] > 0
+    assert told["per"] <= 1.02 * told["per_unadapted"]
+
+
+def test_a_calibrated_model_knows_one_day_more_and_the_old_ones_as_before(
+    new_days: Path, folder: Path, tmp_path: Path
+) -> None:
+    store, run = Store.open(new_days / "store"), tmp_path / "run"
+    few = ("steps=2", "rest=0", "batch_size=4")
+    asked = Asked(folder, new_days / "store", DRIFTED, run, sentences=3, curve="none", settings=few)
+    plan = prepare_plan(asked)
+    told = calibrate(plan, Stop())
+    assert told is not None and [p["sentences"] for p in told["curve"]] == [0, 3]
+    old, new = load_model(folder), load_model(find_checkpoint(run))
+    assert new.card.sessions == (FIRST, SECOND, DRIFTED)
+    known = [t for t in store.trials if t.session == SECOND][:2]
+    for a, b in zip(
+        *(decode_trials(m.eval(), store, known, keep_scores=True) for m in (old, new)), strict=True
+    ):
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)

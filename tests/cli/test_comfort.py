@@ -1,0 +1,181 @@
+"""Small comforts: completion, hints that name the working form, one session and two sessions."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arcuate.cli.console import TimeLeft, bar, counted
+from arcuate.cli.evaluate import headline
+from arcuate.cli.prepare import leakage_line, prepare_store
+from arcuate.cli.recipes import diff_command
+from arcuate.data.prepare import prepare
+from arcuate.errors import UserError
+from arcuate.evaluation.metrics import Score, bootstrap_interval
+from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for, to_yaml
+from support.fabricate import Made, noise, write_hdf5
+from support.forking import arcuate
+
+COMPLETE = """
+import os, sys
+os.environ |= {{"_ARCUATE_COMPLETE": "complete_bash", "COMP_WORDS": {words!r}, "COMP_CWORD": str({place})}}
+sys.argv = ["arcuate"]
+from arcuate.cli import app
+try:
+    app(prog_name="arcuate")
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def completed(words: str) -> list[str]:
+    code = COMPLETE.format(words=words, place=len(words.split(" ")) - 1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "AssertionError" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("arcuate train b2t24-", ["b2t24-gru", "b2t24-transformer"]),
+        ("arcuate recipes show ti", ["tiny", "tiny-transformer"]),
+        ("arcuate recipes diff tiny ti", ["tiny", "tiny-transformer"]),
+        ("arcuate evaluate run --split ", ["val", "test", "dev", "train"]),
+        ("arcuate simulate out --layout b", ["b2t25", "b2t24"]),
+    ],
+)
+def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
+    assert completed(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("schedule.kind=constant", ["schedule of kind constant needs schedule.rate", "schedule.rate=VALUE"]),
+        ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
+        ("schedule=constant", ["schedule.kind=constant"]),
+        ("data.sessions=x", ["a list is wanted", "data.sessions=[x]"]),
+        ("data.batching.kind=foo", ["days, shuffled, bucketed"]),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_told_the_right_one(override: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        load_recipe("tiny", [override])
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_the_form_that_is_told_works() -> None:
+    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.rate=0.01", "data.sessions=[x]"])
+    assert (recipe.schedule.kind, recipe.schedule.peak, recipe.data.sessions) == ("constant", 0.01, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("--steps", "train.steps"),
+        ("--log-every", "train.log_every"),
+        ("--dev-fraction", "data.dev_fraction"),
+        ("--stepss", "train.steps"),
+        ("--frobnicate", None),
+        ("", None),
+    ],
+)
+def test_an_option_that_is_a_setting_is_recognised(option: str, setting: str | None) -> None:
+    assert setting_for(option) == setting
+
+
+def test_an_unknown_option_hints_at_the_setting() -> None:
+    done = arcuate("train", "tiny", "--steps", "5", "--data", "x", "--run", "y")
+    assert done.returncode == 2
+    assert "train.steps=VALUE" in done.stderr
+
+
+# --- recipes diff ------------------------------------------------------------------------------------------
+
+
+def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, steps in (("one", 7), ("two", 9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text(
+            to_yaml(load_recipe("b2t25-gru", [f"train.steps={steps}"]))
+        )
+    diff_command(str(tmp_path / "one"), str(tmp_path / "two"), as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["changes"] == [{"path": "train.steps", "before": 7, "after": 9}]
+    diff_command(str(tmp_path / "one"), None, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["a"], told["b"]) == ("b2t25-gru", str(tmp_path / "one"))
+    assert told["changes"] == [{"path": "train.steps", "before": 120000, "after": 7}]
+
+
+# --- words and numbers -------------------------------------------------------------------------------------
+
+
+def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [Made(noise())])
+    prepare_store(tmp_path / "source", tmp_path / "store")
+    said = capsys.readouterr()
+    assert "1 trial in 1 session, 8 channels" in said.out
+    assert "leakage: 0 recordings in two splits" in said.err
+
+
+def test_the_line_about_leakage_counts_what_is_shared(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [Made(noise(seed=1))])
+    report = prepare(tmp_path / "source", tmp_path / "store")
+    assert report.leakage is not None
+    line = leakage_line(report.leakage)
+    assert "1 recording in two splits" in line and "1 of 1 val sentences in train" in line
+
+
+def test_one_trial_gives_no_interval() -> None:
+    one = Score(substitutions=2, length=10)
+    assert bootstrap_interval([one]) == (None, None)
+    assert bootstrap_interval([one, Score(insertions=1)]) == (
+        None,
+        None,
+    )  # the second has nothing to divide by
+    low, high = bootstrap_interval([one, Score(length=10)])
+    assert low == 0.0 and high == 0.2
+    summary: dict[str, Any] = {"per": 0.2, "per_low": None, "per_high": None, "n_scored": 1, "split": "val"}
+    summary |= {"selected_on": "dev", "substitutions": 2, "insertions": 0, "deletions": 0, "n_tokens": 10}
+    assert "no interval from a single trial, on 1 val trial:" in headline(summary)
+
+
+def test_more_workers_than_cores_are_told_and_not_started(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = import_module("arcuate.cli.train")  # the package's own `train` is the command
+    monkeypatch.setattr(train, "count_cores", lambda: 3)
+    recipe = load_recipe("tiny", ["data.workers=200"])
+    assert train.worker_count(recipe) == 3
+    assert train.worker_count(load_recipe("tiny", ["data.workers=1"])) == 1
+    train.train_run(train.Asked("tiny", ["data.workers=200"], cohort_store, tmp_path / "run", dry_run=True))
+    assert "data.workers=200 is more than there are cores; using 3" in capsys.readouterr().err
+
+
+def test_curves_stand_two_by_two_at_most() -> None:
+    """A column takes more than a third of the width, so a third one never fits beside two."""
+    style = (files("arcuate") / "insight" / "report" / "style.css").read_text("utf-8")
+    (share,) = re.findall(r"\.pair \{[^}]*auto-fit, minmax\(min\(100%, max\([^,]+, (\d+)%\)\), 1fr\)", style)
+    assert 100 / 3 < int(share) < 50
+
+
+def test_every_packaged_recipe_can_be_completed() -> None:
+    assert completed("arcuate train ") == recipe_names()
+
+
+def test_time_left_is_told_only_where_the_end_is_known() -> None:
+    with bar() as shown:
+        unknown, known = shown.add_task("a", total=None), shown.add_task("b", total=10)
+        texts = [TimeLeft().render(shown.tasks[task]).plain for task in (unknown, known)]
+    assert texts[0] == "" and texts[1].startswith("left ")

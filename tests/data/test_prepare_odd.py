@@ -1,0 +1,243 @@
+"""Releases as they lie about on real disks: odd bytes in names and sentences, renamed files, closed folders."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from arcuate.cli.prepare import prepare_command
+from arcuate.data.prepare import PrepareReport, prepare
+from arcuate.data.readers import find_sources, side_files
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from support.fabricate import LABEL, Made, noise, write_hdf5, write_mat
+
+SESSION, LATER = "t15.2023.08.11", "t15.2023.08.13"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    for seed, session in enumerate((SESSION, LATER)):
+        write_hdf5(folder / session / "data_train.hdf5", [Made(noise(seed=seed))])
+    return folder
+
+
+def actions(report: PrepareReport) -> dict[str, str]:
+    return {row.trial: row.action for row in report.quality}
+
+
+def table(store: Path) -> list[dict[str, str]]:
+    with (store / "quality.csv").open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+# --- bytes that are no text ------------------------------------------------------------------------------
+
+
+def set_label(path: Path, value: bytes) -> None:
+    """A sentence of variable length that claims to be UTF-8 and is not."""
+    with h5py.File(path, "a") as file:
+        del file["trial_0000"].attrs["sentence_label"]
+        attributes = file["trial_0000"].attrs
+        attributes.create("sentence_label", value, dtype=h5py.string_dtype("utf-8"))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_sentence_that_is_no_utf8_is_replaced_and_said(source: Path, tmp_path: Path, fixed: bool) -> None:
+    path = source / SESSION / "data_train.hdf5"
+    if fixed:
+        with h5py.File(path, "a") as file:
+            file["trial_0000"].attrs["sentence_label"] = np.bytes_(b"caf\xe9 now")
+    else:
+        set_label(path, b"caf\xe9 now")
+    report = prepare(source, tmp_path / "store")
+    (row,) = report.quality
+    assert (row.trial, row.reason, row.action) == (f"{SESSION}/train/0000", "text encoding", "kept")
+    assert Store.open(tmp_path / "store").trials[0].text == "caf� now"
+
+
+def test_character_codes_that_are_no_characters_are_replaced_and_said(source: Path, tmp_path: Path) -> None:
+    with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
+        del file["trial_0000"].attrs["sentence_label"]
+        file["trial_0000"]["transcription"] = np.array([72, 0xD800, 105, 0, 0], dtype=np.int32)
+    report = prepare(source, tmp_path / "store")
+    assert [row.reason for row in report.quality] == ["text encoding"]
+    assert Store.open(tmp_path / "store").trials[0].text == "H�i"
+
+
+def test_an_entry_whose_name_is_no_utf8_is_named(source: Path, tmp_path: Path) -> None:
+    with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
+        file.create_group(b"not\xffes")
+    report = prepare(source, tmp_path / "store")
+    (row,) = report.quality
+    assert row.reason == "unexpected entry" and "not" in row.detail
+    assert table(tmp_path / "store")[0]["detail"] == row.detail
+
+
+def odd_folder(parent: Path) -> Path:
+    """A folder whose name is no UTF-8, where the file system takes one."""
+    folder = Path(os.fsdecode(os.fsencode(parent) + b"/t15.\xff"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    return folder
+
+
+def test_a_session_folder_whose_name_is_no_utf8_is_unreadable_and_the_others_go_on(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_hdf5(odd_folder(source) / "data_train.hdf5", [Made(noise(), attributes={"session": None})])
+    code = prepare_command(source, tmp_path / "store", as_json=True)
+    said = json.loads(capsys.readouterr().out.encode("utf-8"))
+    assert (code, said["trials"]) == (1, 2)
+    assert [row["trial"] for row in said["unreadable"]] == ["t15.�/train"]
+    assert prepare_command(source, tmp_path / "dry", dry_run=True) == 1
+    capsys.readouterr().out.encode("utf-8")
+
+
+def test_a_mat_file_whose_name_or_sentence_is_no_text(tmp_path: Path) -> None:
+    train = tmp_path / "c" / "train"
+    path = write_mat(train / "t12.2022.04.28.mat", [noise()], ["Yes."])
+    (train / os.fsdecode(b"t12.\xff.mat")).write_bytes(path.read_bytes())
+    report = prepare(tmp_path / "c", tmp_path / "store")
+    assert actions(report) == {"t12.�/train": "missing"}
+
+
+def test_a_mode_that_is_no_text_does_not_stop_the_store(source: Path, tmp_path: Path) -> None:
+    row = {"session": SESSION, "split": "train", "number": 0, "mode": "\ud800silent"}
+    (source / side_files.MODE_TABLE).write_text(json.dumps(row) + "\n")
+    prepare(source, tmp_path / "store")
+    assert Store.open(tmp_path / "store").trials[0].mode == "�silent"
+
+
+# --- files under another name ----------------------------------------------------------------------------
+
+
+def test_renamed_data_files_are_named_and_left_alone(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("data_val.h5", "data_dev.hdf5", "DATA_TEST.HDF5"):
+        write_hdf5(source / SESSION / name, [Made(noise())])
+    write_hdf5(source / "t15.2023.09.01" / "data_train.h5", [Made(noise())])
+    (source / SESSION / "notes.txt").touch()
+    code = prepare_command(source, tmp_path / "store")
+    said = capsys.readouterr()
+    assert code == 0
+    expected = [f"{SESSION}/{name}" for name in ("DATA_TEST.HDF5", "data_dev.hdf5", "data_val.h5")]
+    expected.append("t15.2023.09.01/data_train.h5")
+    rows = [row for row in table(tmp_path / "store") if row["reason"] == "unrecognised file"]
+    assert [(row["trial"], row["action"]) for row in rows] == [(name, "ignored") for name in expected]
+    assert f"{SESSION}/data_val.h5" in said.err and "data_val.hdf5" in said.err
+
+
+def test_renamed_files_of_the_24_layout_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "c"
+    path = write_mat(root / "train" / "t12.2022.04.28.mat", [noise()], ["Yes."])
+    (root / "train" / "t12.2022.05.05.MAT").write_bytes(path.read_bytes())
+    (root / "holdOut").mkdir()
+    (root / "holdOut" / "t12.2022.05.05.mat").write_bytes(path.read_bytes())
+    (root / "test" / "t12.2022.05.05.mat").mkdir(parents=True)
+    report = prepare(root, tmp_path / "store")
+    assert actions(report) == {
+        "train/t12.2022.05.05.MAT": "ignored",
+        "holdOut/t12.2022.05.05.mat": "ignored",
+        "t12.2022.05.05/val": "missing",
+    }
+    assert report.exit_code == 1
+
+
+def test_a_data_file_that_is_a_folder_is_unreadable(source: Path, tmp_path: Path) -> None:
+    (source / SESSION / "data_val.hdf5").mkdir()
+    (source / "t15.2023.09.01" / "data_train.hdf5").mkdir(parents=True)
+    report = prepare(source, tmp_path / "store")
+    assert actions(report) == {f"{SESSION}/val": "missing", "t15.2023.09.01/train": "missing"}
+    assert report.exit_code == 1
+
+
+# --- what may not be opened ------------------------------------------------------------------------------
+
+
+def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this folder were closed to us; a test may run as root, whom no rights keep out."""
+    listdir, stat = os.listdir, os.stat
+
+    def refuse(path: str | Path) -> None:
+        if isinstance(path, str | Path) and (Path(path) == folder or folder in Path(path).parents):
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def closed_listdir(path: str | Path = ".") -> list[str]:
+        refuse(path)
+        return listdir(path)
+
+    def closed_stat(path: str | Path, **options: object) -> os.stat_result:
+        if Path(path) != folder:
+            refuse(path)
+        return stat(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "listdir", closed_listdir)
+    monkeypatch.setattr(os, "stat", closed_stat)
+
+
+def test_a_closed_session_folder_is_unreadable_and_the_others_go_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close(source / LATER, monkeypatch)
+    report = prepare(source, tmp_path / "store")
+    assert (report.exit_code, report.trials) == (1, 1)
+    (row,) = report.rows("missing")
+    assert row.trial == LATER and "Permission denied" in row.detail
+
+
+def test_a_closed_folder_on_the_way_is_noted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "private").mkdir()
+    close(tmp_path / "private", monkeypatch)
+    found = find_sources(tmp_path)
+    assert found.root == source
+    assert any("private" in note for note in found.notes)
+
+
+def test_nothing_found_because_a_folder_is_closed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "private").mkdir()
+    close(tmp_path / "private", monkeypatch)
+    with pytest.raises(UserError, match="private cannot be looked into"):
+        find_sources(tmp_path)
+
+
+def test_a_link_to_nothing_or_to_itself_is_unreadable(source: Path, tmp_path: Path) -> None:
+    (source / "t15.2023.09.01").symlink_to(tmp_path / "unmounted")
+    (source / "t15.2023.09.02").symlink_to(source / "t15.2023.09.02")
+    report = prepare(source, tmp_path / "store")
+    assert (report.exit_code, report.trials) == (1, 2)
+    assert actions(report) == {"t15.2023.09.01": "missing", "t15.2023.09.02": "missing"}
+
+
+@pytest.mark.parametrize("name", [side_files.CORPUS_TABLE, side_files.MODE_TABLE])
+def test_a_side_file_that_cannot_be_read_does_not_stop_the_rest(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    (source / name).symlink_to(source / name)
+    report = prepare(source, tmp_path / "store")
+    assert (report.exit_code, report.trials) == (1, 2)
+    assert actions(report) == {name: "missing"}
+
+
+def test_a_corpus_table_the_csv_reader_refuses_does_not_stop_the_rest(source: Path, tmp_path: Path) -> None:
+    (source / side_files.CORPUS_TABLE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
+    report = prepare(source, tmp_path / "store")
+    assert actions(report) == {side_files.CORPUS_TABLE: "missing"}
+
+
+def test_labels_are_whole_after_all_this(source: Path, tmp_path: Path) -> None:
+    set_label(source / SESSION / "data_train.hdf5", b"\xff")
+    prepare(source, tmp_path / "store")
+    assert Store.open(tmp_path / "store").trials[0].tokens == LABEL

@@ -1,0 +1,117 @@
+"""The quality gate: each case is named with its number, and only training is kept from it."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arcuate.data.frames import count_frames
+from arcuate.data.quality import can_align, inspect, judge, write_table
+from arcuate.data.readers import Problem, Reading
+from arcuate.data.trial import Split, Trial
+from support.fabricate import LABEL, noise
+
+
+def trial(bins: np.ndarray, tokens: tuple[int, ...] | None = LABEL, split: Split = "train") -> Trial:
+    label = None if tokens is None else np.asarray(tokens, dtype=np.int32)
+    return Trial("t15.2023.08.11", split, 0, 1, bins, label, "Bring.")
+
+
+def with_value(value: float) -> np.ndarray:
+    bins = noise(60, 20)
+    bins[3, 4] = bins[5, 6] = value
+    return bins
+
+
+def with_constant(n_channels: int) -> np.ndarray:
+    bins = noise(60, 20)
+    bins[:, :n_channels] = 2.5
+    return bins
+
+
+@pytest.mark.parametrize(
+    ("bins", "tokens", "reason", "number"),
+    [
+        (with_value(np.nan), LABEL, "non-finite", 2),
+        (with_value(np.inf), LABEL, "non-finite", 2),
+        (with_constant(3), LABEL, "constant channels", 3),
+        (noise(2, 20), (7,), "too short", 0.04),
+        (noise(1501, 20), LABEL, "too long", 30.02),
+        (noise(22, 20), (1, 2, 3, 4), "cannot align", 3),
+        (noise(22, 20), (1, 2, 2), "cannot align", 3),
+    ],
+    ids=["nan", "inf", "constant", "short", "long", "labels", "repeats"],
+)
+def test_each_case_is_named_with_its_number(
+    bins: np.ndarray, tokens: tuple[int, ...], reason: str, number: float
+) -> None:
+    found = {problem.reason: problem.number for problem in inspect(trial(bins, tokens))}
+    assert found == {reason: number}
+
+
+@pytest.mark.parametrize(
+    ("bins", "tokens"),
+    [
+        (noise(60, 20), LABEL),
+        (with_constant(2), LABEL),  # exactly 10 %
+        (noise(3, 20), (7,)),  # 60 ms
+        (noise(1500, 20), LABEL),  # exactly 30 s
+        (noise(22, 20), (1, 2, 3)),  # as many frames as tokens
+        (noise(22, 20), None),
+    ],
+)
+def test_what_just_passes_passes(bins: np.ndarray, tokens: tuple[int, ...] | None) -> None:
+    assert inspect(trial(bins, tokens)) == []
+
+
+def test_an_empty_trial_is_judged_and_not_tripped_over() -> None:
+    reasons = {problem.reason for problem in inspect(trial(noise(0, 20)))}
+    assert reasons == {"constant channels", "too short", "cannot align"}
+
+
+def test_longer_patches_leave_fewer_frames() -> None:
+    label = tuple(range(1, 13))
+    assert inspect(trial(noise(60), label)) == []
+    assert [problem.reason for problem in inspect(trial(noise(60), label), 32, 4)] == ["cannot align"]
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 12))
+def test_frames_are_the_windows_that_fit(n_bins: int, patch: int, stride: int) -> None:
+    padded = max(n_bins, patch)
+    windows = len(range(0, padded - patch + 1, stride))
+    assert count_frames(n_bins, patch, stride) == windows
+    assert count_frames(np.array([n_bins]), patch, stride).tolist() == [windows]
+
+
+@given(st.lists(st.integers(1, 3), max_size=6), st.integers(1, 12))
+def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_frames: int) -> None:
+    path: list[int] = []
+    for token in tokens:
+        path += [0, token] if path and path[-1] == token else [token]
+    assert can_align(n_frames, tokens, patch_bins=1, stride=1) == (len(path) <= n_frames)
+
+
+@pytest.mark.parametrize(
+    ("split", "action"), [("train", "rejected"), ("val", "flagged"), ("test", "flagged")]
+)
+def test_only_training_is_kept_from_bad_trials(split: Split, action: str) -> None:
+    bad = trial(with_value(np.nan), split=split)
+    (row,) = judge(Reading(bad.id, bad), inspect(bad))
+    assert (row.trial, row.action) == (f"t15.2023.08.11/{split}/0000", action)
+
+
+def test_remarks_are_kept_and_unreadable_trials_are_missing() -> None:
+    problems = (Problem("unknown words", 1, "", "note"), Problem("unreadable", None, "", "unreadable"))
+    assert [row.action for row in judge(Reading("s/train/0000", None, problems), ())] == ["kept", "missing"]
+
+
+def test_the_table_can_be_read_back(tmp_path: Path) -> None:
+    bad = trial(with_value(np.nan))
+    write_table(tmp_path / "quality.csv", judge(Reading(bad.id, bad), inspect(bad)))
+    with (tmp_path / "quality.csv").open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert (row["trial"], row["reason"], row["number"]) == (bad.id, "non-finite", "2")
+    assert row["action"] == "rejected"

@@ -1,0 +1,273 @@
+"""The '25 reader: what it takes from a file, and what it refuses."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from arcuate.data.alphabet import names
+from arcuate.data.readers import Reading, find_sources, read
+from arcuate.data.readers.source import SourceFile, UnreadableFile
+from arcuate.data.readers.source import session_date as to_date
+from support.fabricate import LABEL, Made, noise, write_hdf5
+
+SESSION = "t15.2023.08.11"
+
+
+def readings(path: Path, split: str = "train") -> list[Reading]:
+    source = find_sources(path.parent.parent)
+    (file,) = [file for file in source.files if file.split == split]
+    return list(read(source, file))
+
+
+def reasons(reading: Reading) -> list[str]:
+    return [problem.reason for problem in reading.problems]
+
+
+def made_file(folder: Path, *trials: Made, split: str = "train") -> Path:
+    return write_hdf5(folder / SESSION / f"data_{split}.hdf5", trials)
+
+
+@pytest.mark.shared
+def test_the_real_trial_is_read_whole(shared: Path) -> None:
+    source = find_sources(shared / "real" / "t15_trial")
+    (reading,) = read(source, source.files[0])
+    trial = reading.trial
+    assert trial is not None
+    assert reading.problems == ()
+    assert (trial.id, trial.block, trial.text) == ("t15.2023.08.11/train/0000", 2, "Bring it closer.")
+    assert trial.bins.shape == (321, 512)
+    assert trial.bins.dtype == np.float32
+    assert " ".join(names(trial.tokens)) == "B R IH NG SIL IH T SIL K L OW S ER SIL"
+    with h5py.File(source.files[0].path) as file:
+        np.testing.assert_array_equal(trial.bins, file["trial_0000/input_features"][:])
+
+
+@pytest.mark.parametrize("kind", [str, str.encode, lambda text: np.array([text.encode()])])
+def test_text_attributes_may_be_bytes_or_str(tmp_path: Path, kind: type) -> None:
+    made = Made(noise(), attributes={"sentence_label": kind("Bring it."), "session": kind(SESSION)})
+    (reading,) = readings(made_file(tmp_path, made))
+    assert reading.trial is not None
+    assert reading.trial.text == "Bring it."
+    assert reading.problems == ()
+
+
+def test_a_test_file_without_labels_is_no_problem(tmp_path: Path) -> None:
+    (reading,) = readings(made_file(tmp_path, Made(noise(), tokens=None), split="test"), "test")
+    assert reading.trial is not None
+    assert (reading.trial.tokens, reading.trial.text, reading.problems) == (None, None, ())
+
+
+def test_a_training_trial_without_label_is_a_problem(tmp_path: Path) -> None:
+    (reading,) = readings(made_file(tmp_path, Made(noise(), tokens=None)))
+    assert reasons(reading) == ["no label"]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason", "kept"),
+    [
+        (Made(noise(), attributes={"seq_len": 3}), "label length", LABEL[:3]),
+        (Made(noise(), attributes={"seq_len": 900}), "label length", LABEL),
+        (Made(noise(), attributes={"seq_len": None}), "label length", LABEL),
+        (Made(noise(), attributes={"seq_len": 7}), "blank in label", None),
+        (Made(noise(), tokens=(7, 0, 7)), "blank in label", None),
+        (Made(noise(), tokens=(7, 41, 7)), "label out of range", None),
+        (Made(noise(), tokens=(7, -1, 7)), "label out of range", None),
+        (Made(noise(), tokens=()), "empty label", ()),
+        (Made(noise(), attributes={"n_time_steps": 99}), "time steps", LABEL),
+    ],
+)
+def test_a_doubtful_label_or_length_is_named(
+    tmp_path: Path, made: Made, reason: str, kept: tuple[int, ...] | None
+) -> None:
+    (reading,) = readings(made_file(tmp_path, made))
+    assert reading.trial is not None
+    assert reason in reasons(reading)
+    assert any(problem.severity == "bad" for problem in reading.problems)
+    assert (None if reading.trial.tokens is None else tuple(reading.trial.tokens)) == kept
+
+
+def test_the_label_ends_at_its_true_length_not_at_the_padding(tmp_path: Path) -> None:
+    (reading,) = readings(made_file(tmp_path, Made(noise())))
+    assert reading.trial is not None
+    assert tuple(reading.trial.tokens) == LABEL
+
+
+def test_bins_beyond_n_time_steps_are_padding(tmp_path: Path) -> None:
+    (reading,) = readings(made_file(tmp_path, Made(noise(60), attributes={"n_time_steps": 40})))
+    assert reading.trial is not None
+    assert len(reading.trial.bins) == 40
+    assert [problem.severity for problem in reading.problems] == ["note"]
+
+
+def test_the_text_may_come_from_character_codes(tmp_path: Path) -> None:
+    path = made_file(tmp_path, Made(noise(), attributes={"sentence_label": None}))
+    with h5py.File(path, "a") as file:
+        file["trial_0000/transcription"] = np.array([*b"Bring.", 0, 0], dtype=np.int32)
+    (reading,) = readings(path)
+    assert reading.trial is not None
+    assert reading.trial.text == "Bring."
+
+
+def test_missing_block_and_odd_session_name_are_remarks(tmp_path: Path) -> None:
+    made = Made(noise(), block=None, attributes={"session": "t15.1999.01.01"})
+    (reading,) = readings(made_file(tmp_path, made))
+    assert reasons(reading) == ["no block number", "session name"]
+    assert {problem.severity for problem in reading.problems} == {"note"}
+
+
+# --- hostile files -----------------------------------------------------------------------------------------
+
+
+def spoil(path: Path, name: str = "trial_0000/input_features") -> h5py.File:
+    """The file, open for writing, with one entry removed."""
+    file = h5py.File(path, "a")
+    del file[name]
+    return file
+
+
+def test_a_link_to_another_file_is_refused(tmp_path: Path) -> None:
+    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [Made(noise(seed=9))])
+    path = made_file(tmp_path / "data", Made(noise()), Made(noise(seed=1)))
+    with spoil(path) as file:
+        file["trial_0000/input_features"] = h5py.ExternalLink(str(secret), "/trial_0000/input_features")
+    first, second = readings(path)
+    assert first.trial is None
+    assert "link" in first.problems[0].detail
+    assert second.trial is not None
+
+
+def test_a_linked_trial_is_refused(tmp_path: Path) -> None:
+    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [Made(noise(seed=9))])
+    path = made_file(tmp_path / "data", Made(noise()))
+    with spoil(path, "trial_0000") as file:
+        file["trial_0000"] = h5py.ExternalLink(str(secret), "/trial_0000")
+    assert readings(path)[0].trial is None
+
+
+def test_values_kept_in_another_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw.bin").write_bytes(bytes(60 * 8 * 4))
+    path = made_file(tmp_path / "data", Made(noise()))
+    with spoil(path) as file:
+        outside = [(str(tmp_path / "raw.bin"), 0, 60 * 8 * 4)]
+        file.create_dataset("trial_0000/input_features", (60, 8), dtype="f4", external=outside)
+    assert readings(path)[0].trial is None
+
+
+def test_virtual_values_are_refused(tmp_path: Path) -> None:
+    path = made_file(tmp_path / "data", Made(noise()))
+    with spoil(path) as file:
+        layout = h5py.VirtualLayout(shape=(60, 8), dtype="f4")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", shape=(60, 8))
+        file.create_virtual_dataset("trial_0000/input_features", layout)
+    assert readings(path)[0].trial is None
+
+
+def test_an_absurd_size_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
+    path = made_file(tmp_path, Made(noise()))
+    with spoil(path) as file:
+        file.create_dataset("trial_0000/input_features", (10**12, 512), dtype="f4", chunks=(64, 512))
+    (reading,) = readings(path)
+    assert reading.trial is None
+    assert "claims 1000000000000 bins" in reading.problems[0].detail
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["a", "b"], dtype=h5py.string_dtype()),
+        np.zeros((4, 4), dtype=np.complex64),
+        np.zeros((4, 4, 4)),
+        np.zeros(4),
+        np.float32(1.0),
+        h5py.Empty("f4"),
+    ],
+    ids=["text", "complex", "three axes", "one axis", "scalar", "empty"],
+)
+def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path, values: object) -> None:
+    path = made_file(tmp_path, Made(noise()))
+    with spoil(path) as file:
+        file["trial_0000/input_features"] = values
+    (reading,) = readings(path)
+    assert reading.trial is None
+    assert reasons(reading) == ["unreadable"]
+
+
+def test_numbers_of_other_kinds_become_float32(tmp_path: Path) -> None:
+    bins = np.arange(80, dtype=np.uint8).reshape(10, 8)
+    wide = np.full((10, 8), 1e300)  # beyond float32
+    first, second = readings(made_file(tmp_path, Made(bins), Made(wide)))
+    assert first.trial is not None
+    assert second.trial is not None
+    np.testing.assert_array_equal(first.trial.bins, bins.astype(np.float32))
+    assert np.isinf(second.trial.bins).all()
+
+
+def test_entries_that_are_no_trials_are_left_alone_and_named(tmp_path: Path) -> None:
+    path = made_file(tmp_path, Made(noise()))
+    with h5py.File(path, "a") as file:
+        file["notes"] = 1
+    remark, trial = readings(path)
+    assert reasons(remark) == ["unexpected entry"]
+    assert trial.trial is not None
+
+
+def test_two_trials_with_one_number_are_not_confused(tmp_path: Path) -> None:
+    path = made_file(tmp_path, Made(noise()))
+    with h5py.File(path, "a") as file:
+        file.copy("trial_0000", "trial_0")
+    first, second = readings(path)
+    assert [first.trial is None, second.trial is None] == [False, True]
+
+
+@pytest.mark.parametrize("content", [b"", b"not HDF5 at all", b"\x89HDF\r\n\x1a\n" + bytes(200)])
+def test_a_file_that_is_no_hdf5_is_unreadable(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / SESSION / "data_train.hdf5"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile):
+        readings(path)
+
+
+def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
+    path = made_file(tmp_path, *(Made(noise(seed=i)) for i in range(4)))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UnreadableFile, match="truncated"):
+        readings(path)
+
+
+def test_a_session_name_that_cannot_be_a_file_name_is_unreadable(tmp_path: Path) -> None:
+    path = made_file(tmp_path, Made(noise()))
+    with pytest.raises(UnreadableFile, match="rename"):
+        list(read(find_sources(tmp_path), SourceFile("../../evil", "train", path)))
+
+
+# --- the corpus table --------------------------------------------------------------------------------------
+
+
+def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
+    root = tmp_path / "release" / "hdf5_data_final"
+    path = made_file(root, Made(noise(), block=1), Made(noise(seed=1), block=2), Made(noise(seed=2), block=9))
+    (tmp_path / "release" / "t15_copyTaskData_description.csv").write_text(
+        "\ufeffDate, Post-implant day,Block number ,Number of sentences,Corpus,Split\n"
+        "2023-08-11,25,1,40, Switchboard ,Train\n"
+        " 8/11/2023,25, 2,40,50-Word,Train\n"
+        "someday,1,2,3,4,5\n",
+        encoding="utf-8",
+    )
+    source = find_sources(tmp_path)
+    found = [reading.trial.corpus for reading in read(source, source.files[0]) if reading.trial]
+    assert found == ["Switchboard", "50-Word", None]
+    assert source.files[0].path == path
+    assert "1 rows" in source.notes[0]
+
+
+@pytest.mark.parametrize("text", ["t15.2023.08.11", "2023-08-11", "x 2023/8/11"])
+def test_a_day_is_found_in_a_name(text: str) -> None:
+    assert str(to_date(text)) == "2023-08-11"
+
+
+@pytest.mark.parametrize("text", ["", "t15", "2023.13.45", "12023.08.111"])
+def test_no_day_where_there_is_none(text: str) -> None:
+    assert to_date(text) is None

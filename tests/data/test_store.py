@@ -1,0 +1,308 @@
+"""The store: what went in comes out, statistics are numpy's, nothing half-written passes for whole."""
+
+import errno
+import json
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arcuate.data.prepare import prepare
+from arcuate.data.statistics import Moments
+from arcuate.data.store import Store, TrialInfo
+from arcuate.errors import UserError
+from support.fabricate import Made, noise, write_hdf5
+
+SESSION = "t15.2023.08.11"
+LATER = "t15.2023.08.13"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Two sessions; in the first, block 1 has three trials, block 2 two, and there is a val file."""
+    folder = tmp_path / "source"
+    blocks = (1, 1, 1, 2, 2)
+    train = [Made(10 * b + noise(40 + i, seed=i), block=b) for i, b in enumerate(blocks)]
+    write_hdf5(folder / SESSION / "data_train.hdf5", train)
+    write_hdf5(folder / SESSION / "data_val.hdf5", [Made(noise(50, seed=7), block=1)])
+    write_hdf5(folder / LATER / "data_train.hdf5", [Made(noise(45, seed=8))])
+    return folder
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> Store:
+    prepare(source, tmp_path / "store")
+    return Store.open(tmp_path / "store")
+
+
+def raw_bins(source: Path, info: TrialInfo) -> np.ndarray:
+    with h5py.File(source / info.session / f"data_{info.split}.hdf5") as file:
+        return file[f"trial_{info.number:04d}/input_features"][:]
+
+
+def test_trials_come_in_order_with_all_they_have(store: Store, source: Path) -> None:
+    assert [info.id for info in store.trials] == [
+        *(f"{SESSION}/train/{i:04d}" for i in range(5)),
+        f"{SESSION}/val/0000",
+        f"{LATER}/train/0000",
+    ]
+    assert (store.sessions, store.n_channels, store.layout) == ((SESSION, LATER), 8, "b2t25")
+    for info in store.trials:
+        trial = store.read(info)
+        np.testing.assert_array_equal(trial.bins, raw_bins(source, info))
+        assert trial.bins.dtype == np.float32
+        assert (trial.id, tuple(trial.tokens), trial.text) == (info.id, info.tokens, "Bring.")
+
+
+def test_block_statistics_are_those_of_the_block_in_its_file(store: Store, source: Path) -> None:
+    for info in store.trials:
+        block = [
+            t for t in store.trials if (t.session, t.split, t.block) == (info.session, info.split, info.block)
+        ]
+        bins = np.concatenate([raw_bins(source, t) for t in block]).astype(np.float64)
+        found = store.block_statistics(info)
+        np.testing.assert_allclose(found.mean, bins.mean(axis=0), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found.sd, bins.std(axis=0), rtol=1e-6)
+        assert found.n_bins == len(bins)
+
+
+@pytest.mark.parametrize(
+    ("number", "past"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [3])], ids=str
+)
+def test_past_statistics_know_nothing_of_the_present(
+    store: Store, source: Path, number: int, past: list[int]
+) -> None:
+    found = store.past_statistics(store.trials[number])
+    if not past:
+        assert (found.n_bins, found.mean.tolist(), found.sd.tolist()) == (0, [0.0] * 8, [1.0] * 8)
+        return
+    bins = np.concatenate([raw_bins(source, store.trials[i]) for i in past]).astype(np.float64)
+    np.testing.assert_allclose(found.mean, bins.mean(axis=0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.sd, bins.std(axis=0), rtol=1e-6)
+    assert found.n_bins == len(bins)
+
+
+def test_the_first_trial_of_a_file_has_no_past_in_another_file(store: Store) -> None:
+    validation = store.trials[5]
+    assert validation.split == "val"
+    assert store.past_statistics(validation).n_bins == 0
+
+
+def test_non_finite_values_stay_in_the_store_and_are_read_as_zero(tmp_path: Path) -> None:
+    bins = noise(40)
+    bins[3, 2], bins[4, 1] = np.nan, -np.inf
+    write_hdf5(tmp_path / "source" / SESSION / "data_val.hdf5", [Made(bins)])
+    prepare(tmp_path / "source", tmp_path / "store")
+    store = Store.open(tmp_path / "store")
+    (info,) = store.trials
+    assert info.flags == ("non-finite",)
+    np.testing.assert_array_equal(store.read_bins(info), np.where(np.isfinite(bins), bins, 0))
+    with h5py.File(tmp_path / "store" / "sessions" / f"{SESSION}.h5") as file:
+        np.testing.assert_array_equal(file["bins"][:], bins)
+    channel = bins[np.isfinite(bins[:, 2]), 2].astype(np.float64)
+    assert store.block_statistics(info).mean[2] == pytest.approx(channel.mean(), rel=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.floats(-1e4, 1e4), st.integers(0, 99))
+def test_merged_moments_equal_those_of_the_whole(lengths: list[int], offset: float, seed: int) -> None:
+    pieces = [(offset + noise(n, 3, seed=seed + i)).astype(np.float32) for i, n in enumerate(lengths)]
+    merged = Moments.empty(3)
+    for piece in pieces:
+        merged = merged.merge(Moments.of(piece))
+    whole = np.concatenate(pieces).astype(np.float64)
+    assert merged.n_bins == len(whole)
+    if len(whole):
+        np.testing.assert_allclose(merged.mean, whole.mean(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(merged.m2, whole.var(axis=0) * len(whole), rtol=1e-6, atol=1e-6)
+
+
+def test_a_channel_without_finite_values_is_left_alone() -> None:
+    found = Moments.of(np.full((5, 2), np.nan, dtype=np.float32)).statistics()
+    assert (found.mean.tolist(), found.sd.tolist(), found.n_bins) == ([0, 0], [1, 1], 5)
+
+
+# --- processes ---------------------------------------------------------------------------------------------
+
+
+def _sum_of_first(store: Store) -> float:
+    return float(store.read_bins(store.trials[0]).sum())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_store_works_in_other_processes(store: Store, method: str) -> None:
+    expected = _sum_of_first(store)  # opens a handle that the child must not use
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply(_sum_of_first, (store,)) == expected
+    assert _sum_of_first(store) == expected
+
+
+def test_a_store_travels_without_its_handles(store: Store) -> None:
+    _sum_of_first(store)
+    again = pickle.loads(pickle.dumps(store))  # noqa: S301
+    assert again._files == {}
+    assert _sum_of_first(again) == _sum_of_first(store)
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def test_an_existing_store_is_replaced_only_when_asked_for(source: Path, store: Store) -> None:
+    with pytest.raises(UserError, match="--force"):
+        prepare(source, store.path)
+    (source / LATER / "data_train.hdf5").unlink()
+    prepare(source, store.path, force=True)
+    assert Store.open(store.path).sessions == (SESSION,)
+    assert not (store.path / "sessions" / f"{LATER}.h5").exists()
+
+
+def test_a_folder_that_is_no_store_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").touch()
+    with pytest.raises(UserError, match="not a store"):
+        prepare(source, tmp_path / "thesis", force=True)
+    assert (tmp_path / "thesis" / "chapter1.tex").exists()
+
+
+def test_an_empty_folder_can_be_filled(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    prepare(source, tmp_path / "empty")
+    assert Store.open(tmp_path / "empty").trials
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="space is not reserved on this system")
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(range(3))
+
+    def fill_up(handle: int, offset: int, n_bytes: int) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fill_up)
+    with pytest.raises(UserError, match="disk is full"):
+        prepare(source, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    assert hidden(tmp_path) == []
+
+
+def test_an_interruption_leaves_the_old_store_whole(source: Path, store: Store) -> None:
+    def interrupt(done: int, total: int, what: str) -> None:
+        if what.startswith(LATER):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, store.path, force=True, progress=interrupt)
+    assert Store.open(store.path).find_changed() == []
+    assert hidden(store.path.parent) == []
+
+
+def test_what_a_killed_process_left_is_swept_away(source: Path, tmp_path: Path) -> None:
+    (tmp_path / ".store.partial" / "sessions").mkdir(parents=True)
+    (tmp_path / ".store.partial" / "sessions" / "stale.h5").touch()
+    prepare(source, tmp_path / "store")
+    assert not (tmp_path / "store" / "sessions" / "stale.h5").exists()
+    assert hidden(tmp_path) == []
+
+
+def test_two_preparations_of_one_store_do_not_mix(source: Path, tmp_path: Path) -> None:
+    def prepare_again(done: int, total: int, what: str) -> None:
+        if what.startswith(LATER):
+            with pytest.raises(UserError, match="another"):
+                prepare(source, tmp_path / "store")
+
+    prepare(source, tmp_path / "store", progress=prepare_again)
+    assert len(Store.open(tmp_path / "store").trials) == 7
+
+
+# --- opening -----------------------------------------------------------------------------------------------
+
+
+def edit(store: Store, **changes: object) -> None:
+    path = store.path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="arcuate prepare"):
+        Store.open(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="not a store"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "something else"},
+        {"version": 99},
+        {"n_channels": 0},
+        {"n_channels": "many"},
+        {"layout": "b2t99"},
+        {"trials": []},
+        {"trials": 5},
+        {"sessions": [{"name": "../../etc", "n_trials": 0, "n_bins": 0, "n_bytes": 0}]},
+        {"sessions": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_cannot_be_true_is_refused(store: Store, changes: dict[str, object]) -> None:
+    edit(store, **changes)
+    with pytest.raises(UserError, match="prepare"):
+        Store.open(store.path)
+
+
+def test_a_trial_that_cannot_be_true_is_refused(store: Store) -> None:
+    trials = json.loads((store.path / "manifest.json").read_text())["trials"]
+    for change in (
+        {"n_bins": -1},
+        {"tokens": [77]},
+        {"session": "elsewhere"},
+        {"split": "holdout"},
+        {"n_bins": 41},
+    ):
+        edit(store, trials=[trials[0] | change, *trials[1:]])
+        with pytest.raises(UserError, match="damaged"):
+            Store.open(store.path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00", "[" * 100_000])
+def test_a_broken_manifest_is_refused(store: Store, content: str) -> None:
+    (store.path / "manifest.json").write_text(content)
+    with pytest.raises(UserError):
+        Store.open(store.path)
+
+
+def test_a_copy_that_broke_off_is_noticed_at_opening(store: Store) -> None:
+    path = store.path / "sessions" / f"{SESSION}.h5"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="bytes instead of"):
+        Store.open(store.path)
+    path.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        Store.open(store.path)
+
+
+def test_a_session_file_of_the_right_size_and_wrong_content_is_one_sentence(store: Store) -> None:
+    path = store.path / "sessions" / f"{SESSION}.h5"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(UserError, match="damaged"):
+        Store.open(store.path).read_bins(store.trials[0])
+
+
+def test_changed_content_is_found(store: Store) -> None:
+    assert store.find_changed() == []
+    store.close()
+    with h5py.File(store.path / "sessions" / f"{SESSION}.h5", "a") as file:
+        file["bins"][0, 0] += 1
+    assert Store.open(store.path).find_changed() == [store.trials[0].id]

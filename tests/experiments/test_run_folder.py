@@ -1,0 +1,135 @@
+"""Who may write a run folder, and when: one process at a time, never over what is somebody's."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.run import Run, append_line, create_run, is_untouched, read_jsonl
+from arcuate.training.signals import sole_writer
+from support.cli import assert_refused
+from support.forking import arcuate
+
+TINY = load_recipe("tiny")
+HOLDER = """
+import sys, time
+from pathlib import Path
+from arcuate.run import Run
+from arcuate.training.lock import sole_writer
+with sole_writer(Run(Path(sys.argv[1])), print):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def held_elsewhere(run: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_process_is_refused_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with held_elsewhere(run.path) as process:
+        with pytest.raises(UserError, match="another process"), sole_writer(run, print):
+            pass
+        process.kill()
+        process.wait()
+        with sole_writer(run, print):
+            pass
+
+
+def test_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
+    """A forked worker may outlive the training that was killed."""
+    run = Run(tmp_path / "run")
+    with sole_writer(run, print):
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(600)
+            os._exit(0)
+        time.sleep(0.2)
+    try:
+        with sole_writer(run, print):
+            pass
+    finally:
+        os.kill(worker, 9)
+        os.waitpid(worker, 0)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_training_into_a_run_in_use_is_refused(cohort_store: Path, tmp_path: Path, resume: bool) -> None:
+    run = tmp_path / "run"
+    if resume:
+        create_run(run, TINY, {"data": {}})
+    with held_elsewhere(run):
+        before = sorted(p.name for p in run.rglob("*"))
+        more = ["--resume"] if resume else []
+        done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, *more)
+    assert_refused(done, "another process")
+    assert sorted(p.name for p in run.rglob("*")) == before
+
+
+@pytest.mark.parametrize("n_made", range(7))
+def test_a_half_made_folder_is_new_when_resumed(tmp_path: Path, n_made: int) -> None:
+    run = create_run(tmp_path / "run", TINY, {"data": {}})
+    made = ["results", "checkpoints", "metrics.jsonl", "incidents.jsonl", "environment.json", "recipe.yaml"]
+    for name in made[n_made:]:
+        path = run.path / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    (run.path / ".recipe.yaml.123.part").write_text("na")
+    with pytest.raises(UserError, match="--resume"):
+        create_run(run.path, TINY, {})
+    other = load_recipe("tiny", ["train.steps=7"])
+    assert create_run(run.path, other, {"data": {}}, resume=True).recipe() == other
+
+
+@pytest.mark.parametrize("theirs", ["recipe.yaml", "thesis.tex", "results/table.csv", "checkpoints/step-1/x"])
+def test_what_is_somebodys_is_never_taken_for_half_made(tmp_path: Path, theirs: str) -> None:
+    run = Run(tmp_path / "run")
+    path = run.path / theirs
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    assert not is_untouched(run)
+    assert path.read_text() == "mine"
+
+
+def test_a_run_with_rows_is_no_half_made_one(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", TINY, {"data": {}})
+    assert is_untouched(run)
+    append_line(run.metrics_file, {"step": 1})
+    assert not is_untouched(run)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_refusal_under_the_lock_leaves_nothing(tmp_path: Path, exists: bool) -> None:
+    run = Run(tmp_path / "run")
+    if exists:
+        run.path.mkdir()
+    with pytest.raises(UserError, match="other data"), sole_writer(run, print):
+        raise UserError("other data")
+    assert [p.name for p in tmp_path.rglob("*")] == (["run"] if exists else [])
+
+
+def test_resuming_a_folder_that_is_no_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path, "--resume")
+    assert_refused(done, "not a run folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_byte_order_mark_before_lines_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(b'\xef\xbb\xbf{"id": 1}\n')
+    assert read_jsonl(tmp_path / "r.jsonl") == [{"id": 1}]

@@ -1,0 +1,234 @@
+"""`arcuate train --seeds` and `arcuate average`: full run folders, the spread, going on, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from arcuate.cli.seeds import plan, train_all, train_seeds_command
+from arcuate.cli.train import Asked
+from arcuate.errors import UserError
+from arcuate.experiments.multi_seed import seed_settings, spread
+from arcuate.run import Run, open_run
+from arcuate.training.averaging import average_checkpoints
+from support.cli import one_object
+from support.forking import arcuate
+
+SMALL = (
+    *("encoder.width=16", "train.steps=4", "train.log_every=2", "train.validate_every=2"),
+    *("train.checkpoint_every=1", "train.keep_checkpoints=9", "data.batching.batch_size=4"),
+)
+
+
+@pytest.fixture(scope="module")
+def ensemble(cohort_store: Path, tmp_path_factory) -> tuple[Path, dict]:
+    """Two seeds, trained by the command."""
+    run = tmp_path_factory.mktemp("seeds") / "ensemble"
+    done = arcuate("train", "tiny", "--seeds", 2, "--data", cohort_store, "--run", run, *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "± " in done.stderr
+    return run, one_object(done.stdout)
+
+
+def test_each_seed_is_a_full_run(ensemble):
+    run, told = ensemble
+    assert [Path(s["run"]) for s in told["seeds"]] == [run / "seed-0", run / "seed-1"]
+    for seed in (0, 1):
+        one = Run(run / f"seed-{seed}")
+        assert (one.recipe().train.seed, one.recipe().data.seed) == (seed, seed + 1)
+        assert one.environment()["data"]["sessions"]
+        assert [r["step"] for r in one.metrics() if r["split"] == "val"] == [2, 4]
+        assert (one.checkpoints / "best" / "model.safetensors").is_file()
+    weights = [load_file(run / f"seed-{s}" / "checkpoints" / "last" / "model.safetensors") for s in (0, 1)]
+    assert not torch.equal(weights[0]["head.weight"], weights[1]["head.weight"])
+
+
+def test_mean_and_spread(ensemble):
+    _, told = ensemble
+    rates = [s["best_per"] for s in told["seeds"]]
+    mean = sum(rates) / 2
+    assert told["mean_per"] == pytest.approx(mean)
+    assert told["sd_per"] == pytest.approx((2 * (rates[0] - mean) ** 2) ** 0.5)
+    assert (told["low_per"], told["high_per"]) == (min(rates), max(rates))
+    assert (told["n_seeds"], told["n_finished"], told["selected_on"]) == (2, 2, "val")
+
+
+def test_a_folder_of_seeds_is_no_run_but_names_one(ensemble):
+    folder = ensemble[0]
+    with pytest.raises(UserError, match=f"such as {folder}/seed-"):
+        open_run(folder)
+
+
+def test_combine_reads_the_seeds_as_they_are(ensemble):
+    run, told = ensemble
+    seeds = [run / "seed-0", run / "seed-1"]
+    pooled = one_object(arcuate("combine", *seeds, "--json").stdout)  # nobody decoded words yet
+    assert (pooled["method"], pooled["n_models"]) == ("geometric", 2)
+    single = [s["best_per"] for s in told["seeds"]]
+    assert pooled["single_per"] == pytest.approx(single, abs=0.03)  # scores are kept in half precision
+    assert 0 < pooled["per"] <= 2
+
+
+@pytest.mark.slow
+def test_words_of_the_seeds_combine_too(ensemble, tmp_path):
+    run = tmp_path / "ensemble"
+    shutil.copytree(ensemble[0], run, symlinks=True)
+    seeds = [run / "seed-0", run / "seed-1"]
+    for seed in seeds:
+        out = Run(seed).results_file("val", "words")
+        done = arcuate("decode", seed, "--out", out, "--beam", 5, "--nbest", 2)
+        assert done.returncode == 0, done.stderr
+    done = arcuate("combine", *seeds, "--json")
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["n_trials"] > 0
+
+
+def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, tmp_path, capsys):
+    run = tmp_path / "ensemble"
+    shutil.copytree(ensemble[0], run, symlinks=True)
+    shutil.rmtree(run / "seed-1")
+    before = {p: p.stat().st_mtime_ns for p in (run / "seed-0").rglob("*") if p.suffix == ".safetensors"}
+    asked = Asked("tiny", SMALL, cohort_store, run, resume=True)
+    assert train_seeds_command(asked, 3, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [s["seed"] for s in told["seeds"]] == [0, 1, 2]
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    first = ensemble[1]["seeds"]
+    assert [s["best_per"] for s in told["seeds"][:2]] == [s["best_per"] for s in first]  # bit for bit
+
+
+def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path):
+    asked = Asked("tiny", SMALL, cohort_store, tmp_path / "ensemble")
+    planned = plan(asked, 2)
+    planned[0].run.mkdir(parents=True)
+    (planned[0].run / "mine.txt").write_text("not a run")
+    told = train_all(asked, planned)
+    assert told["exit_code"] == 2
+    assert told["n_finished"] == 1
+    assert "exists already" in told["seeds"][0]["error"]
+    assert told["seeds"][1]["error"] is None
+    assert told["mean_per"] == told["seeds"][1]["best_per"]
+    assert told["sd_per"] is None
+
+
+def test_a_signal_ends_the_series(cohort_store, tmp_path, monkeypatch, capsys):
+    """The seed that was interrupted saves itself; the next one is not begun, and the way on is told."""
+    trained = []
+
+    def interrupted(asked: Asked) -> dict:
+        trained.append(asked.run.name)
+        return {"run": str(asked.run), "best_per": 0.5, "selected_on": "val", "exit_code": 130}
+
+    monkeypatch.setattr("arcuate.cli.seeds.train_run", interrupted)
+    asked = Asked("tiny", SMALL, cohort_store, tmp_path / "ensemble")
+    told = train_all(asked, plan(asked, 3))
+    assert (trained, told["exit_code"], told["n_finished"], told["mean_per"]) == (["seed-0"], 130, 0, None)
+    assert (
+        f"--seeds 3 --data {cohort_store} --run {tmp_path / 'ensemble'} --resume" in capsys.readouterr().err
+    )
+
+
+def test_dry_run_writes_nothing(cohort_store, tmp_path, capsys):
+    run = tmp_path / "ensemble"
+    asked = Asked("tiny", SMALL, cohort_store, run, dry_run=True)
+    assert train_seeds_command(asked, 3, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [s["run"] for s in told["seeds"]] == [str(run / f"seed-{k}") for k in range(3)]
+    assert not run.exists()
+
+
+def test_no_seeds_are_refused(cohort_store, tmp_path):
+    done = arcuate("train", "tiny", "--seeds", 0, "--data", cohort_store, "--run", tmp_path / "run")
+    assert done.returncode == 2
+    assert "--seeds" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def refusal(asked: Asked) -> str:
+    with pytest.raises(UserError) as error:
+        train_seeds_command(asked, 2, as_json=False)
+    return str(error.value)
+
+
+def test_existing_seed_folders_are_refused(ensemble, cohort_store):
+    run, _ = ensemble
+    assert "--resume" in refusal(Asked("tiny", SMALL, cohort_store, run))
+
+
+def test_a_run_folder_is_no_place_for_seeds(ensemble, cohort_store):
+    run, _ = ensemble
+    for resume in (False, True):
+        said = refusal(Asked("tiny", SMALL, cohort_store, run / "seed-0", resume=resume))
+        assert "is a run folder" in said
+
+
+def test_another_recipe_cannot_go_on(ensemble, cohort_store):
+    run, _ = ensemble
+    other = [*SMALL, "encoder.dropout=0.3"]
+    assert "encoder.dropout" in refusal(Asked("tiny", other, cohort_store, run, resume=True))
+
+
+def test_strangers_are_left_alone(cohort_store, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "notes.txt" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path, resume=True))
+    assert "exists already" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path))
+
+
+@pytest.mark.parametrize("size", ["2", "x", ""])
+def test_several_processes_are_refused(cohort_store, tmp_path, monkeypatch, size):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert "torchrun" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path / "run"))
+
+
+def test_the_seed_that_carves_out_dev_stays(cohort_store):
+    from arcuate.experiments.recipe import load_recipe
+
+    assert seed_settings(load_recipe("tiny"), 2) == ["train.seed=2", "data.seed=3"]
+    assert seed_settings(load_recipe("tiny", ["data.dev_fraction=0.1"]), 2) == ["train.seed=2"]
+
+
+def test_spread_of_few():
+    assert spread([]) == {"mean_per": None, "sd_per": None, "low_per": None, "high_per": None}
+    assert spread([0.5])["sd_per"] is None
+
+
+def silent(done: int, total: int, what: str) -> None:
+    pass
+
+
+def test_the_mean_of_checkpoints(ensemble, tmp_path):
+    run = Run(tmp_path / "run")
+    shutil.copytree(ensemble[0] / "seed-0", run.path, symlinks=True)
+    names = average_checkpoints(run, 3, silent)
+    assert names == ["step-00000002", "step-00000003", "step-00000004"]
+    parts = [load_file(run.checkpoints / name / "model.safetensors") for name in names]
+    mean = load_file(run.checkpoints / "average" / "model.safetensors")
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, sum(p[name] for p in parts) / 3)
+    assert average_checkpoints(run, None, silent) == [
+        "step-00000001",
+        *names,
+    ]  # replaces, and leaves out step 0
+
+
+def test_averaged_checkpoints_are_scored_like_any(ensemble, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(ensemble[0] / "seed-0", run, symlinks=True)
+    told = one_object(arcuate("average", run, "--last", 2, "--json").stdout)
+    assert told["averaged"] == ["step-00000003", "step-00000004"]
+    done = arcuate("evaluate", run, "--checkpoint", "average", "--label", "average", "--json")
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["checkpoint"] == "average"
+
+
+def test_too_few_checkpoints(ensemble, tmp_path):
+    run = Run(ensemble[0] / "seed-1")
+    with pytest.raises(UserError, match=r"kept 4 checkpoints and 7 are wanted; .*train\.keep_checkpoints=7"):
+        average_checkpoints(run, 7, silent)
+    done = arcuate("average", run.path, "--last", 1)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert arcuate("average", tmp_path).returncode == 2

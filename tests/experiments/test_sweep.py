@@ -1,0 +1,215 @@
+"""Sweeps: bad spaces are refused, workers share a study, what fails or is interrupted is recorded."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.experiments.sweep import Dimension, Range, as_text, read_space
+from arcuate.training.signals import Stop
+from support.cli import assert_refused, one_object
+from support.forking import arcuate
+
+FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
+SPACE = (
+    "schedule.peak: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
+)
+
+
+def space_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "space.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("schedule.peek: {low: 0.001, high: 0.01}", ["schedule.peek", "schedule.peak"]),
+        ("train.stepz: {choices: [1, 2]}", ["train.steps"]),
+        ("encoder.dropout: {low: 0.0, high: 1.5}", ["encoder.dropout cannot be 1.5"]),
+        ("encoder.width: {low: 0, high: 64}", ["encoder.width cannot be 0"]),
+        ("encoder.width: {low: 16.5, high: 64}", ["encoder.width cannot be 16.5"]),
+        ("encoder.bidirectional: {choices: [true, perhaps]}", ["perhaps"]),
+        ("schedule.peak: {low: 0.1, high: 0.01}", ["below"]),
+        ("schedule.peak: {low: 0.0, high: 0.01, log: true}", ["above 0"]),
+        ("schedule.peak: {low: 0.1, high: 0.3, log: true, step: 0.1}", ["together"]),
+        ("encoder.width: {low: 16, high: 40, step: 16}", ["32"]),
+        ("encoder.width: {low: 16}", ["high"]),
+        ("encoder.width: {low: 16, high: .inf}", ["high"]),
+        ("encoder.width: {low: 16, high: 32, lgo: true}", ["lgo"]),
+        ("encoder.width: {choices: [16]}", ["choices"]),
+        ("encoder.width: {choices: [16, 16]}", ["twice"]),
+        ("encoder.width: 16", ["range or choices"]),
+        ("encoder.width: {low: 16, high: 32}\nencoder: {choices: [{}, {width: 3}]}", ["encoder.width"]),
+        ("train.steps: {low: 2, high: 8}", ["train.steps is varied"]),
+        ("name: {choices: [a, b]}", ["name"]),
+        ("[1, 2]", ["should name"]),
+        ("", ["should name"]),
+        ("{", ["YAML"]),
+    ],
+)
+def test_bad_spaces_are_refused(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as refusal:
+        read_space(space_file(tmp_path, text), "tiny", FEW[:1])
+    for word in words:
+        assert word in str(refusal.value)
+
+
+def test_ranges_are_whole_where_the_setting_is(tmp_path: Path) -> None:
+    paths = (
+        "encoder.width: {low: 16, high: 64}",
+        "ema.decay: {low: 0, high: 0.5}",
+        "augment.gain_sd: {low: 0, high: 1}",
+    )
+    width, decay, gain = read_space(space_file(tmp_path, "\n".join(paths)), "tiny")
+    assert (width.whole, decay.whole, gain.whole) == (True, False, False)
+
+
+def test_values_survive_the_command_line(tmp_path: Path) -> None:
+    text = "schedule: {choices: [{kind: constant, rate: 1.0e-5}, {kind: linear, peak: 0.1, floor: 0.0}]}"
+    (schedule,) = read_space(space_file(tmp_path, text), "tiny")
+    assert schedule.override(schedule.texts()[0]) == "schedule={kind: constant, rate: 1.0e-05}"
+    assert Dimension("optimizer.eps", Range(low=0, high=1)).override(1e-8) == "optimizer.eps=1.0e-08"
+    assert as_text("16") != as_text(16)
+
+
+# Studies without training
+
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed")
+
+
+@pytest.fixture
+def sweep(cohort_store: Path, tmp_path: Path) -> Any:
+    from arcuate.experiments.sweep import Sweep
+
+    space = read_space(space_file(tmp_path, SPACE), "tiny", FEW)
+    return Sweep("tiny", tuple(FEW), space, cohort_store, tmp_path / "out", n_trials=2)
+
+
+def test_a_trial_left_running_fails_and_its_settings_come_again(sweep: Any) -> None:
+    from arcuate.experiments.sweep import claim, open_study, summarise
+
+    study = open_study(sweep)
+    with claim(sweep, study) as first, claim(sweep, open_study(sweep)) as second:
+        assert (first.number, second.number) == (0, 1)  # the second worker leaves the first one's alone
+        assert first.params != second.params
+        with claim(sweep, study) as third:
+            assert third is None
+    with claim(sweep, open_study(sweep)) as again:
+        assert again.params in (first.params, second.params)
+    states = [t["state"] for t in summarise(sweep, study)["trials"]]
+    assert states == ["fail", "fail", "running"]
+
+
+def test_another_sweep_is_refused_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from arcuate.experiments.sweep import open_study
+
+    open_study(sweep)
+    open_study(replace(sweep, overrides=(*FEW, "runtime.threads=1")))
+    with pytest.raises(UserError, match="another recipe"):
+        open_study(replace(sweep, overrides=("train.steps=9",)))
+    with pytest.raises(UserError, match="another space"):
+        open_study(replace(sweep, space=sweep.space[:1]))
+    with pytest.raises(UserError, match="holds no sweep"):
+        open_study(replace(sweep, out=tmp_path))
+
+
+HOPELESS = """
+import json, sys, time
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+run.mkdir()
+(run / "metrics.jsonl").write_text(json.dumps({"step": 2, "split": "val", "per": 1.0}) + "\\n")
+time.sleep(60)
+"""
+
+
+def test_a_hopeless_trial_is_stopped_early(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from arcuate.experiments import sweep as module
+
+    monkeypatch.setattr(module, "PROGRAM", (sys.executable, "-c", HOPELESS))
+    study = module.open_study(sweep)
+    dimensions = {d.path: module.distribution(d) for d in sweep.space}
+    for per in (0.5, 0.4, 0.3, 0.2, 0.1):
+        trial = study.ask(dimensions)
+        trial.report(per, 2)
+        study.tell(trial, per)
+    trial, started = study.ask(dimensions), time.monotonic()
+    module.try_settings(sweep, study, trial, Stop(), print)
+    assert time.monotonic() - started < 30
+    told = module.summarise(sweep, study)
+    assert (told["trials"][-1]["state"], told["trials"][-1]["per"]) == ("pruned", 1.0)
+    assert (told["best_trial"], told["best_per"]) == (4, 0.1)
+
+
+# The command
+
+
+def command(store: Path, space: Path, out: Path, *more: str) -> list[str]:
+    return ["sweep", "tiny", str(space), "--data", str(store), "--out", str(out), "--json", *FEW, *more]
+
+
+@pytest.mark.slow
+def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
+    space, out = space_file(tmp_path, SPACE), tmp_path / "out"
+    program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "--trials", "2")]
+    workers = [
+        subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    ends = [worker.communicate(timeout=120) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], ends
+    assert all("PER" in stderr for _, stderr in ends), "each had one to try"
+    told = max((one_object(stdout) for stdout, _ in ends), key=n_complete)
+    assert [(t["number"], t["state"]) for t in told["trials"]] == [(0, "complete"), (1, "complete")]
+    best = min(told["trials"], key=lambda t: t["per"])
+    assert (told["best_per"], told["best_overrides"]) == (best["per"], best["overrides"])
+    rows = [json.loads(line) for line in (Path(best["run"]) / "metrics.jsonl").read_text().splitlines()]
+    assert min(r["per"] for r in rows if r["split"] == "val") == best["per"]
+    again = arcuate(*(a for a in program[3:] if a != "--json"))  # enough trials: only says what is known
+    assert f"best: trial {best['number']}," in again.stdout
+    assert f"arcuate train tiny --data {cohort_store} --run runs/best {' '.join(FEW)}" in again.stdout
+
+
+def n_complete(told: dict[str, Any]) -> int:
+    return sum(t["state"] == "complete" for t in told["trials"])
+
+
+def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(cohort_store: Path, tmp_path: Path) -> None:
+    space = space_file(tmp_path, "data.channels: {choices: [998, 999]}")
+    done = arcuate(*command(cohort_store, space, tmp_path / "out", "--trials", "2"))
+    assert done.returncode == 1
+    told = one_object(done.stdout)
+    assert [t["state"] for t in told["trials"]] == ["fail", "fail"]
+    assert "channels" in told["trials"][0]["reason"]
+    assert told["best_per"] is None
+
+
+def test_control_c_ends_the_training_too(cohort_store: Path, tmp_path: Path) -> None:
+    space, out = space_file(tmp_path, SPACE), tmp_path / "out"
+    program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "train.steps=100000")]
+    worker = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = out / "trial-0000" / "metrics.jsonl"
+    while worker.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    worker.send_signal(signal.SIGINT)
+    stdout, stderr = worker.communicate(timeout=60)
+    assert worker.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    (trial,) = one_object(stdout)["trials"]
+    assert (trial["state"], trial["reason"]) == ("fail", "interrupted")
+    assert "stopped by SIGTERM" in (out / "trial-0000.log").read_text()
+
+
+def test_a_bad_space_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
+    space = space_file(tmp_path, "encoder.widht: {low: 16, high: 32}")
+    assert_refused(arcuate(*command(cohort_store, space, tmp_path / "out")), "encoder.width")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,24 @@
+"""The doctor on labelled real logs, where they lie beside the checkout; the same command as in docs/doctor.md."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "doctor_accuracy.py"
+
+
+@pytest.mark.shared
+def test_accuracy_on_real_logs(shared: Path) -> None:
+    logs = shared / "real" / "logs"
+    if not (logs / "labels.csv").is_file():
+        pytest.skip("the labelled logs are not beside this checkout (../shared/real/logs)")
+    done = subprocess.run(
+        [sys.executable, COMMAND, "--logs", logs, "--json"], capture_output=True, text=True, check=True
+    )
+    for figures in json.loads(done.stdout).values():
+        assert figures["accuracy"] >= 0.9
+        assert figures["accuracy_by_group"] >= 0.85
+        assert figures["false_alarms"] <= 0.03 * figures["healthy"]

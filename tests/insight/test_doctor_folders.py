@@ -1,0 +1,77 @@
+"""Run folders that are damaged, or whose recipe has already what would be advised."""
+
+from pathlib import Path
+
+import pytest
+
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.doctor.causes import still_to_try
+from arcuate.insight.ledger.entries import read_entry
+from arcuate.insight.ledger.parents import listing
+from support.cli import assert_refused
+from support.fabricate_runs import make_run
+from support.forking import arcuate
+
+MASKED = ("augment.time_masks.n_masks=20", "augment.time_masks.max_share=0.075")
+
+
+def test_advice_does_not_repeat_what_the_recipe_has(tmp_path: Path) -> None:
+    assert "n_masks=20" in diagnose(make_run(tmp_path / "plain").path).suggestion
+    assert "n_masks" not in diagnose(make_run(tmp_path / "masked", MASKED).path).suggestion
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("a.b=0.2 c.d=4", "c.d=4"), ("a.b=0.2, and eps as it is", ""), ("a.b=0.3, or longer", "a.b=0.3, or longer"),
+        ("train on from the last checkpoint", "train on from the last checkpoint"), ("e.f=true", ""),
+    ],
+)  # fmt: skip
+def test_what_is_left_to_try(change: str, left: str) -> None:
+    assert still_to_try(change, {"a.b": 0.2, "c.d": 3, "e.f": True}) == left
+
+
+def test_the_rate_goes_by_the_name_it_has_in_the_recipe(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "flat", ["schedule.rate=0.001"], per=0.9, recipe="b2t24-gru")
+    changes = " ".join(cause.change for cause in diagnose(run.path).causes)
+    assert "schedule.rate=" in changes
+    assert "schedule.peak" not in changes
+
+
+def test_a_damaged_recipe_is_named_with_all_that_is_wrong_with_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.recipe_file.write_text("train:\n  steps: [1,\n")
+    note = next(note for note in diagnose(run.path).notes if "recipe" in note)
+    assert "expected the node content" in note
+    assert "line 3" in note
+    assert read_entry(run.path, "run").problems[0].endswith("(line 3)")
+
+
+def test_a_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    best = diagnose(run.path).best_per
+    text = run.metrics_file.read_text()
+    run.metrics_file.write_text(text[:200] + "\x7f\x00\n" + text)
+    (row,) = listing([read_entry(run.path, "run")])
+    assert (row["verdict"], row["best_per"]) == ("healthy", best)
+    assert "not JSON" in row["problems"][0]
+    run.metrics_file.write_text("nothing left\n")
+    (row,) = listing([read_entry(run.path, "run")])
+    assert (row["verdict"], row["best_per"]) == (None, None)
+
+
+def test_a_finished_run_is_not_called_unfinished_beside_healthy(tmp_path: Path) -> None:
+    told = diagnose(make_run(tmp_path / "run", per=0.05).path)
+    assert (told.primary, told.secondary) == ("healthy", ())
+
+
+@pytest.mark.parametrize("target", ["folder", "notes.txt", "pipe"])
+def test_a_page_is_written_to_nothing_but_a_page(tmp_path: Path, target: str) -> None:
+    import os
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    run = make_run(tmp_path / "run")
+    assert_refused(arcuate("doctor", run.path, "--html", tmp_path / target), target)
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -1,0 +1,257 @@
+"""Stores and runs that are not what they were: damaged, changed, exchanged, or not a run at all."""
+
+import json
+import re
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+import arcuate as package
+from arcuate.cli.evaluate import evaluate_command, evaluate_run
+from arcuate.cli.train import Asked, train_run
+from arcuate.data.prepare import prepare
+from arcuate.data.simulation import simulate
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.insight.report import write_report
+from arcuate.models.import_checkpoint import _Args
+from arcuate.run import Run, open_run
+from arcuate.training.start import refuse_other_data
+from support.official_checkpoints import write_nejm
+
+FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.checkpoint_every=1")
+
+
+@pytest.fixture(scope="module")
+def trained(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("odd") / "run"
+    train_run(Asked("tiny", FEW, cohort_store, path))
+    return path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture
+def store(cohort_store: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(cohort_store, tmp_path / "store"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# --- files whose content has another shape ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [[], "here", 5, None])
+def test_an_environment_of_another_shape_is_one_sentence(run: Path, data: object) -> None:
+    edit(run / "environment.json", data=data)
+    with pytest.raises(UserError, match=r"environment\.json"):
+        evaluate_run(Run(run), "val", None, "best", None, None)
+    with pytest.raises(UserError, match=r"environment\.json"):
+        refuse_other_data(Run(run), {"data": {"hashes": {}}})
+
+
+@pytest.mark.parametrize("changes", [{"hashes": []}, {"hashes": {"val": 5}}, {"leakage": 3}, {"splits": []}])
+def test_a_manifest_of_another_shape_is_refused(store: Path, changes: dict[str, object]) -> None:
+    edit(store / "manifest.json", **changes)
+    with pytest.raises(UserError, match="damaged"):
+        Store.open(store)
+
+
+def test_more_channels_than_the_files_can_hold_are_refused_at_opening(store: Path) -> None:
+    edit(store / "manifest.json", n_channels=65536)
+    with pytest.raises(UserError, match="65536 channels"):
+        Store.open(store)
+
+
+# --- content that changed --------------------------------------------------------------------------------
+
+
+def spoil_session(store: Path) -> str:
+    """Change every value of the first session behind the manifest's back."""
+    session = Store.open(store).sessions[0]
+    with h5py.File(store / "sessions" / f"{session}.h5", "a") as file:
+        file["bins"][:] += 1
+    return session
+
+
+def test_a_store_changed_behind_its_manifest_is_not_scored(run: Path, store: Path) -> None:
+    session = spoil_session(store)
+    with pytest.raises(UserError, match=f"{session}/val/.*prepare"):
+        evaluate_run(Run(run), "val", store, "best", None, None)
+
+
+def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store: Path) -> None:
+    session = spoil_session(store)
+    for resume, path in ((True, run), (False, run.with_name("new"))):
+        with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
+            train_run(Asked("tiny", FEW, store, path, resume=resume))
+
+
+def test_loading_processes_inherit_no_open_files(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = import_module("arcuate.cli.train")
+    start, seen = train.training_batches, []
+
+    def watched(planned: Any, *rest: Any, **options: Any) -> Any:
+        seen.append(dict(planned.store._files))
+        return start(planned, *rest, **options)
+
+    monkeypatch.setattr(train, "training_batches", watched)
+    train_run(Asked("tiny", FEW, cohort_store, tmp_path / "run"))
+    assert seen == [{}]
+
+
+def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(
+    run: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashes = json.loads((store / "manifest.json").read_text())["hashes"]
+    edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
+    with pytest.raises(UserError, match="other data"):
+        train_run(Asked("tiny", FEW, store, run, resume=True))
+    same = evaluate_run(Run(run), "val", None, "best", None, None)
+    capsys.readouterr()
+    other = evaluate_run(Run(run), "val", store, "best", None, None)
+    assert (same["data_differ_in"], other["data_differ_in"]) == ([], ["train"])
+    assert "other train trials" in capsys.readouterr().err
+
+
+# --- another store ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six sessions of which the first three bear the names of the cohort's."""
+    folder = tmp_path_factory.mktemp("other")
+    options = {"n_trials": 10, "n_electrodes": 16, "difficulty": "easy", "seed": 6}
+    simulate(folder / "source", layout="b2t25", n_sessions=6, **options)  # type: ignore[arg-type]
+    prepare(folder / "source", folder / "store")
+    return folder / "store"
+
+
+def test_what_another_store_has_more_is_counted(
+    run: Path, other_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, known = Store.open(other_store), set(Store.open(Run(run).data()["path"]).sessions)
+    unknown = [t for t in store.trials if t.split == "val" and t.session not in known]
+    sessions = list(dict.fromkeys(t.session for t in unknown))
+    assert unknown and len(sessions) < len(store.sessions)
+    summary = evaluate_run(Run(run), "val", other_store, "best", None, None)
+    assert summary["left_out"] == {"trials": len(unknown), "sessions": sessions}
+    said = capsys.readouterr().err
+    assert f"{len(unknown)} val trials" in said and sessions[0] in said
+    assert summary["n_trials"] == sum(t.split == "val" for t in store.trials) - len(unknown)
+
+
+def test_a_label_is_named_in_what_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate_command(run, "val", None, "best", "beam", None, as_json=False)
+    assert str(run / "results" / "val.beam.jsonl") in capsys.readouterr().err.replace("\n", "")
+    assert (run / "results" / "val.beam.jsonl").is_file()
+
+
+# --- a model that was imported ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of `arcuate import` and a store of the same sessions and channels."""
+    from arcuate.models.import_checkpoint import import_checkpoint
+
+    write_nejm(tmp_path / "official")
+    model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm")).model
+    sessions, n_channels = model.card.sessions, model.card.n_channels
+    from support.fabricate import Made, noise, write_hdf5
+
+    for i, session in enumerate((*sessions, "t15.2030.01.01")):
+        for split in ("train", "val"):
+            made = [Made(noise(80, n_channels, seed=10 * i + n)) for n in range(3)]
+            write_hdf5(tmp_path / "source" / session / f"data_{split}.hdf5", made)
+    prepare(tmp_path / "source", tmp_path / "store")
+    return tmp_path / "model", tmp_path / "store"
+
+
+def test_an_imported_model_is_scored(imported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, store = imported
+    evaluate_command(folder, "val", store, "best", None, None, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    n_sessions = len(package.load(folder).sessions)
+    assert said["n_trials"] == 3 * n_sessions and said["per"] is not None
+    assert said["left_out"] == {"trials": 3, "sessions": ["t15.2030.01.01"]}
+    assert (said["selected_on"], said["data_differ_in"]) == (None, None)
+    assert len((folder / "results" / "val.jsonl").read_text().splitlines()) == said["n_trials"]
+    assert write_report(open_run(folder)).is_file()
+
+
+def test_an_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match="--data STORE"):
+        evaluate_command(imported[0], "val", None, "best", None, None, as_json=True)
+
+
+# --- devices and YAML ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "xpu", "toaster", ""])
+def test_a_device_that_is_not_there_is_one_sentence(run: Path, device: str) -> None:
+    with pytest.raises(UserError, match="device"):
+        package.load(run, device=device)
+
+
+def test_cuda_where_there_is_none_is_one_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="device"):
+        package.load(run, device="cuda")
+
+
+def test_a_date_that_cannot_be_stops_no_report(run: Path) -> None:
+    with (run / "recipe.yaml").open("a") as file:
+        file.write("noted: 2024-13-45\n")
+    assert write_report(Run(run)).is_file()
+
+
+def test_a_date_that_cannot_be_in_official_settings_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text("began: 2024-13-45\n")
+    with pytest.raises(UserError, match=r"args\.yaml"):
+        _Args.read_yaml(tmp_path / "args.yaml")
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+def test_the_documented_fields_of_the_log_are_those_it_has(trained: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
+    section = page[page.index("## Rows of metrics.jsonl") : page.index("## Run folder")]
+    cells = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    written = {"step", "split"}
+    for row in Run(trained).metrics():
+        for name, value in row.items():
+            deep = isinstance(value, dict) and name in ("losses", "cost")
+            written |= {f"{name}.{inner}" for inner in value} if deep else {name}
+    assert set(re.findall(r"`([\w.]+)`", cells)) | {"step", "split"} == written
+
+
+def test_weights_that_are_not_those_saved_are_refused(run: Path) -> None:
+    weights = (run / "checkpoints" / "best").resolve() / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[5000] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        evaluate_run(Run(run), "val", None, "best", None, None)
+    with pytest.raises(UserError, match="damaged"):
+        package.load(run)
+
+
+def test_a_model_beside_a_state_that_is_none_is_refused(run: Path) -> None:
+    ((run / "checkpoints" / "best").resolve() / "state.json").write_text('{"files": []}')
+    with pytest.raises(UserError, match="damaged"):
+        package.load(run)

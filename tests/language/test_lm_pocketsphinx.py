@@ -1,0 +1,105 @@
+"""The embedded English 3-gram: the file is read as its own program reads it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.open import open_model
+from arcuate.language.ngram.pocketsphinx import embedded_path, read_sphinx
+from arcuate.language.ngram.trie import to_tables
+
+UNIT = np.log(1.0001)  # the query API answers in whole steps of this
+
+
+@pytest.fixture(scope="module")
+def english(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCUATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return open_model("default")
+
+
+def test_sizes(english: LanguageModel) -> None:
+    assert english.counts == (72_548, 2_051_541, 1_669_625)  # the words and <unk>, which the file lacks
+    assert english.about["added"] == ["<unk>"]
+
+
+def test_equal_to_the_query_api(english: LanguageModel) -> None:
+    """Real n-grams of every order, and word strings that need backing off; the API wants the last word first."""
+    from pocketsphinx import Config, LogMath, NGramModel
+
+    api = NGramModel(Config(), LogMath(), str(embedded_path()))
+    rng = np.random.default_rng(4)
+    strings = [
+        row for table in to_tables(english).orders for row in table.ids[rng.integers(0, len(table), 700)]
+    ]
+    strings += list(rng.integers(0, 72_547, (700, 3)))
+    for row in strings:
+        if english.unk in row:
+            continue
+        expected = api.prob([english.words[w] for w in reversed(row)]) * UNIT
+        assert english.score(row, english.empty)[0][-1] == pytest.approx(expected, abs=1.01 * UNIT)
+
+
+def test_it_is_kept_mapped_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: LanguageModel
+) -> None:
+    monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path))
+    calls = []
+    monkeypatch.setattr(
+        "arcuate.language.ngram.open.read_foreign", lambda *a, **k: calls.append(1) or english
+    )
+    for _ in range(3):
+        assert open_model("pocketsphinx").counts == english.counts
+    (kept,) = tmp_path.iterdir()
+    harmed = kept.read_bytes()[:1000]
+    kept.unlink()
+    kept.write_bytes(harmed)  # made again
+    assert open_model("default").counts == english.counts
+    assert len(calls) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: LanguageModel
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("arcuate.language.ngram.open.read_foreign", lambda *a, **k: english)
+    assert open_model("default").arrays is english.arrays
+
+
+def test_the_phone_model_is_read_too() -> None:
+    tables = read_sphinx(embedded_path().with_name("en-us-phone.lm.bin"))
+    assert tables.order == 3 and "AH" in list(tables.vocabulary)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    whole = embedded_path().with_name("en-us-phone.lm.bin").read_bytes()
+    path = tmp_path / "phone.lm.bin"
+    for length in (0, 10, 19, 25, 40, 5000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"phone\.lm\.bin"):
+            read_sphinx(path)
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        harmed = bytearray(whole)
+        for at in rng.integers(0, len(whole), 40):
+            harmed[at] = int(rng.integers(0, 256))
+        path.write_bytes(harmed)
+        try:
+            read_sphinx(path)
+        except UserError as told:
+            assert "phone.lm.bin" in str(told)  # noqa: PT017
+
+
+@pytest.mark.shared
+def test_perplexity_on_real_sentences(shared: Path, english: LanguageModel) -> None:
+    import json
+
+    from arcuate.language.ngram.perplexity import summary
+
+    lines = (shared / "real" / "words" / "t15" / "dev.jsonl").read_text().splitlines()
+    found = summary(english, [json.loads(line)["text"] for line in lines])
+    assert found["n_oov"] == 3 and found["perplexity"] == pytest.approx(98.6, abs=0.1)

@@ -1,0 +1,114 @@
+"""The trie gives what the definition of back-off gives, whatever the n-grams, and its states forget nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arcuate.errors import UserError
+from arcuate.language.ngram.trie import to_model
+from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from support.backoff import SMALL, Backoff, ask, model_of, walk
+
+WORDS = ("<unk>", "<s>", "</s>", "a", "b", "c", "d")
+LOGS = st.floats(-9, 0, width=32)
+WEIGHTS = st.one_of(st.just(0.0), st.floats(-3, 1, width=32))
+
+
+@st.composite
+def backoff_models(draw: st.DrawFn) -> Backoff:
+    """Any set of n-grams: contexts and endings may be missing, back-offs may be nought."""
+    order = draw(st.integers(1, 5))
+    ngrams: Backoff = {(word,): (draw(LOGS), draw(WEIGHTS)) for word in WORDS}
+    longer = st.lists(st.sampled_from(WORDS), min_size=2, max_size=max(order, 2)).map(tuple)
+    for gram in draw(st.lists(longer, max_size=25)) if order > 1 else ():
+        ngrams[gram] = (draw(LOGS), draw(WEIGHTS))
+    return ngrams
+
+
+@given(ngrams=backoff_models(), text=st.lists(st.sampled_from(WORDS), min_size=1, max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_walking_equals_the_definition(ngrams: Backoff, text: list[str]) -> None:
+    model = model_of(ngrams)
+    scores, _ = walk(model, text)
+    order = max(map(len, ngrams))
+    defined = [ask(ngrams, text[max(0, i - order + 1) : i], word) for i, word in enumerate(text)]
+    expected = [
+        min(price, 0.0) for price in defined
+    ]  # no word is likelier than certain, whatever back-offs say
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+@given(ngrams=backoff_models(), text=st.lists(st.sampled_from(WORDS), min_size=1, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_a_state_is_all_that_the_past_matters(ngrams: Backoff, text: list[str]) -> None:
+    """Two histories that end in one state have the same future; the state is a context of the model, or the root."""
+    model = model_of(ngrams)
+    _, state = walk(model, text)
+    order = max(map(len, ngrams))
+    _, again = walk(model, text[max(0, len(text) - order + 1) :])
+    assert state == again
+    assert 0 <= state < len(model.arrays.backoffs)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, -1e38])
+@pytest.mark.parametrize("name", ["log_probs", "backoffs"])
+def test_every_price_is_a_number_up_to_nought(name: str, value: float) -> None:
+    """Whatever a file says: a search adds prices up and compares them."""
+    model = model_of(SMALL)
+    harmed = getattr(model.arrays, name).copy()
+    harmed[:] = value
+    model = replace(model, arrays=model.arrays._replace(**{name: harmed}))
+    for state in range(len(model.arrays.backoffs)):
+        for word in range(len(model.words)):
+            assert -1e30 <= model.advance(state, word)[0] <= 0.0
+
+
+def test_context_that_cannot_matter_is_forgotten() -> None:
+    model = model_of(SMALL)
+    assert walk(model, ["c"])[1] == model.empty  # no back-off, no children
+    assert walk(model, ["a"])[1] != model.empty
+
+
+def test_start_is_the_state_after_the_sentence_mark() -> None:
+    model = model_of(SMALL)
+    assert walk(model, ["a", "b"], model.start)[0] == pytest.approx([-0.2, -0.1], abs=1e-6)
+    assert model.order == 3 and model.counts == (6, 3, 2)
+
+
+def test_missing_specials_are_added_with_probability_nought() -> None:
+    model = model_of({("a",): (-0.3, 0.0), ("b",): (-0.3, 0.0)})
+    assert model.about["added"] == ["<unk>", "<s>", "</s>"]
+    assert model.start == model.empty
+    assert walk(model, ["zebra"])[0] == pytest.approx([-99], abs=1e-4)
+
+
+def test_unknown_word_in_capitals_is_known() -> None:
+    model = model_of({("<UNK>",): (-1.0, 0.0), ("<s>",): (-99.0, 0.0), ("</s>",): (-0.5, 0.0)})
+    assert model.find("never") == model.words.find("<UNK>") == model.unk
+
+
+def test_words_are_found_by_name_and_number() -> None:
+    words = [f"word{i}" for i in range(1000)] + ["naïve", "日本"]
+    vocabulary = vocabulary_of(words)
+    assert list(vocabulary) == words
+    assert vocabulary.find_all([*words, "absent", ""]).tolist() == [*range(1002), -1, -1]
+    assert vocabulary.find("日本") == 1001 and vocabulary[-1] == "日本"
+
+
+def test_the_same_ngram_twice_with_other_values_is_refused() -> None:
+    vocabulary = vocabulary_of(["<unk>", "<s>", "</s>"])
+    unigrams = Table(
+        np.arange(3, dtype=np.int32)[:, None], np.full(3, -1, np.float32), np.zeros(3, np.float32)
+    )
+    twice = np.array([[0, 2], [0, 2]], np.int32)
+    with pytest.raises(UserError, match="'<unk> </s>' comes twice"):
+        to_model(
+            Tables(
+                vocabulary, (unigrams, Table(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32)))
+            )
+        )
+    same = Table(twice, np.array([-1, -1], np.float32), np.zeros(2, np.float32))
+    assert to_model(Tables(vocabulary, (unigrams, same))).counts == (3, 1)

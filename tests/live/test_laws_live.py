@@ -1,0 +1,203 @@
+"""The law of live decoding: whatever the chunks, what is read equals what is read offline."""
+
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from arcuate import StreamingDecoder
+from arcuate.data.statistics import Moments, Statistics
+from arcuate.errors import UserError
+from arcuate.live.decoder import make_engine
+from arcuate.models.config import AnyEncoder, GRUEncoder
+from arcuate.models.model import Model
+from support.encoders import KINDS, N_CHANNELS, make_batch, models
+from support.live_parts import small_decoder, small_model, small_search
+
+NEAR_TIE = 1e-3  # nat
+SEARCH = small_search()
+quick = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+causal = models(bidirectional=st.just(False))
+near_ties = []
+
+
+def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> tuple[np.ndarray, list]:
+    """Whole-trial frame scores and the readings of the whole-trial search."""
+    from arcuate.decoding.decoder import as_batch
+
+    with torch.no_grad():
+        outputs = model(
+            torch.from_numpy(bins)[None],
+            torch.tensor([len(bins)]),
+            torch.tensor([session]),
+            as_batch(past, torch.device("cpu")),
+        )
+    log_probs = outputs.log_probs["ctc"][0].numpy()
+    return log_probs, SEARCH.search(log_probs, 2)
+
+
+def assert_same_text(final, whole) -> bool:
+    """The same words; a near tie may fall the other way, and is counted."""
+    if final.words != whole[0].words:
+        assert len(whole) > 1 and whole[0].total - whole[1].total < NEAR_TIE
+        near_ties.append(final.words)
+        return False
+    assert final.total == pytest.approx(whole[0].total, abs=1e-2)
+    return True
+
+
+def trial(n: int) -> tuple[np.ndarray, int, Statistics]:
+    bins, _, session, past = make_batch([max(n, 1)], seed=n)
+    known = Statistics(past.mean[0].numpy(), past.sd[0].numpy(), int(past.n_bins[0]))
+    return bins[0, :n].numpy(), int(session), known
+
+
+def chunks(n: int, cuts: list[int]) -> list[tuple[int, int]]:
+    edges = [0, *sorted(min(c, n) for c in cuts), n]
+    return list(pairwise(edges))
+
+
+def test_every_registered_kind_of_encoder_is_put_to_the_law() -> None:
+    kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoder)}
+    assert kinds == set(KINDS)
+
+
+@quick
+@given(causal, st.integers(1, 90), st.lists(st.integers(0, 90), max_size=6), st.lists(st.booleans()))
+def test_any_chunking_reads_what_offline_reads(model, n, cuts, ahead):
+    bins, session, past = trial(n)
+    log_probs, whole = offline(model, bins, session, past)
+    stream = StreamingDecoder(make_engine(model, SEARCH), model.card.sessions[session], past)
+    for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
+        heard, settled = [], []
+        for i, (first, last) in enumerate(chosen):
+            partial = stream.push(bins[first:last])
+            heard.append(partial.log_probs)
+            settled.append(partial.words[: partial.n_settled])
+            if ahead and ahead[i % len(ahead)]:
+                stream.ahead()
+        streamed = np.concatenate(heard)
+        np.testing.assert_allclose(streamed, log_probs[: len(streamed)], atol=1e-4, rtol=0)
+        final = stream.finish()
+        assert_same_text(final, whole)
+        assert all(words == final.words[: len(words)] for words in settled)
+    assert len(near_ties) <= 2
+
+
+@quick
+@given(causal, st.integers(1, 50), st.randoms(use_true_random=False))
+def test_streams_over_one_set_of_weights_do_not_know_each_other(model, n, random):
+    trials = [trial(n + i) for i in range(3)]
+    engine = make_engine(model, SEARCH)
+    streams = [StreamingDecoder(engine, model.card.sessions[s], past) for _, s, past in trials]
+    left = [list(bins) for bins, _, _ in trials]
+    while any(left):
+        i = random.choice([k for k in range(3) if left[k]])
+        streams[i].push(left[i].pop(0))
+    for stream, (bins, session, past) in zip(streams, trials, strict=True):
+        assert_same_text(stream.finish(), offline(model, bins, session, past)[1])
+
+
+def test_reset_leaves_nothing_behind() -> None:
+    stream = small_decoder(SEARCH)
+    bins = trial_bins(80)
+    stream.push(bins)
+    first = stream.finish()
+    stream.push(bins[::-1])
+    stream.reset()
+    stream.push(bins)
+    assert stream.finish() == first and first.words
+
+
+def trial_bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(1.0, 2.0, (n, n_channels)).astype(np.float32)
+
+
+@pytest.mark.parametrize("normalise", ["block", "rolling"])
+def test_without_statistics_the_past_of_the_stream_normalises(normalise: str) -> None:
+    """The second sentence is normalised by the first: the same as offline with the first's statistics."""
+    model = small_model(normalise=normalise)
+    stream = StreamingDecoder(make_engine(model, SEARCH))
+    first, second = trial_bins(120, seed=1), trial_bins(60, seed=2)
+    stream.push(first)
+    stream.finish()
+    partial = stream.push(second)
+    rolling = stream.engine.rolling
+    past = Moments.of(first).statistics()
+    log_probs, _ = offline(rolling, second, 1, past)
+    np.testing.assert_allclose(partial.log_probs, log_probs[: len(partial.log_probs)], atol=1e-4)
+    assert rolling.head.weight is model.head.weight  # one set of weights
+
+
+def test_the_future_never_changes_the_statistics() -> None:
+    """Rolling: what is said of the first bins does not depend on those after them."""
+    model = small_model(normalise="block")
+    heads = []
+    for scale in (1.0, 50.0):
+        bins = trial_bins(90)
+        bins[60:] *= scale
+        stream = StreamingDecoder(make_engine(model, SEARCH))
+        heads.append(np.concatenate([stream.push(b).log_probs for b in bins[:60]]))
+    np.testing.assert_array_equal(*heads)
+
+
+def test_a_long_past_fades() -> None:
+    stream = StreamingDecoder(make_engine(small_model(normalise="rolling"), SEARCH))
+    for _ in range(5):
+        stream.push(trial_bins(300))
+        stream.finish()
+    assert stream._past.n_bins <= 200 + 300
+
+
+def test_the_delay_is_told() -> None:
+    delay = small_decoder(SEARCH).delay
+    assert (delay.smoothing_ms, delay.patch_ms, delay.encoder_ms, delay.total_ms) == (80.0, 60.0, 0.0, 140.0)
+
+
+@quick
+@given(causal)
+def test_no_frame_is_later_than_the_delay_says(model):
+    stream = StreamingDecoder(make_engine(model, None))
+    patch = model.card.settings.front_end.patch
+    n_frames = 0
+    for n_bins, b in enumerate(trial_bins(60, N_CHANNELS), start=1):
+        n_frames = stream.push(b).n_frames
+        due = n_bins - round((stream.delay.smoothing_ms + stream.delay.encoder_ms) / 20)
+        assert n_frames >= (0 if due < patch.bins else (due - patch.bins) // patch.stride + 1)
+
+
+def test_phonemes_without_a_language_model() -> None:
+    stream = StreamingDecoder(make_engine(small_model(), None))
+    partial = stream.push(trial_bins(80))
+    final = stream.finish()
+    assert partial.words and final.phonemes[: len(partial.words) - 1] == list(partial.words[:-1])
+
+
+def test_mistakes_are_one_sentence() -> None:
+    stream = small_decoder(SEARCH)
+    with pytest.raises(UserError, match=r"shape \(t, 6\), not \(3, 5\)"):
+        stream.push(np.zeros((3, 5)))
+    with pytest.raises(UserError, match="it knows day1, day2"):
+        stream.reset("day9")
+    both_ways = small_model().card.settings.model_copy(
+        update={"encoder": GRUEncoder(width=4, depth=1, bidirectional=True)}
+    )
+    model = Model(small_model().card.model_copy(update={"settings": both_ways}))
+    with pytest.raises(UserError, match="both directions and cannot stream"):
+        make_engine(model, SEARCH)
+
+
+def test_bins_that_are_not_finite_do_not_stop_a_stream() -> None:
+    stream = small_decoder(SEARCH)
+    bins = trial_bins(60)
+    bins[10:14] = np.nan
+    bins[20, 3] = np.inf
+    partial = stream.push(bins)
+    assert np.isfinite(partial.log_probs).all()
+    assert stream.finish().total is not None

@@ -1,0 +1,263 @@
+# ruff: noqa: F811 - fixtures of another file
+"""Live decoding as a user meets it: loading, commands, the examples of the documentation."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate import StreamingDecoder
+from arcuate.data.store import Store
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.errors import UserError
+from arcuate.live.decoder import load_rescorer
+from arcuate.models.io import save_model
+from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
+from support.live_sources import Hearing, lsl, redis_url, wait_for  # noqa
+
+ROOT = Path(__file__).parents[2]
+SEARCH = small_search()
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory, cohort_store: Path) -> dict[str, Path]:
+    """A model folder for the cohort, and a lexicon and an n-gram as files."""
+    folder = tmp_path_factory.mktemp("parts")
+    store = Store.open(cohort_store)
+    save_model(folder / "model", small_model(store.n_channels, "block", sessions=store.sessions))
+    lexicon, arpa = write_words(folder)
+    return {"model": folder / "model", "lexicon": lexicon, "lm": arpa, "store": cohort_store}
+
+
+def arcuate(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "arcuate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **options)
+
+
+def choices(parts: dict[str, Path]) -> list[object]:
+    return ["--lexicon", parts["lexicon"], "--lm", parts["lm"], "--data", parts["store"]]
+
+
+def test_a_decoder_loads_by_path_and_reads(parts: dict[str, Path]) -> None:
+    """A word that is still being said is in no partial, so one of a model nobody trained may well be empty."""
+    store = Store.open(parts["store"])
+    trial = next(t for t in store.trials if t.split == "val")
+    block = store.block_statistics(trial)
+    decoder = StreamingDecoder.load(
+        parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]), decoding=SEARCH_SETTINGS
+    )
+    decoder.reset(trial.session, block)
+    search, order = decoder.engine.search, list(decoder.engine.order)
+    state, partials = search.start(), []
+    for chunk in np.array_split(store.read_bins(trial), 9):
+        partials.append(partial := decoder.push(chunk))
+        state = search.step(state, partial.log_probs[:, order])
+        assert partial.words == tuple(search.partial(state)) and partial.n_settled == search.settled(state)
+        assert partial.text == " ".join(partial.words) and partial.n_frames == len(decoder.log_probs())
+    final = decoder.finish()
+    assert final.text and final.tokens and len(final.times) == len(final.words)
+    assert all(p.words[: p.n_settled] == final.words[: p.n_settled] for p in partials)
+    other = decoder.stream(trial.session, block)
+    other.push(store.read_bins(trial))
+    assert other.finish().text == final.text and other.engine is decoder.engine
+
+
+def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
+    done = arcuate("bench", "live", parts["model"], *choices(parts), "--seconds", 4, "--fast", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 < found["frame_ms_p50"] <= found["frame_ms_p99"] <= found["frame_ms_max"]
+    assert (found["missed_deadlines"] > 0) == (found["frame_ms_max"] > 80)
+    assert found["missed_while_stolen"] <= found["missed_deadlines"]
+    assert found["n_frames"] > 30 and found["delay_ms"] == 140.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["live", "nowhere"], "there is no run folder nowhere"),
+        (["live", "MODEL", "--source", "telepathy"], "choose replay, socket, lsl"),
+        (["live", "MODEL", "--source", "redis-logits", "--no-words"], "leave --no-words out"),
+        (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
+        (["live", "MODEL", "--record", "FOREIGN"], "is no recording"),
+        (["live", "MODEL", "--record", "FILE/rec"], "cannot be written"),
+        (["live", "MODEL", "--day", "t15.2023.09.12"], "with --record too"),
+        (["live", "MODEL", "--source", "redis", "--redis", "redis://127.0.0.1:1", "--no-words"], "no Redis"),
+        (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "name a store with --data"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(
+    parts, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    settings = tmp_path / "live.yaml"
+    settings.write_text("endpoints: {silence_s: -3}")
+    known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings), "FOREIGN": str(tmp_path)}
+    known["FILE/rec"] = str(settings / "rec")
+    if "--redis" in arguments:
+        pytest.importorskip("redis", reason="the extra redis is not installed")
+    done = arcuate(*(known.get(a, a) for a in arguments))
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_starts_answers_records_and_leaves_quietly(parts, tmp_path: Path, how) -> None:
+    pytest.importorskip("uvicorn", reason="the extra live is not installed")
+    port, record = free_port(), tmp_path / "rec"
+    options = ["--port", port, "--source", "replay", "--speed", 16, "--record", record]
+    command = [sys.executable, "-m", "arcuate", "live", parts["model"], *choices(parts), *options]
+    with (tmp_path / "err").open("w+") as err:
+        process = subprocess.Popen([str(c) for c in command], stderr=err, stdout=subprocess.DEVNULL)
+        try:
+            health = wait_for_sentences(port, 2)
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120).read().decode()
+            process.send_signal(how)
+            assert process.wait(300) == 0
+        finally:
+            process.kill()
+            process.wait()
+        err.seek(0)
+        said = err.read()
+    assert health["status"] == "ok" and "<title>Arcuate live</title>" in page
+    assert f"http://localhost:{port}/" in said and "Traceback" not in said
+    assert len(Store.open(record / "store").trials) >= 2
+
+
+def wait_for_sentences(port: int, n: int) -> dict:
+    for _ in range(6000):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=120) as answer:
+                health = json.loads(answer.read())
+            if health["sentences"] >= n:
+                return health
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("the server did not come up")
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(parts: dict[str, Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = arcuate("live", parts["model"], "--port", taken.getsockname()[1])
+    assert done.returncode == 2 and "choose another --port" in done.stderr
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; sys.argv = ['arcuate', 'live', '--help']\nfrom arcuate.cli import main\ntry: main()\n"
+    code += "except SystemExit: print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False False")
+
+
+# --- rescoring at the end of a sentence ---------------------------------------------------------------------
+
+
+def test_rescoring_reorders_readings_by_the_blend(tmp_path: Path) -> None:
+    from test_rescore import LACKING
+    from test_rescore import small_model as made
+
+    if LACKING:
+        pytest.skip("the extra llm is not installed")
+    factory = type("Factory", (), {"mktemp": lambda self, name: tmp_path})()
+    rescorer = load_rescorer(made.__wrapped__(factory), alpha=0.7)
+    readings = [
+        Hypothesis((), {"acoustic": -5.0 - k, "lm": -3.0, "bonus": 0.0}, tuple(words), total=-8.0 - k)
+        for k, words in enumerate((["a"], ["b", "c"], ["d"]))
+    ]
+    ordered = rescorer(readings, lm_weight=0.8)
+    expected = {r.text: r.scores["acoustic"] / 0.8 + 0.3 * -3.0 + 0.7 * r.scores["llm"] for r in ordered}
+    assert [r.total for r in ordered] == pytest.approx(sorted(expected.values(), reverse=True))
+    assert all(r.total == pytest.approx(expected[r.text]) for r in ordered)
+    decoder = small_decoder(SEARCH)
+    decoder = StreamingDecoder(replace(decoder.engine, rescorer=rescorer))
+    decoder.push(bins(60))
+    assert "llm" in decoder.finish().scores
+
+
+def test_rescoring_needs_words(parts: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="rescoring needs words"):
+        StreamingDecoder.load(parts["model"], lm=None, llm="somewhere")
+
+
+# --- the examples of docs/live.md ---------------------------------------------------------------------------
+
+
+def example(containing: str, **names: str) -> str:
+    """A block of Python from the page, under other names."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "live.md").read_text("utf-8"), re.S)
+    (block,) = [b for b in blocks if f"import {containing}" in b or f", {containing}" in b.split("\n")[0]]
+    found = re.search(r"^([A-Z, ]+) = (.*)$", block, re.M)
+    assert found is not None
+    values = ", ".join(repr(names[name.strip()]) for name in found.group(1).split(","))
+    return block.replace(found.group(0), f"{found.group(1)} = {values}").replace("0.02)", "0.001)")
+
+
+def run(code: str) -> threading.Thread:
+    thread = threading.Thread(target=lambda: exec(compile(code, "docs/live.md", "exec"), {"__name__": "x"}))
+    thread.start()
+    return thread
+
+
+def expected_bins(store_path: Path) -> int:
+    return next(t for t in Store.open(store_path).trials if t.split == "val").n_bins
+
+
+def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
+    from arcuate.live.sources.redis import RedisBins
+
+    hearing = hearing_for(cohort_store)
+    source = RedisBins(redis_url, hearing.session.decoder.n_channels, hearing.session.put, print)
+    source.start()
+    run(example("redis", STORE=str(cohort_store), URL=redis_url, NAME="neural_bins")).join(300)
+    final = wait_for(lambda: hearing.told("final"))[0]
+    source.stop()
+    hearing.session.stop()
+    assert final["n_bins"] == expected_bins(cohort_store)
+
+
+def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
+    from arcuate.live.sources.lsl import LslBins
+
+    hearing, name = hearing_for(cohort_store), f"arcuate-docs-{os.getpid()}"
+    thread = run(example("pylsl", STORE=str(cohort_store), NAME=name))
+    source = LslBins(name, hearing.session.decoder.n_channels, hearing.session.put)
+    source.start()
+    thread.join(300)
+    n_bins = expected_bins(cohort_store)
+    wait_for(lambda: hearing.session.decoder.n_bins >= n_bins)
+    source.stop()
+    hearing.session.stop()
+
+
+def test_the_websocket_example_runs(cohort_store: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra live is not installed")
+    pytest.importorskip("websockets", reason="the extra live is not installed")
+    from support.live_serving import decoder, serving
+
+    store = Store.open(cohort_store)
+    with serving(decoder(store.n_channels, store.sessions)) as served:
+        run(example("websockets", STORE=str(cohort_store), URL=served.url("/frames"))).join(300)
+        wait_for(lambda: json.loads(served.get("/healthz")[1])["sentences"] == 1)
+
+
+def hearing_for(store_path: Path) -> Hearing:
+    store = Store.open(store_path)
+    return Hearing(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions))

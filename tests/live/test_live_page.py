@@ -1,0 +1,237 @@
+# ruff: noqa: E402 - what the page needs may not be installed
+"""The page in a real browser: words appear, the raster moves, hover shows other readings, others join."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
+pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
+
+from arcuate.adaptation.config import Adaptation
+from arcuate.live.adaptation import to_event
+from arcuate.live.messages import Chunk, End, Mark
+from support.live_parts import bins
+from support.live_serving import Served, decoder, replaying, serving
+
+ARGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+PATIENT_MS = 180_000
+
+
+@pytest.fixture(scope="module")
+def served(cohort_store: Path) -> Iterator[Served]:
+    with replaying(cohort_store, speed=4.0, rest_s=1.0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, served: Served) -> Iterator:
+    """A page that has found its server; whatever it complains about fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.set_default_timeout(PATIENT_MS)
+    complaints: list[str] = []
+    outside: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    page.on("request", lambda r: outside.append(r.url) if f"127.0.0.1:{served.port}" not in r.url else None)
+    page.goto(f"http://127.0.0.1:{served.port}/")
+    page.wait_for_selector(".word")
+    yield page
+    context.close()
+    assert not complaints and not outside
+
+
+def raster(page) -> int:
+    """How many different colours the first picture has."""
+    return page.evaluate(
+        """() => { const c = document.querySelector('.raster canvas');
+        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; const s = new Set();
+        for (let i = 0; i < d.length; i += 4) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]); return s.size; }"""
+    )
+
+
+def picture(page) -> str:
+    return page.evaluate("document.querySelector('.raster canvas').toDataURL()")
+
+
+def test_words_appear_and_become_final(page) -> None:
+    page.wait_for_selector("#words[data-kind=partial] .word")
+    wrong = ", ".join(f"#history .{kind}" for kind in ("wrong", "missing", "extra"))
+    page.wait_for_selector(wrong, state="attached")  # nobody trained it; large it is seen for a moment only
+    assert page.inner_text("#announce") and page.inner_text("#reference").startswith("meant")
+    page.wait_for_selector("#history li")
+
+
+def test_the_raster_moves(page) -> None:
+    page.wait_for_selector(".raster canvas[width]")
+    assert page.evaluate("document.querySelector('.raster canvas').width") > 300
+    first = picture(page)
+    page.wait_for_function(
+        "(first) => document.querySelector('.raster canvas').toDataURL() !== first", arg=first
+    )
+    assert raster(page) > 10
+    assert page.locator(".raster").count() == 2
+    labels = page.locator(".raster").first.locator(".labels span").all_inner_texts()
+    assert labels == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
+
+
+def pause_on_a_choice(page) -> None:
+    """Stop the replay where a word on screen has other readings, and wait until nothing moves any more."""
+    for _ in range(20):
+        page.wait_for_selector("#words .word.choice")
+        page.keyboard.press(" ")
+        page.wait_for_selector("#state[data-state=paused]")
+        page.wait_for_timeout(500)
+        if page.locator("#words .word.choice").count():
+            return
+        page.keyboard.press(" ")  # the sentence ended just before the pause
+        page.wait_for_selector("#state:not([data-state=paused])")
+    pytest.fail("no word had another reading")
+
+
+def test_hovering_a_word_shows_what_else_it_may_have_been(page) -> None:
+    pause_on_a_choice(page)
+    word = page.locator("#words .word.choice").first
+    others = json.loads(word.get_attribute("data-others"))
+    word.hover()
+    page.wait_for_selector("#tip:not([hidden])")
+    assert page.inner_text("#tip").split("\n") == ["or", *others]
+    page.mouse.move(2, 2)
+    page.wait_for_selector("#tip", state="hidden")
+    word.focus()
+    page.wait_for_selector("#tip:not([hidden])")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#tip", state="hidden")
+    word.hover()
+    page.wait_for_selector("#tip:not([hidden])")
+    page.keyboard.press("ArrowRight")  # the next trial: no word, so nothing that it may have been
+    page.wait_for_selector("#words .hint")
+    page.wait_for_selector("#tip", state="hidden")
+    page.wait_for_selector("#state:not([data-state=paused])")
+
+
+def contrast(page, selector: str) -> float:
+    """Of a text against the page, as WCAG counts it."""
+    return page.evaluate(
+        """(selector) => {
+        const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((v) => v / 255)
+            .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const probe = document.createElement('span'); probe.className = selector; probe.style.transition = 'none';
+        document.getElementById('words').append(probe);
+        const pair = [light(getComputedStyle(probe).color), light(getComputedStyle(document.body).backgroundColor)];
+        probe.remove();
+        return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05); }""",
+        selector,
+    )
+
+
+def test_a_second_viewer_joins_and_sees_the_same(page, browser, served: Served) -> None:
+    page.wait_for_selector("#words[data-kind=final]")
+    other = browser.new_page()
+    other.goto(f"http://127.0.0.1:{served.port}/")
+    other.wait_for_selector("#history li", timeout=PATIENT_MS)
+    page.wait_for_selector("#words[data-kind=final]")
+    other.wait_for_selector("#words[data-kind=final]", timeout=PATIENT_MS)
+    page.keyboard.press("Space")  # paused, both come to rest at the same trial
+    page.wait_for_selector("#state[data-state=paused]")
+    other.wait_for_selector("#state[data-state=paused]", timeout=PATIENT_MS)
+    for _ in range(100):
+        where = page.inner_text("#where"), other.inner_text("#where")
+        if where[0] == where[1]:
+            break
+        page.wait_for_timeout(100)
+    assert where[0] == where[1]
+    page.keyboard.press("Space")
+    page.wait_for_selector("#state:not([data-state=paused])")
+    assert json.loads(served.get("/healthz")[1])["viewers"] >= 2
+    other.close()
+
+
+def test_keys_pause_speed_and_close(page) -> None:
+    page.keyboard.press(" ")
+    page.wait_for_selector("#state[data-state=paused]")
+    page.keyboard.press(" ")
+    page.wait_for_selector("#state:not([data-state=paused])")
+    page.keyboard.press("4")
+    page.wait_for_selector("#speeds button:nth-child(4)[aria-pressed=true]")
+    page.keyboard.press("3")
+    page.wait_for_selector("#speeds button:nth-child(3)[aria-pressed=true]")
+    page.keyboard.press("o")
+    page.wait_for_selector("#state[data-state=closed]")
+    assert "nothing is decoded" in page.inner_text("#state")
+    page.click("#lock")
+    page.wait_for_selector("#state:not([data-state=closed])")
+    page.keyboard.press("?")
+    page.wait_for_selector("#keys[open]")
+    page.keyboard.press("Escape")
+
+
+def test_the_page_says_how_the_day_is_followed(browser) -> None:
+    follower = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
+    with serving(follower) as served:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
+        for item in (Mark("t1", "t15.2030.01.01"), Chunk(bins(60)), End()):
+            served.live.session.put(item)
+        page.wait_for_selector("#adaptation:has-text(' of 1')")
+        assert page.get_attribute("#adaptation", "data-state") == "following"
+        assert "began with the layer of day2" in page.get_attribute("#adaptation", "title")
+        page.keyboard.press("r")
+        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
+        now = to_event(follower.adaptation)
+        for state, said in (
+            ("fell back", "fell back, reads as before learning"),
+            ("off", "not following"),
+        ):
+            served.live.hub.publish({**now, "state": state, "why": "a <b>reason</b>"})
+            page.wait_for_selector(f"#adaptation:text-is('{said}')")
+            assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
+        page.close()
+
+
+def test_picking_a_trial(page) -> None:
+    options = page.locator("#trial option")
+    wanted = options.nth(options.count() - 1).get_attribute("value")
+    page.select_option("#trial", wanted)
+    page.wait_for_selector(f"#where:text-is('{wanted.replace('/', ' · ')}')")
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1920, 1080)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_phones_and_projectors(browser, served: Served, width: int, height: int, scheme) -> None:
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"http://127.0.0.1:{served.port}/")
+    page.wait_for_selector("#words .word", timeout=PATIENT_MS)
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1]
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(","))) < 150) == (scheme == "dark")
+    assert contrast(page, "word unsettled") >= 3 and contrast(page, "hint") >= 4.5
+    if width > 1000:
+        bottom = page.evaluate("document.getElementById('controls').getBoundingClientRect().bottom")
+        assert bottom <= height + 1
+    context.close()

@@ -1,0 +1,144 @@
+"""The flow bridge: identity at first, exact straight flows, a loss of 1 for doing nothing, really used."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from arcuate.cli.train import Asked, train_run
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.batching import by_length, length_batches
+from arcuate.data.store import Store
+from arcuate.losses.combined import flow_loss
+from arcuate.models.config import Denoiser as Settings
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch
+from arcuate.models.denoiser import Denoiser
+from arcuate.models.interfaces import Flow
+from arcuate.models.io import load_model
+from arcuate.models.model import Model
+from arcuate.run import Run
+
+causality = pytest.mark.parametrize("causal", [True, False])
+
+
+@causality
+def test_it_begins_by_moving_nothing(causal: bool) -> None:
+    frames = torch.randn(2, 7, 5)
+    denoiser = Denoiser(Settings(enabled=True), 5, causal)
+    assert torch.equal(denoiser(frames, torch.tensor([7, 4])), frames)
+
+
+@causality
+def test_a_constant_flow_arrives_whatever_the_number_of_steps(causal: bool) -> None:
+    """Where the speed is the same everywhere, Euler steps are exact."""
+    frames, there = torch.randn(2, 7, 5), torch.randn(5)
+    for steps in (1, 2, 5):
+        denoiser = Denoiser(Settings(enabled=True, steps=steps), 5, causal)
+        with torch.no_grad():
+            denoiser.output.bias.copy_(there)
+        torch.testing.assert_close(denoiser(frames, torch.tensor([7, 7])), frames + there)
+
+
+def test_the_loss_is_1_for_nothing_and_0_for_the_right_flow() -> None:
+    wanted, n = torch.randn(2, 6, 3), torch.tensor([6, 2])
+    torch.testing.assert_close(flow_loss(Flow(torch.zeros(2, 6, 3), wanted), n), torch.ones(2))
+    torch.testing.assert_close(flow_loss(Flow(wanted.clone(), wanted), n), torch.zeros(2))
+    beyond = wanted.clone()
+    beyond[1, 2:] += 100.0  # padding
+    torch.testing.assert_close(flow_loss(Flow(beyond, wanted), n), torch.zeros(2))
+    assert torch.isfinite(flow_loss(Flow(wanted, torch.zeros_like(wanted)), n)).all()
+
+
+@causality
+def test_it_learns_to_take_noise_away(causal: bool) -> None:
+    """Clean frames that vary slowly, noise that does not: what it makes of new noisy frames is nearer to clean."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    denoiser = Denoiser(Settings(enabled=True, width=32, taps=7), 4, causal)
+    optimizer = torch.optim.Adam(denoiser.parameters(), lr=0.01)
+    n = torch.full((16,), 40)
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor]:
+        clean = torch.randn(16, 8, 4, generator=generator).repeat_interleave(5, dim=1)
+        return clean + torch.randn(clean.shape, generator=generator), clean
+
+    for _ in range(150):
+        noisy, clean = draw()
+        times = torch.rand(16, generator=generator)
+        loss = flow_loss(denoiser.match(noisy, clean, n, times), n).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    noisy, clean = draw()
+    with torch.no_grad():
+        denoised = denoiser(noisy, n)
+    assert (denoised - clean).square().mean() < 0.75 * (noisy - clean).square().mean()
+
+
+def test_it_is_deterministic_and_used_at_inference() -> None:
+    settings = ModelSettings(
+        front_end=FrontEnd(patch=Patch(bins=4, stride=4)), encoder=GRUEncoder(width=6, depth=1),
+        denoiser=Settings(enabled=True, width=4),
+    )  # fmt: skip
+    model = Model(ModelCard(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES)).eval()
+    batch = torch.randn(1, 30, 3), torch.tensor([30]), torch.tensor([0])
+    with torch.no_grad():
+        before = model(*batch).log_probs["ctc"]
+        model.denoiser.output.weight += 0.5
+        after, again = model(*batch).log_probs["ctc"], model(*batch).log_probs["ctc"]
+    assert torch.equal(after, again)
+    assert not torch.allclose(before, after)
+
+
+def test_only_the_denoiser_learns_from_its_loss() -> None:
+    settings = ModelSettings(
+        front_end=FrontEnd(patch=Patch(bins=4, stride=4)), encoder=GRUEncoder(width=6, depth=1),
+        denoiser=Settings(enabled=True, width=4),
+    )  # fmt: skip
+    model = Model(ModelCard(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
+    clean = torch.randn(2, 24, 3)
+    n_bins, session = torch.tensor([24, 13]), torch.tensor([0, 0])
+    outputs = model.encode(clean + torch.randn(2, 24, 3), n_bins, session, None, clean, match=True)
+    flow_loss(outputs.flow, outputs.n_frames).sum().backward()
+    learning = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
+    assert learning == {"denoiser"}
+    assert model.training  # the look at clean bins leaves no trace
+    assert model.encode(clean, n_bins, session, None, clean).flow is None
+
+
+def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
+    """Its loss falls, nothing else changes, and frames of held-out noisy bins come nearer to those of clean ones."""
+    small = ["encoder.width=16", "denoiser.enabled=true", "denoiser.width=32", "data.batching.batch_size=8"]
+    noise = ["augment.white_noise_sd=3.0", "augment.offset_sd=0.0"]  # so that there is something to take away
+    stages = (
+        "stages=[{name: ctc, steps: 10, losses: {ctc: 1.0}, train: [front_end, encoder, ctc]},"
+        "{name: denoise, steps: 60, rate: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
+    )
+    more = ["train.log_every=10", "train.validate_every=35", "train.keep_checkpoints=9", stages]
+    train_run(Asked("tiny", [*small, *noise, *more], cohort_store, tmp_path / "run"))
+    rows = [r for r in Run(tmp_path / "run").metrics() if r["split"] == "train"]
+    losses = [r["losses"]["denoise"] for r in rows if r["stage"] == "denoise"]
+    assert losses[0] < 1.01  # it begins by doing nothing, which is a loss of 1
+    assert losses[-1] < 0.97 * losses[0]
+    folders = [tmp_path / "run/checkpoints" / name for name in ("stage-ctc", "last")]
+    before, after = (load_model(folder).eval() for folder in folders)
+    first, last = before.state_dict(), after.state_dict()
+    changed = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
+    assert changed == {"denoiser"}
+    assert left_over(before, after, Store.open(cohort_store)) < 0.95
+
+
+def left_over(before: Model, after: Model, store: Store) -> float:
+    """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
+    trials = [t for t in store.trials if t.split == "val"]
+    wanted, generator, errors = before.card.settings.front_end.wanted, torch.Generator().manual_seed(0), []
+    for _, batch in length_batches(store, trials, before.card.sessions, wanted, by_length(trials, 8)):
+        clean = before.normalise(batch.bins, batch.statistics)
+        noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
+        with torch.no_grad():
+            alone, moved = (m.encode(noisy, batch.n_bins, batch.session).frames for m in (before, after))
+            there = before.encode(clean, batch.n_bins, batch.session)
+        true = torch.arange(alone.shape[1]) < there.n_frames[:, None]
+        errors.append([(frames - there.frames)[true].square().sum() for frames in (moved, alone)])
+    moved, alone = torch.tensor(errors).sum(0)
+    return float(moved / alone)

@@ -1,0 +1,263 @@
+"""Importing: what comes in safely, what is refused and how; and model folders that lie."""
+
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from arcuate.data.unpickle import load_checkpoint, load_pickle
+from arcuate.errors import UserError
+from arcuate.models.import_checkpoint import T12, import_checkpoint
+from arcuate.models.io import load_model
+from support.official_checkpoints import N_SESSIONS, SESSIONS, write_cffan, write_nejm
+
+
+class Malicious:
+    """Unpickled by an ordinary reader, it would write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_plain_values_come_through(tmp_path, protocol):
+    values = {
+        "a": [1, 2.5, None, True],
+        "b": np.float32(1.5),
+        "c": np.arange(6.0).reshape(2, 3),
+        "d": ("x", {"y"}),
+    }
+    (tmp_path / "log").write_bytes(pickle.dumps(values, protocol=protocol))
+    loaded = load_pickle(tmp_path / "log")
+    assert (loaded["a"], loaded["b"], loaded["d"]) == (values["a"], 1.5, values["d"])
+    np.testing.assert_array_equal(loaded["c"], values["c"])
+
+
+def test_malicious_files_do_not_run(tmp_path):
+    hit = tmp_path / "hit"
+    (tmp_path / "args").write_bytes(pickle.dumps({"nUnits": Malicious(hit)}))
+    torch.save({"model_state_dict": Malicious(hit)}, tmp_path / "zip")
+    torch.save({"model_state_dict": Malicious(hit)}, tmp_path / "old", _use_new_zipfile_serialization=False)
+    with pytest.raises(UserError, match=r"posix\.system"):
+        load_pickle(tmp_path / "args")
+    for name in ("zip", "old"):
+        with pytest.raises(UserError, match=r"posix\.system"):
+            load_checkpoint(tmp_path / name)
+    assert not hit.exists()
+
+
+@pytest.mark.parametrize("trap", [eval, getattr, print, np.load, torch.load, dict.fromkeys])
+def test_other_callables_are_refused(tmp_path, trap):
+    (tmp_path / "args").write_bytes(pickle.dumps(trap))
+    with pytest.raises(UserError):
+        load_pickle(tmp_path / "args")
+
+
+def test_object_arrays_are_refused(tmp_path):
+    (tmp_path / "args").write_bytes(pickle.dumps(np.array([{}, []], dtype=object)))
+    with pytest.raises(UserError):
+        load_pickle(tmp_path / "args")
+
+
+def test_nejm_card(tmp_path):
+    write_nejm(tmp_path / "in")
+    out = import_checkpoint(tmp_path / "in" / "best_checkpoint", tmp_path / "out", "nejm")
+    settings = load_model(out).card.settings
+    assert settings.front_end.smoothing.model_dump() == {"sd": 2.0, "taps": 9}
+    assert settings.front_end.normalise == "none"
+    assert settings.front_end.session_layer.dropout == 0.2
+    assert (settings.encoder.dropout, settings.encoder.learned_start, settings.encoder.causal) == (
+        0.4,
+        True,
+        True,
+    )
+    note = json.loads((out / "import.json").read_text())
+    assert (note["val_per"], note["val_loss"], note["ignored"]) == (0.101, 17.5, [])
+
+
+def test_cffan_card_and_unused_layers(tmp_path):
+    write_cffan(tmp_path / "in")
+    out = import_checkpoint(tmp_path / "in", tmp_path / "out", "cffan")
+    settings = load_model(out).card.settings
+    assert settings.front_end.smoothing.taps == 20
+    assert settings.front_end.normalise == "block"
+    assert (settings.encoder.bidirectional, settings.encoder.learned_start) == (True, False)
+    assert len(json.loads((out / "import.json").read_text())["ignored"]) == 2 * N_SESSIONS
+    assert (len(T12), T12[0], T12[-1], list(T12)) == (24, "t12.2022.04.28", "t12.2022.08.25", sorted(T12))
+
+
+def test_wrong_kind(tmp_path):
+    write_nejm(tmp_path / "nejm")
+    write_cffan(tmp_path / "cffan")
+    with pytest.raises(UserError, match="--kind cffan"):
+        import_checkpoint(tmp_path / "cffan" / "modelWeights", tmp_path / "out", "nejm")
+    with pytest.raises(UserError, match="--kind nejm"):
+        import_checkpoint(tmp_path / "nejm" / "best_checkpoint", tmp_path / "out", "cffan")
+    with pytest.raises(UserError, match="use nejm"):
+        import_checkpoint(tmp_path / "nejm", tmp_path / "out", "tf")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model__n_units": 9}, "model.n_units is 9"),
+        ({"model__patch_stride": None}, "patch_stride should be a number"),
+        ({"model__patch_stride": 99}, "stride"),
+        ({"dataset__sessions": SESSIONS[:2]}, "4 session layers"),
+        ({"dataset__sessions": None}, "name the sessions"),
+        ({"dataset__data_transforms": {"smooth_kernel_std": 1e9}}, "smoothing"),
+    ],
+)
+def test_settings_that_do_not_fit(tmp_path, change, match):
+    write_nejm(tmp_path / "in", **change)
+    with pytest.raises(UserError, match=match):
+        import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda s: s.pop("out.bias"), "lacks out.bias"),
+        (lambda s: s.pop("day_weights.0"), "lacks day_weights.0"),
+        (lambda s: s.update({"gru.weight_hh_l1": torch.zeros(21, 8)}), "weight_hh_l1"),
+        (lambda s: s.update({"h0": torch.full((1, 1, 7), torch.nan)}), "not finite"),
+        (lambda s: s.update({"extra.weight": torch.zeros(3)}), "extra.weight"),
+        (lambda s: s.update({"module.h0": torch.zeros(1, 1, 7)}), "twice"),
+        (lambda s: s.update({"h0": "seven"}), "not a plain tensor"),
+        (lambda s: s.update({"h0": torch.zeros(1).expand(10**9)}), "not a plain tensor"),
+    ],
+)
+def test_weights_that_do_not_fit(tmp_path, spoil, match):
+    state = write_nejm(tmp_path / "in")
+    spoil(state)
+    torch.save({"model_state_dict": state}, tmp_path / "in" / "best_checkpoint")
+    with pytest.raises(UserError, match=match):
+        import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    write_nejm(tmp_path / "in")
+    file = tmp_path / "in" / "best_checkpoint"
+    whole = file.read_bytes()
+    for content in (
+        b"",
+        b"hello",
+        whole[: len(whole) // 2],
+        whole[:-30],
+        pickle.dumps({"a": 1}),
+        os.urandom(400),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UserError):
+            import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
+    with pytest.raises(UserError, match="no checkpoint at"):
+        import_checkpoint(tmp_path / "nowhere", tmp_path / "out", "nejm")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        import_checkpoint(tmp_path, tmp_path / "out", "cffan")
+
+
+def test_settings_beside_are_needed(tmp_path):
+    write_nejm(tmp_path / "nejm")
+    write_cffan(tmp_path / "cffan")
+    (tmp_path / "nejm" / "args.yaml").unlink()
+    (tmp_path / "cffan" / "args").write_bytes(b"not a pickle")
+    for kind, match in (("nejm", "args.yaml is missing"), ("cffan", "cannot be read as a pickle")):
+        with pytest.raises(UserError, match=match):
+            import_checkpoint(tmp_path / kind, tmp_path / "out", kind)
+    (tmp_path / "nejm" / "args.yaml").write_text("a: [1")
+    with pytest.raises(UserError, match="YAML"):
+        import_checkpoint(tmp_path / "nejm", tmp_path / "out", "nejm")
+
+
+def test_existing_folder_is_left_alone(tmp_path):
+    write_nejm(tmp_path / "in")
+    with pytest.raises(UserError, match="not an empty folder"):
+        import_checkpoint(tmp_path / "in", tmp_path / "in", "nejm")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_nejm(tmp_path / "in")
+    return import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
+
+
+def test_model_folders_round_trip(folder):
+    model = load_model(folder)
+    assert not model.training
+    assert all(p.requires_grad for p in model.parameters())
+    weights = load_file(folder / "model.safetensors")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    bins, start = torch.randn(1, 30, model.card.n_channels), model.encoder.start(1)
+    torch.testing.assert_close(
+        model.encoder(bins, None, start), model.encoder._forward_torch(bins, None, start)
+    )
+
+
+def edit_card(change):
+    def spoil(folder):
+        card = json.loads((folder / "model.json").read_text())
+        change(card)
+        (folder / "model.json").write_text(json.dumps(card))
+
+    return spoil
+
+
+def edit_weights(change):
+    def spoil(folder):
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors")
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda f: (f / "model.json").unlink(), "model.json is missing"),
+        (lambda f: (f / "model.safetensors").unlink(), "is missing"),
+        (lambda f: (f / "model.json").write_text("{"), "not a model card"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be read"),
+        (lambda f: os.truncate(f / "model.safetensors", 5000), "cannot be read"),
+        (edit_card(lambda c: c.update(n_channels=65536)), "where its card says"),
+        (
+            edit_card(lambda c: c["settings"]["encoder"].update(width=8192, depth=64)),
+            "does not hold the weights",
+        ),
+        (edit_card(lambda c: c["settings"].update(trap=1)), "settings.trap"),
+        (edit_card(lambda c: c.update(sessions=["a", "a"])), "distinct"),
+        (edit_weights(lambda w: w.pop("head.bias")), "head.bias is missing"),
+        (edit_weights(lambda w: w.update(x=torch.zeros(1))), "x is unknown"),
+        (
+            edit_weights(lambda w: w.update({"head.bias": torch.zeros(41, dtype=torch.int32)})),
+            "head.bias is I32",
+        ),
+        (edit_weights(lambda w: w["head.bias"].fill_(torch.nan)), "not finite"),
+    ],
+)
+def test_model_folders_that_lie(folder, spoil, match):
+    spoil(folder)
+    with pytest.raises(UserError, match=match):
+        load_model(folder)
+
+
+def test_yaml_is_read_safely(tmp_path):
+    write_nejm(tmp_path / "in")
+    args = (tmp_path / "in" / "args.yaml").read_text()
+    hit = tmp_path / "hit"
+    (tmp_path / "in" / "args.yaml").write_text(
+        args + f"trap: !!python/object/apply:os.system ['touch {hit}']\n"
+    )
+    with pytest.raises(UserError, match="YAML"):
+        import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
+    assert not hit.exists()
+    assert yaml.safe_load(args)

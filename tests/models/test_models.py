@@ -1,0 +1,224 @@
+"""The model's parts against torch's own, its sizes, and its refusals."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.statistics import BatchStatistics
+from arcuate.errors import UserError
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Smoothing
+from arcuate.models.config import SessionLayer as SessionLayerSettings
+from arcuate.models.front_end import count_frames, cut_patches, kernel, normalise, project_patches, smooth
+from arcuate.models.gru import GRU, recur
+from arcuate.models.model import Model, count_parameters, parameter_groups
+from arcuate.models.session_layer import SessionLayer
+
+B2T25 = ModelSettings(
+    front_end=FrontEnd(session_layer=SessionLayerSettings(dropout=0.2)),
+    encoder=GRUEncoder(),
+    output_init="xavier",
+)
+B2T24 = ModelSettings(
+    front_end=FrontEnd(
+        normalise="block", smoothing=Smoothing(sd=2.0, taps=20), patch=Patch(bins=32, stride=4)
+    ),
+    encoder=GRUEncoder(width=1024, depth=5, bidirectional=True, learned_start=False),
+)
+
+
+def make_card(settings: ModelSettings, n_channels: int, n_sessions: int) -> ModelCard:
+    sessions = tuple(f"s{i}" for i in range(n_sessions))
+    return ModelCard(settings=settings, n_channels=n_channels, sessions=sessions, classes=CLASSES)
+
+
+def make_model(n_channels: int = 5, n_sessions: int = 3, width: int = 6, depth: int = 2, **changes) -> Model:
+    torch.manual_seed(1)
+    encoder = GRUEncoder(width=width, depth=depth, **changes.pop("encoder", {}))
+    front_end = FrontEnd(**({"patch": Patch(bins=5, stride=2)} | changes))
+    settings = ModelSettings(front_end=front_end, encoder=encoder)
+    return Model(make_card(settings, n_channels, n_sessions)).eval()
+
+
+def test_official_sizes():
+    assert count_parameters(make_card(B2T25, 512, 45)) == 44_315_177
+    assert count_parameters(make_card(B2T24, 256, 24)) == 133_845_033
+
+
+@pytest.mark.parametrize(("n_bins", "n_frames"), [(0, 1), (13, 1), (14, 1), (17, 1), (18, 2), (800, 197)])
+def test_count_frames(n_bins, n_frames):
+    patch = Patch(bins=14, stride=4)
+    assert count_frames(n_bins, patch) == n_frames
+    assert count_frames(torch.tensor([n_bins]), patch).tolist() == [n_frames]
+
+
+def test_parameter_groups_hold_every_parameter_once():
+    model = make_model()
+    groups = parameter_groups(model)
+    assert sorted(id(p) for group in groups.values() for p in group) == sorted(
+        id(p) for p in model.parameters()
+    )
+    assert {k: len(v) for k, v in groups.items()} == {"bias": 5, "session": 6, "rest": 6}
+
+
+def test_initial_weights():
+    model = make_model(width=8)
+    recurrent = model.encoder.gru.weight_hh_l1
+    assert torch.allclose(recurrent.T @ recurrent, torch.eye(8), atol=1e-5)
+    bound = math.sqrt(6 / (model.encoder.gru.weight_ih_l0.shape[1] + 24))
+    assert 0.9 * bound < model.encoder.gru.weight_ih_l0.abs().max() <= bound
+    assert torch.equal(model.front_end.session_layer.weights[2], torch.eye(5))
+
+
+def test_absent_sessions_get_no_gradient():
+    model = make_model().train()
+    outputs = model(torch.randn(2, 20, 5), torch.tensor([20, 20]), torch.tensor([2, 0]))
+    outputs.log_probs["ctc"].sum().backward()
+    weights = model.front_end.session_layer.weights
+    assert [w.grad is None for w in weights] == [False, True, False]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_gru_equals_torch(bidirectional, depth):
+    """Outputs, final states and every gradient, on the same parameters."""
+    torch.manual_seed(0)
+    settings = GRUEncoder(width=7, depth=depth, bidirectional=bidirectional, dropout=0.0)
+    ours = GRU(settings, Patch(bins=3, stride=2), 4).double()
+    bins = torch.randn(5, 14, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 6, ours.n_outputs, dtype=torch.float64)
+    results = []
+    for run in (ours.forward, ours._forward_torch):
+        frames, state = run(bins, None, ours.start(5))
+        parameters = [bins, *ours.parameters()]
+        results.append(
+            [frames, state, *torch.autograd.grad((frames * weight).sum() + state.sum(), parameters)]
+        )
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+
+
+def test_gru_with_lengths_equals_torch_packed():
+    torch.manual_seed(0)
+    encoder = (
+        GRU(GRUEncoder(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()
+    )
+    bins, n_frames = torch.randn(3, 9, 3, dtype=torch.float64), torch.tensor([8, 1, 5])
+    ours, _ = encoder(bins, n_frames, encoder.start(3))
+    packed, _ = encoder._forward_torch(bins, n_frames, encoder.start(3))
+    for i, n in enumerate(n_frames):
+        torch.testing.assert_close(ours[i, :n], packed[i, :n], atol=1e-10, rtol=0)
+    for parameter in encoder.parameters():
+        a, b = (
+            torch.autograd.grad(
+                sum(y[i, :n].square().sum() for i, n in enumerate(n_frames)), parameter, retain_graph=True
+            )
+            for y in (ours, packed)
+        )
+        torch.testing.assert_close(a[0], b[0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_recurrence_gradients(reverse):
+    torch.manual_seed(0)
+    shapes = ((3, 2, 6), (2, 2), (6, 2), (2,))
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *x: recur(*x, reverse=reverse), inputs)
+
+
+@pytest.mark.parametrize(("n_bins", "size", "stride"), [(7, 3, 2), (9, 5, 5), (6, 6, 4), (8, 4, 1)])
+def test_patches_are_projected_without_being_cut(n_bins, size, stride):
+    torch.manual_seed(0)
+    patch = Patch(bins=size, stride=stride)
+    bins, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, n_bins, 3), (4, size * 3), (4,))
+    )
+    expected = torch.nn.functional.linear(cut_patches(bins, patch), weight, bias).transpose(0, 1)
+    torch.testing.assert_close(project_patches(bins, weight, bias, patch), expected)
+    assert torch.autograd.gradcheck(lambda *x: project_patches(*x, patch), [bins, weight, bias])
+
+
+@pytest.mark.parametrize("activation", ["softsign", "none"])
+def test_session_layer_gradients(activation):
+    torch.manual_seed(0)
+    layer = SessionLayer(SessionLayerSettings(activation=activation), 3, 4).double()
+    bins, session = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True), torch.tensor([2, 0, 2])
+    used = [layer.weights[0], layer.weights[2], layer.biases[0], layer.biases[2]]
+    for parameter in used:
+        nn.init.normal_(parameter)
+    expected = torch.stack(
+        [x @ layer.weights[s] + layer.biases[s] for x, s in zip(bins, session, strict=True)]
+    )
+    expected = expected / (1 + expected.abs()) if activation == "softsign" else expected
+    torch.testing.assert_close(layer(bins, session), expected)
+    assert torch.autograd.gradcheck(lambda *_: layer(bins, session), [bins, *used])
+
+
+def test_session_layer_can_be_removed():
+    layer = SessionLayer(SessionLayerSettings(enabled=False, layer_norm=True), 3, 4)
+    assert [name for name, _ in layer.named_parameters()] == ["layer_norm.weight", "layer_norm.bias"]
+    assert layer(torch.randn(2, 5, 3), torch.tensor([0, 3])).shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("taps", [9, 20])
+def test_smoothing_is_a_convolution(taps):
+    weights = kernel(Smoothing(sd=2.0, taps=taps))
+    assert sum(weights) == pytest.approx(1.0)
+    bins = torch.randn(2, 75 + taps, 3)
+    expected = torch.stack(
+        [(bins[:, t : t + taps] * torch.tensor(weights)[:, None]).sum(1) for t in range(76)], 1
+    )
+    torch.testing.assert_close(smooth(bins, weights), expected, atol=1e-6, rtol=0)
+
+
+def test_inference_equals_training_forward():
+    model, batch = make_model(), (torch.randn(2, 30, 5), torch.tensor([30, 21]), torch.tensor([0, 1]))
+    with_gradients = model(*batch).frames
+    with torch.inference_mode():
+        torch.testing.assert_close(model(*batch).frames, with_gradients, atol=1e-6, rtol=0)
+
+
+def test_rolling_normalisation_is_the_causal_estimate():
+    torch.manual_seed(0)
+    settings = FrontEnd(normalise="rolling", rolling_bins=50)
+    past = torch.randn(200, 2, dtype=torch.float64) * 3 + 7
+    statistics = BatchStatistics(past.mean(0)[None], past.std(0, correction=0)[None], torch.tensor([200]))
+    bins = torch.randn(1, 30, 2) * 2 + 5
+    scores, _ = normalise(bins, statistics, settings)
+    for t in (0, 11, 29):
+        seen = bins[0, : t + 1].double()
+        mean = (50 * past.mean(0) + seen.sum(0)) / (50 + t + 1)
+        square = (50 * past.square().mean(0) + seen.square().sum(0)) / (50 + t + 1)
+        expected = (seen[-1] - mean) / (square - mean.square()).sqrt()
+        torch.testing.assert_close(scores[0, t].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_rolling_normalisation_without_a_past():
+    nothing = BatchStatistics(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0]))
+    bins = torch.tensor([[[3.0, 5.0], [4.0, 5.0], [float("nan"), 5.0]]])
+    scores, _ = normalise(bins, nothing, FrontEnd(normalise="rolling"))
+    assert bool(scores.isfinite().all())
+    assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel says nothing
+    assert scores[0, 1, 0].item() == pytest.approx(1.0)
+
+
+def test_log_comes_before_block_statistics():
+    statistics = BatchStatistics(torch.full((1, 1), 0.5), torch.full((1, 1), 2.0), torch.tensor([9]))
+    scores, _ = normalise(torch.tensor([[[math.e - 1.0]]]), statistics, FrontEnd(normalise="block", log=True))
+    assert scores.item() == pytest.approx((1.0 - 0.5) / 2.0)
+
+
+def test_refusals_name_the_remedy():
+    with pytest.raises(UserError, match="5 channels"):
+        make_model()(torch.zeros(1, 20, 4), torch.tensor([20]), torch.tensor([0]))
+    with pytest.raises(UserError, match="pass the statistics of the block"):
+        make_model(normalise="block")(torch.zeros(1, 20, 5), torch.tensor([20]), torch.tensor([0]))
+    with pytest.raises(UserError, match="both directions and cannot stream"):
+        make_model(encoder={"bidirectional": True}).start(0)
+    with pytest.raises(UserError, match="3 sessions"):
+        make_model()(torch.zeros(1, 20, 5), torch.tensor([20]), torch.tensor([3]))
+    with pytest.raises(ValueError, match="stride must not exceed bins"):
+        Patch(bins=3, stride=4)

@@ -1,0 +1,112 @@
+"""The state-space encoder: sizes, streams, refusals; its laws are in test_laws_models, its recurrence in test_scan."""
+
+import pytest
+import torch
+
+from arcuate.data.alphabet import CLASSES
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.models.config import GRUEncoder, ModelCard, ModelSettings, Patch, SSMEncoder, TransformerEncoder
+from arcuate.models.model import Model, count_parameters, make_encoder, parameter_groups
+from arcuate.models.ssm import SSM
+
+PATCH = Patch(bins=3, stride=2)
+
+
+def make(**changes) -> SSM:
+    torch.manual_seed(0)
+    settings = SSMEncoder(**{"width": 16, "depth": 3, "heads": 4, "state": 8, "dropout": 0.0, **changes})
+    return SSM(settings, PATCH, 5)
+
+
+def test_full_size_on_meta():
+    settings = ModelSettings(encoder=SSMEncoder(width=512, depth=8, state=64))
+    card = ModelCard(settings=settings, n_channels=512, sessions=("a",), classes=CLASSES)
+    block = 512 * (2 * 512 + 2 * 64 + 8) + 5 * (512 + 128) + 3 * 8 + 512 * 512 + 2 * 2 * 512
+    around = 14 * 512 * 512 + 512 + 4 * 512  # patches and two norms
+    front_and_head = 512 * 513 + 513 * 41
+    assert count_parameters(card) == 8 * block + around + front_and_head
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        GRUEncoder(width=8, depth=2),
+        SSMEncoder(width=8, depth=2),
+        TransformerEncoder(width=8, depth=2, heads=2, context=9),
+    ],
+    ids=lambda e: e.kind,
+)
+def test_every_kind_streams_frame_by_frame(kind):
+    """Chunks of one frame, over a stream much longer than a chunk of the scan."""
+    torch.manual_seed(0)
+    encoder = make_encoder(ModelSettings(encoder=kind), 5).eval()
+    bins = torch.randn(2, 14 + 4 * 99, 5)
+    with torch.no_grad():
+        whole, _ = encoder(bins, None, encoder.start(2))
+        state, pieces = encoder.start(2), []
+        for first in range(0, 4 * 100, 4):
+            frames, state = encoder.step(state, bins[:, first : first + 14])
+            pieces.append(frames)
+        pieces.append(encoder.finish(state))
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=0)
+
+
+def test_state_does_not_grow():
+    encoder = make()
+    sizes = []
+    for n_bins in (9, 90):
+        _, state = encoder.step(encoder.start(1), torch.randn(1, n_bins, 5))
+        sizes.append([t.shape for mixer in state for t in (mixer.recent, mixer.memory)])
+    assert sizes[0] == sizes[1]
+
+
+def test_directions_share_the_width():
+    encoder = make(bidirectional=True)
+    assert (encoder.blocks[0].ahead.width, encoder.blocks[0].back.width) == (8, 8)
+    with pytest.raises(UserError, match="cannot stream"):
+        encoder.step(encoder.start(1), torch.randn(1, 9, 5))
+
+
+def test_every_parameter_learns():
+    model = Model(
+        ModelCard(
+            settings=ModelSettings(encoder=SSMEncoder(width=16, depth=2, heads=4, bidirectional=True)),
+            n_channels=4,
+            sessions=("a",),
+            classes=CLASSES,
+        )
+    )
+    outputs = model(torch.randn(2, 60, 4), torch.tensor([60, 33]), torch.tensor([0, 0]))
+    (outputs.log_probs["ctc"] * torch.randn(outputs.log_probs["ctc"].shape)).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    groups = parameter_groups(model)
+    assert sum(len(g) for g in groups.values()) == len(list(model.parameters()))
+    assert all(p.ndim < 2 for p in groups["bias"])
+
+
+def test_low_precision_around_the_scan():
+    """Under autocast the scan itself stays in float32."""
+    encoder = make()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        frames, state = encoder(torch.randn(1, 41, 5), None, encoder.start(1))
+    assert state[0].memory.dtype == torch.float32
+    assert bool(frames.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["encoder.kind=ssm", "encoder.width=20"], "multiple of heads 8"),
+        (["encoder.kind=ssm", "encoder.heads=1", "encoder.bidirectional=true"], "even number of heads"),
+        (["encoder.kind=lstm"], "gru"),
+        (["encoder.kind=ssm", "encoder.learned_start=true"], "encoder.learned_start"),
+    ],
+)
+def test_refusals(overrides, words):
+    with pytest.raises(UserError, match=words):
+        load_recipe("tiny", overrides)
+
+
+def test_cards_from_before_there_were_kinds():
+    assert ModelSettings.model_validate({"encoder": {"width": 7}}).encoder == GRUEncoder(width=7)

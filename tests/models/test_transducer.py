@@ -1,0 +1,234 @@
+"""The transducer head: one token at a time equals all at once; its loss beside that of CTC; training with both."""
+
+import shutil
+from pathlib import Path
+
+import arcuate.evaluate
+import pytest
+import torch
+
+from arcuate.cli.decode import Source, decode_source
+from arcuate.cli.evaluate import Reading, evaluate_run
+from arcuate.cli.train import Asked, train_run
+from arcuate.data.alphabet import CLASSES
+from arcuate.decoding.decoder import Decoder
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.joint import JointBeam, search_both
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.losses import rnnt_loss
+from arcuate.losses.combined import head_losses, weigh
+from arcuate.losses.config import CTC, RNNT, Loss
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Transducer
+from arcuate.models.io import load_model, save_model
+from arcuate.models.model import Model, parameter_groups
+from arcuate.run import Run, open_run, read_jsonl
+from arcuate.training.distributed import Encoding, as_outputs
+
+READ_NOTHING = Hypothesis(())
+KINDS = [
+    Transducer(enabled=True, width=6, context=1),
+    Transducer(enabled=True, width=6, context=2),
+    Transducer(enabled=True, width=6, predictor="lstm", depth=2),
+]
+kinds = pytest.mark.parametrize("settings", KINDS, ids=["one token", "two tokens", "lstm"])
+
+
+def make_model(settings: Transducer) -> Model:
+    torch.manual_seed(0)
+    front_end = FrontEnd(patch=Patch(bins=2, stride=2))
+    model = ModelSettings(
+        front_end=front_end, encoder=GRUEncoder(width=5, depth=1, dropout=0.0), transducer=settings
+    )
+    return Model(ModelCard(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
+
+
+def make_batch() -> tuple:
+    torch.manual_seed(1)
+    tokens = torch.tensor([[5, 7, 7, 1], [40, 2, 0, 0]])
+    return torch.randn(2, 12, 3), torch.tensor([12, 7]), torch.tensor([0, 0]), tokens, torch.tensor([4, 2])
+
+
+@kinds
+def test_token_by_token_equals_all_at_once(settings):
+    model, (*_, tokens, _) = make_model(settings), make_batch()
+    head = model.transducer
+    predicted, state = head.start(2)
+    steps = [predicted]
+    for column in tokens.T:
+        predicted, state = head.step(state, column)
+        steps.append(predicted)
+    whole = head.from_tokens(head.predictor(tokens))
+    torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-6, rtol=0)
+
+
+@kinds
+def test_states_are_values_and_can_be_chosen(settings):
+    head = make_model(settings).transducer
+    _, state = head.start(3)
+    _, state = head.step(state, torch.tensor([1, 2, 3]))
+    first, _ = head.step(state, torch.tensor([4, 5, 6]))
+    chosen = head.select(state, torch.tensor([2, 2, 0]))
+    again, _ = head.step(chosen, torch.tensor([6, 6, 4]))
+    torch.testing.assert_close(again, first[[2, 2, 0]], atol=1e-6, rtol=0)
+    torch.testing.assert_close(head.step(state, torch.tensor([4, 5, 6]))[0], first)
+
+
+@kinds
+def test_losses_by_head(settings):
+    model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
+    outputs = model(bins, n_bins, session, None, tokens)
+    joint = outputs.joint
+    expected = rnnt_loss(joint.logits(joint.frames, joint.predicted), tokens, outputs.n_frames, n_tokens)
+    got = {
+        reduction: head_losses(outputs, tokens, n_tokens, Loss(rnnt=RNNT(reduction=reduction)))["rnnt"]
+        for reduction in ("sum_per_trial", "mean_per_token", "document_mean_t_half")
+    }
+    torch.testing.assert_close(got["sum_per_trial"], expected)
+    torch.testing.assert_close(got["mean_per_token"], expected / n_tokens)
+    torch.testing.assert_close(got["document_mean_t_half"], expected / (outputs.n_frames.float().mean() / 2))
+    loss = Loss(ctc=CTC(weight=0.3), rnnt=RNNT(weight=2.0))
+    by_head = head_losses(outputs, tokens, n_tokens, loss)
+    torch.testing.assert_close(weigh(by_head, loss), 0.3 * by_head["ctc"] + 2.0 * by_head["rnnt"])
+
+
+def test_a_head_that_weighs_nothing_is_left_out():
+    """Its loss may be infinite: two frames can not hold four tokens of CTC, but a transducer can say them."""
+    model, (bins, _, session, tokens, n_tokens) = make_model(KINDS[0]), make_batch()
+    outputs = model(bins, torch.tensor([4, 4]), session, None, tokens)
+    losses = head_losses(outputs, tokens, n_tokens, Loss(ctc=CTC(weight=0.0)))
+    assert list(losses) == ["rnnt"] and bool(losses["rnnt"].isfinite().all())
+
+
+def test_without_tokens_there_is_nothing_to_join():
+    model, (bins, n_bins, session, *_) = make_model(KINDS[0]), make_batch()
+    assert model(bins, n_bins, session).joint is None
+    assert make_model(Transducer())(bins, n_bins, session, None, torch.ones(2, 1)).joint is None
+
+
+@kinds
+def test_as_a_module_for_engines_nothing_is_lost(settings):
+    """Outputs taken apart and put together give the same gradients, those of the joiner's weights included."""
+    model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
+    gradients = []
+    for outputs in (
+        model.encode(bins, n_bins, session, tokens),
+        as_outputs(Encoding(model)(bins, n_bins, session, tokens)),
+    ):
+        loss = weigh(head_losses(outputs, tokens, n_tokens, Loss()), Loss()).sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@kinds
+def test_saved_and_loaded(settings, tmp_path):
+    model, (bins, n_bins, session, tokens, _) = make_model(settings), make_batch()
+    save_model(tmp_path, model)
+    loaded = load_model(tmp_path)
+    assert torch.equal(
+        model(bins, n_bins, session, None, tokens).joint.predicted,
+        loaded(bins, n_bins, session, None, tokens).joint.predicted,
+    )
+    assert sum(len(g) for g in parameter_groups(loaded).values()) == len(list(loaded.parameters()))
+
+
+def test_one_trial_is_read_as_the_pages_show() -> None:
+    """Outputs of one trial go into a search as they are: no padding, no gradient to take off."""
+    model = make_model(KINDS[1])
+    decoder = Decoder(model.eval())
+    bins = torch.randn(30, model.card.n_channels).numpy()
+    outputs = decoder.outputs(bins, decoder.sessions[0])
+    scores = outputs.log_probs["ctc"][0].numpy()
+    assert (scores == decoder.scores(bins, decoder.sessions[0])).all()
+    best = search_both(JointBeam(model.transducer), outputs.frames[0], scores)[0]
+    assert best.scores.keys() == {"transducer", "ctc"}
+
+
+def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
+    changes = [
+        "encoder.width=16",
+        "transducer={enabled: true, width: 16, predictor: lstm}",
+        "loss.ctc.weight=0.3",
+        "train.steps=6",
+        "train.log_every=2",
+        "train.validate_every=6",
+    ]
+    assert train_run(Asked("tiny", changes, cohort_store, tmp_path / "run"))["steps"] == 6
+    rows = read_jsonl(Run(tmp_path / "run").metrics_file)
+    for row in rows:
+        assert row["loss"] == pytest.approx(0.3 * row["losses"]["ctc"] + row["losses"]["rnnt"], rel=1e-4)
+    train = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
+    assert train[-1] < train[0]
+    for head in ("ctc", "transducer", "both"):
+        told = evaluate_run(
+            open_run(tmp_path / "run"), "val", None, "best", head, None, reading=Reading(head=head)
+        )
+        assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
+
+
+def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path, monkeypatch):
+    few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
+    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    run, used = open_run(tmp_path / "run"), set()
+    for name in ("Greedy", "Beam", "JointBeam"):
+        make = getattr(arcuate.evaluation.evaluate, name)
+        noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
+        monkeypatch.setattr(arcuate.evaluation.evaluate, name, noting)
+    monkeypatch.setattr(
+        arcuate.evaluation.evaluate, "search_transducer", lambda searcher, frames: [READ_NOTHING]
+    )
+    monkeypatch.setattr(arcuate.evaluation.evaluate, "search_both", lambda searcher, *heard: [READ_NOTHING])
+    for reading, made, told in (
+        (Reading(head="transducer"), ("Beam", 8), {"search": "beam", "beam": 8}),
+        (Reading(head="transducer", beam=3), ("Beam", 3), {"search": "beam", "beam": 3}),
+        (Reading(head="transducer", search="greedy"), ("Greedy",), {"search": "greedy"}),
+        (Reading(head="both", search="beam", beam=5), ("JointBeam", 5), {"search": "beam", "beam": 5}),
+    ):
+        used.clear()
+        summary = evaluate_run(run, "val", None, "best", None, None, reading=reading)
+        assert used == {made} and told.items() <= summary.items()
+        assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in told)
+    with pytest.raises(UserError, match="no greedy search"):
+        evaluate_run(run, "val", None, "best", None, None, reading=Reading(head="both", search="greedy"))
+
+
+def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
+    changes = [
+        "encoder.width=16",
+        "transducer={enabled: true, width: 16}",
+        "data.batching.batch_size=4",
+        "train.steps=6",
+        "train.log_every=2",
+        "train.validate_every=6",
+        "train.checkpoint_every=3",
+        "train.keep_checkpoints=9",
+    ]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    train_run(Asked("mode-ssm-small", changes, cohort_store, whole))
+    shutil.copytree(whole, again, symlinks=True)
+    shutil.rmtree(again / "checkpoints" / "step-00000006")
+    train_run(Asked("mode-ssm-small", changes, cohort_store, again, resume=True))
+    last = "checkpoints/last"
+    for name in ("model.safetensors", "training.safetensors"):
+        assert (whole / last / name).read_bytes() == (again / last / name).read_bytes()
+
+
+def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
+    few = ["encoder.width=8", "train.steps=1", "train.log_every=1"]
+    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    run = open_run(tmp_path / "run")
+    for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
+        with pytest.raises(UserError, match=words):
+            evaluate_run(run, "val", None, "best", None, None, reading=Reading(head=head))
+    with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
+        decode_source(
+            Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1
+        )
+
+
+def test_losses_that_all_weigh_nothing_are_refused():
+    with pytest.raises(UserError, match="nothing would be learnt"):
+        load_recipe("tiny", ["loss.ctc.weight=0"])
+    with pytest.raises(UserError, match="nothing would be learnt"):
+        load_recipe("tiny", ["loss.ctc.weight=0", "transducer.enabled=true", "loss.rnnt.weight=0"])
+    assert load_recipe("tiny", ["loss.ctc.weight=0", "transducer.enabled=true"]).loss.rnnt.weight == 1

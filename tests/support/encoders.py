@@ -1,0 +1,104 @@
+"""Helpers of the encoders tests."""
+
+import torch
+from hypothesis import strategies as st
+
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.statistics import BatchStatistics
+from arcuate.models.config import (
+    ChannelGate,
+    ConvStem,
+    Denoiser,
+    Encoder,
+    FrontEnd,
+    GRUEncoder,
+    ModelCard,
+    ModelSettings,
+    Patch,
+    SessionLayer,
+    Smoothing,
+    SpeakingMode,
+    SSMEncoder,
+    TransformerEncoder,
+)
+from arcuate.models.model import Model
+from arcuate.models.transformer import Transformer
+
+N_CHANNELS, N_SESSIONS = 4, 3
+
+
+def gru(draw, bidirectional: bool) -> GRUEncoder:
+    depth, learned_start = draw(st.integers(1, 2)), draw(st.booleans())
+    return GRUEncoder(width=5, depth=depth, bidirectional=bidirectional, learned_start=learned_start)
+
+
+def ssm(draw, bidirectional: bool) -> SSMEncoder:
+    heads, depth, taps = draw(st.sampled_from([2, 4])), draw(st.integers(1, 2)), draw(st.integers(2, 5))
+    return SSMEncoder(width=8, depth=depth, heads=heads, state=3, taps=taps, bidirectional=bidirectional)
+
+
+def transformer(draw, bidirectional: bool) -> TransformerEncoder:
+    """Contexts shorter and longer than the trials, fewer and more buckets than distances."""
+    return TransformerEncoder(
+        width=8,
+        depth=draw(st.integers(1, 2)),
+        heads=draw(st.sampled_from([1, 2, 4])),
+        expansion=2,
+        context=draw(st.sampled_from([1, 2, 5, 16, 100])),
+        buckets=draw(st.sampled_from([2, 4, 8, 32])),
+        bidirectional=bidirectional,
+    )
+
+
+KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # every kind of encoder obeys the same laws
+
+
+@st.composite
+def models(draw, bidirectional=st.booleans()) -> Model:
+    size = draw(st.integers(1, 8))
+    front_end = FrontEnd(
+        normalise=draw(st.sampled_from(["none", "block", "rolling"])),
+        log=draw(st.booleans()),
+        rolling_bins=50,
+        smoothing=Smoothing(sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))),
+        session_layer=SessionLayer(enabled=draw(st.booleans()), layer_norm=draw(st.booleans())),
+        channel_gate=ChannelGate(enabled=draw(st.booleans()), ratio=2),
+        stem=ConvStem(enabled=draw(st.booleans()), taps=draw(st.integers(2, 7))),
+        patch=Patch(bins=size, stride=draw(st.integers(1, size))),
+    )
+    encoder: Encoder = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    card = ModelCard(
+        settings=ModelSettings(
+            front_end=front_end,
+            encoder=encoder,
+            mode=SpeakingMode(enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3),
+            denoiser=Denoiser(enabled=draw(st.booleans()), width=4, taps=draw(st.integers(2, 4)), steps=2),
+        ),
+        n_channels=N_CHANNELS,
+        sessions=tuple(f"s{i}" for i in range(N_SESSIONS)),
+        classes=CLASSES,
+    )
+    model = Model(card).eval()
+    with torch.no_grad():
+        for part in filter(None, (model.front_end, model.mode, model.denoiser)):
+            for parameter in part.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
+        if isinstance(model.encoder, Transformer):
+            model.encoder.distances.table.normal_()  # starts at 0, where no distance would matter
+        if model.mode is not None:
+            model.mode.fit(torch.full_like(model.mode.centre, 4.0), torch.full_like(model.mode.spread, 9.0))
+    return model
+
+
+def make_batch(lengths: list[int], seed: int) -> tuple:
+    torch.manual_seed(seed)
+    n = len(lengths)
+    bins = torch.randn(n, max(lengths), N_CHANNELS) * 2 + 1
+    past = BatchStatistics(
+        torch.randn(n, N_CHANNELS), torch.rand(n, N_CHANNELS) + 0.5, torch.randint(0, 99, (n,))
+    )
+    return bins, torch.tensor(lengths), torch.randint(0, N_SESSIONS, (n,)), past
+
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=4)

@@ -1,0 +1,86 @@
+"""What the tests of live decoding share: a small lexicon and n-gram over the real classes, small models."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from arcuate.data.alphabet import CLASSES
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.language.lexicon import _lexicon
+from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.trie import to_model
+from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from arcuate.live.decoder import StreamingDecoder, make_engine
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings
+from arcuate.models.model import Model
+
+# every phoneme is a word, and some pairs are: whatever a random model says can be read
+PHONES = CLASSES[1:-1]
+ENTRIES = [(p.lower(), (p,)) for p in PHONES] + [
+    (f"{a}{b}".lower() + "2", (a, b)) for a, b in itertools.pairwise(PHONES)
+]
+
+
+def small_ngram() -> LanguageModel:
+    words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]
+    rng = np.random.default_rng(3)
+    n = len(words)
+    pairs = np.array([p for p in itertools.product(range(n), repeat=2) if p[0] != 2 and p[1] != 1], np.int32)
+    pairs = pairs[rng.random(len(pairs)) < 0.1]
+    tables = [
+        Table(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
+        Table(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
+    ]
+    return to_model(Tables(vocabulary_of(words), tuple(tables)))
+
+
+def score(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.normal(-3.0, 1.0, n).clip(max=-0.05).astype(np.float32)
+
+
+def write_words(folder: Path) -> tuple[Path, Path]:
+    """The lexicon, and an n-gram that likes all of its words alike, as files."""
+    lexicon, arpa = folder / "lexicon.txt", folder / "lm.arpa"
+    lexicon.write_text("".join(f"{word}\t{' '.join(said)}\n" for word, said in ENTRIES))
+    words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]
+    lines = "".join(f"-2.0\t{word}\t0.0\n" for word in words)
+    arpa.write_text(f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n{lines}\n\\end\\\n")
+    return lexicon, arpa
+
+
+SEARCH_SETTINGS = Decoding(beam=25, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
+
+
+def small_search() -> WordSearch:
+    return word_search(_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
+
+
+def small_model(
+    n_channels: int = 6,
+    normalise: str = "none",
+    seed: int = 0,
+    sessions: tuple[str, ...] = ("day1", "day2"),
+) -> Model:
+    torch.manual_seed(seed)
+    front_end = FrontEnd(normalise=normalise, rolling_bins=200)
+    card = ModelCard(
+        settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=12, depth=2)),
+        n_channels=n_channels,
+        sessions=sessions,
+        classes=CLASSES,
+    )
+    model = Model(card).eval()
+    with torch.no_grad():
+        model.head.weight.mul_(6.0)
+    return model
+
+
+def small_decoder(search: WordSearch, **options: object) -> StreamingDecoder:
+    return StreamingDecoder(make_engine(small_model(**options), search))  # type: ignore[arg-type]
+
+
+def bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(1.0, 2.0, (n, n_channels)).astype(np.float32)

@@ -1,0 +1,90 @@
+"""A real server for tests, on a free port of this machine, in a thread."""
+
+import contextlib
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from arcuate import StreamingDecoder
+from arcuate.adaptation.config import Adaptation
+from arcuate.data.config import Augment
+from arcuate.data.store import Store
+from arcuate.live.access import Access
+from arcuate.live.adaptation import make_adapting
+from arcuate.live.config import Endpoints, Limits, LiveSettings
+from arcuate.live.decoder import make_engine
+from arcuate.live.recorder import Recorder
+from arcuate.live.server import Live, make_app
+from arcuate.live.sources.replay import Replay, prepare_replay
+from support.live_parts import small_model, small_search
+
+SEARCH = small_search()
+LIMITS = Limits(viewers=12, frame_bytes=20_000, frames_per_s=2000.0, chunk_s=5.0)
+BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False), limits=LIMITS)
+
+
+class Served:
+    def __init__(self, live: Live, port: int) -> None:
+        self.live, self.port = live, port
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def url(self, path: str) -> str:
+        return f"ws://127.0.0.1:{self.port}{path}"
+
+
+@contextlib.contextmanager
+def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **options) -> Iterator[Served]:
+    access = options.pop("access", Access("127.0.0.1"))
+    record = Recorder(options["record"], decoder.n_channels) if "record" in options else None
+    live = Live(decoder, settings, access, options.get("source", lambda _: None), record)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = uvicorn.Config(
+        make_app(live), host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.02)
+    try:
+        yield Served(live, port)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=300)
+        assert not thread.is_alive()
+
+
+def decoder(
+    n_channels: int = 6, sessions: tuple[str, ...] = ("day1", "day2"), adapt: Adaptation | None = None
+) -> StreamingDecoder:
+    engine = make_engine(small_model(n_channels, sessions=sessions), SEARCH)
+    if adapt is not None:
+        engine = replace(engine, adapting=make_adapting(engine.model, SEARCH, adapt, Augment()))
+    return StreamingDecoder(engine)
+
+
+@contextlib.contextmanager
+def replaying(store_path: Path, speed: float, rest_s: float = 0.2) -> Iterator[Served]:
+    """The trials of a store, heard by a small model that nobody trained."""
+    store = Store.open(store_path)
+    prepared = prepare_replay(store, store.sessions, "none", False)
+    source = lambda session: Replay(prepared, session.put, speed=speed, rest_s=rest_s)
+    with serving(decoder(store.n_channels, store.sessions), source=source) as served:
+        yield served

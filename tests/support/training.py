@@ -1,0 +1,21 @@
+"""Helpers of the training tests."""
+
+from pathlib import Path
+
+from arcuate.cli.train import build
+from arcuate.data.selection import select
+from arcuate.data.store import Store
+from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.run import create_run
+from arcuate.training.state import Training
+
+STILL = ["encoder.width=16", "encoder.dropout=0", "front_end.session_layer.dropout=0", "train.clip_norm=null"]
+
+
+def recipe_of(*overrides: str) -> Recipe:
+    return load_recipe("tiny", [*STILL, *overrides])
+
+
+def training_of(store: Store, recipe: Recipe, folder: Path) -> Training:
+    model = build(recipe, store, select(store, recipe.data, recipe.front_end.patch))
+    return Training(model, recipe, create_run(folder, recipe, {}), "fp32")

@@ -1,0 +1,28 @@
+"""Helpers of the transducers tests."""
+
+import pytest
+import torch
+
+from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.transducer import Transducer
+
+N_CLASSES, WIDTH = 3, 4
+
+
+SETTINGS = [
+    TransducerSettings(width=WIDTH, context=1, dropout=0.0),
+    TransducerSettings(width=WIDTH, context=2, dropout=0.0),
+    TransducerSettings(width=WIDTH, predictor="lstm", dropout=0.0),
+]
+
+
+kinds = pytest.mark.parametrize("settings", SETTINGS, ids=["one token", "two tokens", "lstm"])
+
+
+def make(settings: TransducerSettings, n_frames: int, seed: int = 0, n_classes: int = N_CLASSES):
+    torch.manual_seed(seed)
+    head = Transducer(settings, 5, n_classes).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= 3.0  # sharper than at the start, so that readings differ
+    return head, torch.randn(n_frames, 5)

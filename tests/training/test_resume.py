@@ -1,0 +1,315 @@
+"""Killed at any moment, a resumed run ends with the same weights and the same metrics as one never stopped."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.cli import assert_refused, one_object
+from support.counts import count
+from support.forking import arcuate
+
+SETTINGS = [
+    "train.steps=36",
+    "train.log_every=3",
+    "train.validate_every=10",
+    "train.checkpoint_every=4",
+    "encoder.width=32",
+    "data.batching.batch_size=8",
+    "ema.decay=0.9",
+]
+
+
+def metrics(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "cost"} for row in rows]
+
+
+def weights(run: Path, which: str = "last") -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted((run / "checkpoints" / which).glob("*.safetensors"))}
+
+
+def command(store: Path, run: Path, *more: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "arcuate",
+        "train",
+        "tiny",
+        "--data",
+        str(store),
+        "--run",
+        str(run),
+        *SETTINGS,
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    subprocess.run(command(cohort_store, run), check=True, capture_output=True)
+    return run
+
+
+def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen[bytes]) -> None:
+    file = run / "metrics.jsonl"
+    while process.poll() is None:
+        if file.exists() and file.read_bytes().count(b"\n") >= n_rows:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(count(2, 8)))
+def test_killed_and_resumed_equals_uninterrupted(
+    whole: Path, cohort_store: Path, tmp_path: Path, seed: int
+) -> None:
+    run, rng = tmp_path / "run", random.Random(seed)
+    for n_rows in (2, 7):
+        process = subprocess.Popen(command(cohort_store, run, "--resume"), stderr=subprocess.DEVNULL)
+        wait_for_rows(run, n_rows, process)
+        time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+    done = subprocess.run(
+        command(cohort_store, run, "--resume", "--json"), capture_output=True, text=True, check=True
+    )
+    assert one_object(done.stdout)["steps"] == 36
+    assert "going on after step" in done.stderr
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+    assert weights(run, "best") == weights(whole, "best")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_finish_the_step_and_save(
+    whole: Path, cohort_store: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Sent to the whole group, workers included, as terminals and batch systems do."""
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(cohort_store, run, "data.workers=1"), stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    wait_for_rows(run, 3, process)
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=120) == code
+    state = json.loads((run / "checkpoints/last/state.json").read_text())
+    assert 9 <= state["step"] < 36
+    subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+
+
+def test_resuming_a_finished_run_does_nothing(whole: Path, cohort_store: Path) -> None:
+    before = (whole / "metrics.jsonl").stat().st_mtime_ns
+    done = subprocess.run(command(cohort_store, whole, "--resume"), capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "finished" in done.stderr
+    assert (whole / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_a_damaged_checkpoint_is_passed_over(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    last = (run / "checkpoints/last").resolve()
+    os.truncate(last / "training.safetensors", 1000)
+    done = subprocess.run(command(cohort_store, run, "--resume"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "damaged" in done.stderr
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+
+
+def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(
+    whole: Path, cohort_store: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    for path in run.glob("checkpoints/step-*/model.safetensors"):
+        os.truncate(path, 100)
+    before = (run / "metrics.jsonl").read_bytes()
+    done = subprocess.run(command(cohort_store, run, "--resume"), capture_output=True, text=True)
+    assert_refused(done, "whole")
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+    """The limit on a file's size stands for the disk: the next checkpoint does not fit."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    for name in ("step-00000036", "last"):
+        path = run / "checkpoints" / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and "checkpoints" in p.parts}
+    done = subprocess.run(
+        command(cohort_store, run, "--resume"),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
+    )
+    assert_refused(done, "too large", "checkpoints")
+    assert {p: p.read_bytes() for p in before} == before
+    subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+
+
+FAILING = """
+import errno, sys
+import arcuate.cli.train as command
+from arcuate.cli import main
+
+def train(training, batches, *rest):
+    next(batches)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    error.itself = error  # kept alive, and with it all that was going on, until the program ends
+    raise error
+
+command.train = train
+main()
+"""
+
+
+def test_a_run_that_fails_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
+    """Workers leave signals alone; the end of the program must not count on signals to be rid of them."""
+    _, _, _, *arguments = command(cohort_store, tmp_path / "run", "data.workers=1")
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, *arguments], capture_output=True, text=True, timeout=200
+    )
+    assert_refused(done, "No space left")
+
+
+def test_another_recipe_or_other_data_are_refused(whole: Path, cohort_store: Path) -> None:
+    done = subprocess.run(
+        command(cohort_store, whole, "--resume", "optimizer.eps=0.1"), capture_output=True, text=True
+    )
+    assert_refused(done, "optimizer")
+
+
+def test_from_starts_a_new_run_that_names_its_parent(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "child"
+    more = [
+        "--from",
+        f"{whole}@last",
+        "train.steps=2",
+        "train.log_every=1",
+        "encoder.width=32",
+        "schedule={kind: constant, rate: 0.0}",
+    ]
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, *more, "data.batching.batch_size=8")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "environment.json").read_text())["parent"] == f"{whole}@last"
+    assert weights(run)["model.safetensors"] == weights(whole)["model.safetensors"]
+    assert_refused(
+        arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", "nowhere"),
+        "nowhere",
+    )
+    other = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", whole)
+    assert_refused(other, "does not fit")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_the_guard_changes_nothing_on_a_healthy_run(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "unguarded"
+    subprocess.run(command(cohort_store, run, "guard.enabled=false"), check=True, capture_output=True)
+    assert weights(run) == weights(whole)
+    assert metrics(run) == metrics(whole)
+    assert (whole / "incidents.jsonl").read_text() == ""
+
+
+def shared_command(store: Path, run: Path, *more: str) -> list[str]:
+    """The same training by two processes, started by torchrun."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--"]
+    return [*launch, *command(store, run, *more)[2:]]
+
+
+def kill_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """A signal to a launcher and to all it has started."""
+    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    process.wait(timeout=120)
+
+
+@pytest.mark.slow
+def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: Path, tmp_path: Path) -> None:
+    """Killed at random moments, then told to stop: all processes leave after the same step and save."""
+    whole, run, rng = tmp_path / "whole", tmp_path / "run", random.Random(3)
+    short = ["train.steps=24", "train.validate_every=8"]
+    subprocess.run(shared_command(cohort_store, whole, *short), check=True, capture_output=True)
+    for n_rows, number in ((3, signal.SIGKILL), (6, signal.SIGTERM)):
+        process = subprocess.Popen(
+            shared_command(cohort_store, run, *short, "--resume"), stderr=subprocess.DEVNULL
+        )
+        wait_for_rows(run, n_rows, process)
+        time.sleep(rng.uniform(0, 0.3))
+        kill_all(process, number)
+    done = subprocess.run(
+        shared_command(cohort_store, run, *short, "--resume", "--json"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["steps"] == 24  # one process speaks
+    assert metrics(run) == metrics(whole)
+    assert weights(run) == weights(whole)
+    assert weights(run, "best") == weights(whole, "best")
+
+
+TWO_HEADS = [
+    "encoder={kind: ssm, width: 16, depth: 2, heads: 4, state: 8, dropout: 0}",
+    "transducer={enabled: true, predictor: lstm, width: 16, dropout: 0}",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [["encoder.dropout=0"], TWO_HEADS], ids=["gru", "ssm and transducer"])
+def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path: Path) -> None:
+    """Half the batch each, gradients averaged: the same weights up to rounding."""
+    import torch
+    from safetensors.torch import load_file
+
+    still = [*model, "front_end.session_layer.dropout=0", "ema.decay=0", "train.steps=12"]
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    subprocess.run(command(cohort_store, alone, *still), check=True, capture_output=True)
+    done = subprocess.run(shared_command(cohort_store, both, *still), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(r / "checkpoints/last/model.safetensors") for r in (alone, both))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=2e-5)
+    assert [r["step"] for r in metrics(both)] == [r["step"] for r in metrics(alone)]
+    for a, b in zip(metrics(alone), metrics(both), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_an_exploding_run_is_rewound_and_the_evidence_kept(cohort_store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "wild"
+    wild = [
+        "schedule={kind: warmup_cosine, peak: 3.0, warmup: 60, decay_steps: 120}",
+        "train.steps=80",
+        "train.clip_norm=null",
+        "guard.spike={warmup: 20, patience: 5, window: 20}",
+        "guard.max_rewinds=20",
+    ]
+    done = subprocess.run(command(cohort_store, run, *wild), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    incidents = [json.loads(line) for line in (run / "incidents.jsonl").read_text().splitlines()]
+    rewinds = [i for i in incidents if i["action"] == "rewind"]
+    assert rewinds
+    assert rewinds[0]["trials"]
+    assert "rewind" in done.stderr
+    steps = [r["step"] for r in metrics(run) if r["split"] == "train"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 80

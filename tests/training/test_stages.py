@@ -1,0 +1,254 @@
+"""The curriculum: stages as data, transitions, who learns, what is carried over, and resuming anywhere."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from arcuate.cli.train import Asked, train_run
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.models.io import load_model
+from arcuate.run import Run
+from arcuate.training.checks import cautions
+from arcuate.training.config import Stage, StageLosses
+from arcuate.training.curriculum import Progress, settle, weighed
+from support.counts import count
+from support.kill_checks import assert_kills_leave_no_trace
+from support.killing import train_and_kill
+
+SMALL = [
+    *("encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"),
+    *("denoiser.width=4", "data.batching.batch_size=4", "front_end.patch={bins: 8, stride: 8}"),
+    *("train.log_every=2", "train.validate_every=4", "train.checkpoint_every=3", "ema.decay=0.9"),
+]
+STEPS = ["stages.ctc.steps=4", "stages.1.steps=4", "stages.mode.steps=3", "stages.3.steps=3"]
+
+
+def train(store: Path, run: Path, *more: str) -> Path:
+    train_run(Asked("mode-ssm-small", [*SMALL, *STEPS, *more], store, run))
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(cohort_store, tmp_path_factory.mktemp("stages") / "run")
+
+
+def rows_of(run: Path, split: str) -> list[dict]:
+    return [row for row in Run(run).metrics() if row["split"] == split]
+
+
+def test_overrides_by_index_and_by_name() -> None:
+    recipe = load_recipe("mode-ssm-small", ["stages.0.epochs=2", "stages.transducer.steps=50"])
+    assert (recipe.stages[0].epochs, recipe.stages[0].steps) == (2, None)
+    assert recipe.stages[1].steps == 50
+    assert load_recipe("mode-ssm-small").stages[0].steps == 150  # nothing shared was changed
+
+
+def test_a_run_is_as_long_as_its_stages() -> None:
+    recipe = load_recipe("mode-ssm-small", ["stages.0.steps=50"])
+    assert recipe.train.steps == sum(stage.steps or 0 for stage in recipe.stages)
+    assert load_recipe("mode-ssm-small", ["train.steps=7"]).train.steps == 7
+
+
+def test_epochs_become_steps_with_the_data() -> None:
+    recipe = settle(load_recipe("mode-ssm"), steps_per_epoch=10.4)
+    assert [s.steps for s in recipe.stages] == [104, 156, 104, 52]
+    assert [s.epochs for s in recipe.stages] == [None] * 4
+    assert recipe.train.steps == 416
+    assert settle(recipe, 3.0) == recipe
+
+
+@pytest.mark.parametrize("name", ["mode-ssm", "mode-ssm-small"])
+def test_weights_are_those_of_the_description(name: str) -> None:
+    weights = [stage.losses.counted for stage in load_recipe(name).stages]
+    assert weights == [
+        {"ctc": 1.0},
+        {"ctc": 0.3, "rnnt": 1.0},
+        {"ctc": 0.3, "rnnt": 1.0, "mode": 0.1},
+        {"ctc": 0.3, "rnnt": 1.0, "mode": 0.1, "denoise": 0.05},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["stages.7.steps=2"], "0 (ctc), 1 (transducer)"),
+        (["stages.nosuch.steps=2"], "nosuch"),
+        (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' weigh 0"),
+        (["denoiser.enabled=false"], "stages.denoise.losses.denoise=0"),
+        (["denoiser.enabled=false", "stages.0.train=[denoiser, ctc]"], "does not have"),
+        (["stages.0.train=[memory]"], "stages.0.train"),
+        (["stages.0.train=[transducer]"], "reaches; add one of front_end, encoder, ctc"),
+        (["stages.0.stps=4"], "did you mean 'stages.0.steps'"),
+        (["stages.0.losses.foo=1"], "stages.0.losses has ctc, denoise, mode, rnnt"),
+        (["stages=[]"], "set train.steps"),
+        (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs a length"),
+        (["stages.1.name=ctc"], "two stages are called 'ctc'"),
+        (["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"], "stage 'mode' of 150 steps"),
+        (["stages.0.epochs=0"], "stages.0.epochs"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_one_sentence(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=r".*") as refused:
+        load_recipe("mode-ssm-small", overrides)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_bare_on_is_a_schedule() -> None:
+    """YAML takes it for true; the remedies that messages name write it so."""
+    overrides = ["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"]
+    overrides += ["stages.mode.schedule=on", "stages.denoise.schedule=on"]
+    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["on"] * 4
+    with pytest.raises(UserError, match="no switch"):
+        load_recipe("mode-ssm-small", ["stages.0.schedule=off"])
+
+
+def test_weights_that_stages_set_aside_are_told() -> None:
+    changed = load_recipe("mode-ssm-small", ["loss.ctc.weight=0.5"])
+    (line,) = cautions(changed, True, "cpu")
+    assert "loss.ctc.weight 0.5 does not count" in line
+    for name in ("mode-ssm", "mode-ssm-small"):
+        assert not list(cautions(settle(load_recipe(name), 10.0), True, "cuda"))
+
+
+def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
+    recipe = load_recipe("mode-ssm-small")
+    loss = weighed(recipe.loss, recipe.stages[0])
+    assert (loss.ctc.weight, loss.rnnt.weight, loss.mode.weight, loss.denoise.weight) == (1.0, 0.0, 0.0, 0.0)
+    assert loss.ctc.reduction == recipe.loss.ctc.reduction
+    assert weighed(recipe.loss, None) is recipe.loss
+
+
+def test_a_stage_ends_by_its_length_or_when_nothing_improves() -> None:
+    stage = Stage(name="a", steps=10, plateau=2, gain=0.1, losses=StageLosses(ctc=1.0))
+    progress = Progress(0, began=5)
+    assert not progress.is_over(stage, 14)
+    assert progress.is_over(stage, 15)
+    for per, over in ((0.5, False), (0.46, False), (0.40, False), (0.39, False), (0.38, True)):
+        progress = progress.after_validation(stage, per)
+        assert progress.is_over(stage, 6) == over
+    assert progress.after_validation(stage, None) == progress
+
+
+def test_rows_name_their_stage(whole: Path) -> None:
+    assert [(r["step"], r["stage"]) for r in rows_of(whole, "val")] == [
+        (4, "ctc"),
+        (8, "transducer"),
+        (11, "mode"),
+        (12, "denoise"),
+        (14, "denoise"),
+    ]
+    heads = {r["stage"]: set(r["losses"]) for r in rows_of(whole, "train")}
+    assert heads == {
+        "ctc": {"ctc"},
+        "transducer": {"ctc", "rnnt"},
+        "mode": {"ctc", "rnnt", "mode"},
+        "denoise": {"ctc", "rnnt", "mode", "denoise"},
+    }
+    assert all(
+        row["stage_index"] == ["ctc", "transducer", "mode", "denoise"].index(row["stage"])
+        for row in Run(whole).metrics()
+    )
+
+
+def test_the_best_of_every_stage_keeps_a_name(whole: Path) -> None:
+    steps = {p.name: int(p.readlink().name[5:]) for p in (whole / "checkpoints").iterdir() if p.is_symlink()}
+    assert {k: v for k, v in steps.items() if k.startswith("stage-")}.keys() == {
+        *("stage-ctc", "stage-transducer", "stage-mode", "stage-denoise")
+    }
+    assert steps["stage-ctc"] == 4
+    assert steps["stage-transducer"] == 8
+    assert steps["best"] == steps["stage-denoise"] in (12, 14)  # what is kept has all its parts trained
+
+
+def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None:
+    run = train(
+        cohort_store,
+        tmp_path / "run",
+        *("stages.ctc.train=[ctc]", "train.steps=4", "train.keep_checkpoints=9", "ema.decay=0"),
+    )
+    first, last = (load_model(run / "checkpoints" / f"step-{n:08d}").state_dict() for n in (0, 3))
+    changed = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
+    assert changed == {"head"}
+
+
+def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: Path) -> None:
+    """Weights that went on learning have seen all steps, those of the last stage only its own."""
+    run = train(cohort_store, tmp_path / "run", "stages.ctc.train=[encoder, ctc]", "train.steps=8")
+    from safetensors.torch import load_file
+
+    tensors = load_file(run / "checkpoints/last/training.safetensors")
+    counts = {int(t) for name, t in tensors.items() if name.endswith(".step")}
+    assert 8 in counts
+    assert counts - {8} <= {1, 2, 3, 4}  # session layers only count the batches they were in
+
+
+def test_a_stage_ends_early_where_nothing_improves(
+    cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(
+        cohort_store, tmp_path / "run",
+        *("stages.0.plateau=1", "stages.0.gain=0.99", "stages.0.steps=40"),
+        *("train.validate_every=2", "train.log_every=3"),
+    )  # fmt: skip
+    rows = rows_of(run, "val")
+    assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
+    assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
+    assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
+    told = capsys.readouterr().err
+    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in told
+    assert "training trials silent, all by their labels" in told
+    ends = [line.split("stage ")[1] for line in told.splitlines() if " is over" in line]
+    assert ends[0].startswith("ctc is over, 1 validation without a gain, best PER ")
+    assert ends[0].endswith("; next: transducer")
+    assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
+    assert "without" not in ends[1] and "next" not in ends[3]
+    assert "14/14" in told  # the bar ends where the run does
+
+
+def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:
+    more = [
+        "schedule={kind: linear, peak: 0.001, floor: 0.0}",
+        "train.log_every=1",
+        "stages.2.rate=0.5",
+        "stages.3.rate=1",
+    ]
+    more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["anew", "anew", "anew", '"on"'])]
+    rates = [r["lr"] for r in rows_of(train(cohort_store, tmp_path / "run", *more), "train")]
+    assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
+    assert rates[8] == pytest.approx(0.5e-3)
+    assert rates[11:] == pytest.approx([1e-3 * (1 - n / 14) for n in (11, 12, 13)])
+
+
+def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_path: Path) -> None:
+    run = train(
+        cohort_store, tmp_path / "run",
+        *("train.accumulate=2", "data.batching.batch_size=16", "stages.ctc.epochs=1", "train.steps=6"),
+    )  # fmt: skip
+    n_train = Run(run).recipe().stages[0].steps
+    assert n_train == 3  # 96 trials in batches of 16, two of them for a step
+    state = json.loads((run / "checkpoints/last/state.json").read_text())
+    assert (state["step"], state["position"], state["progress"]["index"]) == (6, 12, 1)
+
+
+def test_no_incident_where_other_losses_begin_to_count(whole: Path) -> None:
+    assert (whole / "incidents.jsonl").read_text() == ""
+
+
+@pytest.mark.slow
+def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) -> None:
+    arguments = ["mode-ssm-small", *SMALL, *STEPS, "--data", str(cohort_store)]
+    [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "whole", None)])
+    points = sorted(random.Random(1).sample(range(13, n_operations), count(4, 12)))
+    assert_kills_leave_no_trace(arguments, tmp_path, points)
+    links = [
+        {p.name: p.readlink() for p in (tmp_path / name / "checkpoints").glob("stage-*")}
+        for name in ("whole", *(f"at-{n}" for n in points))
+    ]
+    assert all(found == links[0] for found in links)
+    assert len(links[0]) == 4

@@ -1,0 +1,445 @@
+"""Trackers see every number once under its name, nothing else, and never stop training."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe, to_tree
+from arcuate.run import Run, append_line, create_run
+from arcuate.training.tracking import callbacks as start
+from arcuate.training.tracking.callbacks import Tracker, Watchers, scalars
+from support.cli import assert_refused
+from support.forking import arcuate
+
+TRAIN_ROW = {
+    "step": 5,
+    "split": "train",
+    "loss": 2.5,
+    "losses": {"ctc": 2.5},
+    "grad_norm": 0.5,
+    "grad_norm_max": 0.9,
+    "blank_share": 0.8,
+    "n_distinct": 12.0,
+    "length_ratio": 0.5,
+    "lr": 1e-3,
+    "lr_bias": 1e-3,
+    "lr_session": 2e-3,
+    "skipped": {"non_finite": 2},
+    "n_trials": 16,
+    "cost": {"seconds_per_step": 0.1, "waiting_for_data_s": 0.01, "memory_mb": 300.0},
+}
+VAL_ROW = {"step": 5, "split": "val", "loss": 2.0, "per": 0.25, "per_by_session": {"s": 0.25}}
+FEW = ["train.steps=6", "train.log_every=1", "train.validate_every=3", "encoder.width=16"]
+
+
+def val_row(step: int, per: float = 0.25) -> dict[str, Any]:
+    return {**VAL_ROW, "step": step, "per": per}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return create_run(tmp_path / "run", load_recipe("tiny"), {})
+
+
+def test_numbers_have_the_names_people_look_for() -> None:
+    named = scalars(TRAIN_ROW)
+    assert named["train/loss"] == named["train/loss_ctc"] == 2.5
+    assert (named["train/grad_norm"], named["train/batch_time"], named["learning_rate"]) == (0.5, 0.1, 1e-3)
+    assert named["train/skipped_non_finite"] == 2
+    named = scalars({**VAL_ROW, "wer": 0.5, "mode_accuracy": 1.0})
+    assert named["val/phoneme_accuracy"] == 0.75
+    assert {"val/loss", "val/per", "val/wer", "val/mode_accuracy"} <= set(named)
+
+
+def test_absent_values_are_left_out_and_broken_ones_counted() -> None:
+    named = scalars({**TRAIN_ROW, "loss": None, "losses": {"ctc": None}, "grad_norm": math.nan})
+    assert "train/loss" not in named and "train/grad_norm" not in named
+    assert named["train/non_finite_values"] == 1
+    assert "val/wer" not in scalars(VAL_ROW) and "val/non_finite_values" not in scalars(VAL_ROW)
+
+
+class Recorder:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.sent, self.closed = error, [], None
+
+    def send(self, step: int, values: dict[str, float], text: str | None) -> None:
+        if self.error:
+            raise self.error
+        self.sent.append((step, text))
+
+    def rewound(self, step: int) -> None:
+        self.sent.append((step, "rewound"))
+
+    def close(self, failed: bool) -> None:
+        self.closed = failed
+
+
+def test_a_failing_tracker_is_named_once_and_the_others_go_on() -> None:
+    said: list[str] = []
+    broken, whole = Recorder(ConnectionResetError("gone")), Recorder()
+    watchers = Watchers(
+        Tracker("broken", "b", lambda: broken, False, said.append),
+        Tracker("whole", "w", lambda: whole, False, said.append),
+    )
+    with watchers as watcher:
+        watcher.row(TRAIN_ROW)
+        watcher.row(VAL_ROW)
+    assert len(said) == 1 and "broken" in said[0] and "gone" in said[0]
+    assert whole.sent == [(5, None), (5, None)] and whole.closed is False
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    tracker = Tracker("t", "elsewhere", lambda: Recorder(KeyError("ours")), False, print)
+    with pytest.raises(KeyError), Watchers(tracker) as watcher:
+        watcher.row(TRAIN_ROW)
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_decoded_text_is_handed_on_only_where_asked_for(samples: bool) -> None:
+    recorder = Recorder()
+    with Watchers(Tracker("t", "t", lambda: recorder, samples, print)) as watcher:
+        watcher.sample(["AA", "B"], ["AA"])
+        watcher.row(TRAIN_ROW)
+        watcher.row(VAL_ROW)
+        watcher.row(val_row(6))
+    texts = [text for _, text in recorder.sent]
+    assert texts == [None, "said AA B\nread AA" if samples else None, None]
+
+
+def test_watchers_that_opened_are_closed_when_a_later_one_cannot_open() -> None:
+    first = Recorder()
+
+    def refuse() -> Recorder:
+        raise UserError("no")
+
+    opening = Watchers(
+        Tracker("a", "a", lambda: first, False, print), Tracker("b", "b", refuse, False, print)
+    )
+    with pytest.raises(UserError), opening:
+        pass
+    assert first.closed is True
+
+
+def test_a_package_that_is_missing_is_named_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start, "installed", lambda name: None)
+    for tracker in ("tensorboard", "wandb"):
+        track = load_recipe("tiny", [f"track.{tracker}.enabled=true"]).track
+        with pytest.raises(UserError, match=r"pip install -e '.\[track\]'"):
+            start.check_trackers(track)
+    off = load_recipe("tiny", ["track.wandb.enabled=true", "track.wandb.mode=disabled"]).track
+    start.check_trackers(off)
+
+
+@pytest.mark.parametrize(
+    "bad", ["track.wandb.mode=sometimes", "track.wandb.project=''", "track.tensorbord=1"]
+)
+def test_bad_settings_are_refused(bad: str) -> None:
+    with pytest.raises(UserError, match="track"):
+        load_recipe("tiny", [bad])
+
+
+# TensorBoard
+
+
+def open_events(run: Run, step: int, *overrides: str) -> Watchers:
+    recipe = load_recipe("tiny", ["track.tensorboard.enabled=true", *overrides])
+    return Watchers(*start.trackers(recipe, run, step, print))
+
+
+def read_events(run: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    return events.Reload()
+
+
+def curve(events: Any, name: str) -> list[tuple[int, float]]:
+    return [(e.step, round(e.value, 6)) for e in events.Scalars(name)]
+
+
+def text_of(events: Any, name: str) -> str:
+    return events.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_has_numbers_recipe_and_sample(run: Run) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    with open_events(run, 0, "track.samples=true") as watcher:
+        watcher.sample(["AA", "B"], ["AA", "CH"])
+        watcher.row(TRAIN_ROW)
+        watcher.row(VAL_ROW)
+    events = read_events(run.path)
+    assert curve(events, "train/loss") == [(5, 2.5)]
+    assert curve(events, "val/phoneme_accuracy") == [(5, 0.75)]
+    assert "batching" in text_of(events, "recipe")
+    assert "read AA CH" in text_of(events, "val/sample")
+
+
+def test_tensorboard_forgets_steps_that_are_done_again(run: Run) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    with open_events(run, 0) as watcher:
+        for step in (1, 2, 3):
+            watcher.row(val_row(step, 0.9))
+    with open_events(run, 2) as watcher:  # resumed from the checkpoint of step 2
+        for step in (3, 4):
+            watcher.row(val_row(step, 0.5))
+        watcher.incident({"step": 4, "action": "rewind", "rewound_to": 3})
+        watcher.row(val_row(4, 0.25))
+    assert curve(read_events(run.path), "val/per") == [(1, 0.9), (2, 0.9), (3, 0.5), (4, 0.25)]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from arcuate.run import Run
+from test_tracking import TRAIN_ROW, open_events
+with open_events(Run(Path(sys.argv[1])), 0) as watcher:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # writing beyond is an OSError, as on a full disk
+    for step in range(100):
+        watcher.row(TRAIN_ROW | {"step": step})
+    print("still training")
+"""
+
+
+def in_a_process(script: str, run: Run) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(run.path)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_training_survives_a_full_disk_under_tensorboard(run: Run) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    said = in_a_process(FULL_DISK, run)
+    assert "still training" in said and said.count("TensorBoard is given up") == 1
+
+
+# Weights & Biases, offline
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    found = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    monkeypatch.delenv(
+        "WANDB_SERVICE", raising=False
+    )  # commands started by a test have a service of their own
+    return found
+
+
+def open_wandb(run: Run, *overrides: str) -> Watchers:
+    more = ["track.wandb.enabled=true", "track.wandb.mode=offline", *overrides]
+    return Watchers(*start.trackers(load_recipe("tiny", more), run, 0, print))
+
+
+def offline_records(run: Path) -> list[Any]:
+    """Records of all parts of an offline run in order: a 7-byte file header, then blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = []
+    for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
+        for _ in range(100):  # W&B writes the end of the file from another process
+            if path.stat().st_size > 7:
+                break
+            time.sleep(0.05)
+        data, at, whole = path.read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+            whole += data[at + 7 : at + 7 + size]
+            at += 7 + size
+            if kind in (1, 4):  # whole, or the last piece
+                found.append(Record.FromString(whole))
+                whole = b""
+            if 32768 - at % 32768 < 7:
+                at += 32768 - at % 32768
+    return found
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    rows = [r.history for r in offline_records(run) if r.HasField("history")]
+    return [{i.key or i.nested_key[0]: json.loads(i.value_json) for i in row.item} for row in rows]
+
+
+def test_wandb_has_numbers_and_the_whole_recipe(run: Run, wandb: Any) -> None:
+    chosen = ["track.wandb.run_name=first", "track.wandb.tags=[a, b]", "track.wandb.notes=why"]
+    with open_wandb(run, *chosen) as watcher:
+        watcher.sample(["AA", "B"], ["AA", "CH"])
+        watcher.row(TRAIN_ROW)
+        watcher.row(VAL_ROW)
+    first, second = history(run.path)
+    assert (first["step"], first["train/loss"], first["learning_rate"]) == (5, 2.5, 1e-3)
+    assert (second["step"], second["val/per"], second["val/phoneme_accuracy"]) == (5, 0.25, 0.75)
+    assert "val/sample" not in second
+    (started,) = [r.run for r in offline_records(run.path) if r.HasField("run")][:1]
+    assert (started.project, started.display_name, started.notes) == ("arcuate", "first", "why")
+    assert list(started.tags) == ["a", "b"]
+    config = {i.key: json.loads(i.value_json) for i in started.config.update}
+    tree = to_tree(load_recipe("tiny"))
+    assert {k: config[k] for k in tree if k != "track"} == {k: v for k, v in tree.items() if k != "track"}
+
+
+def test_wandb_gets_samples_where_asked_for(run: Run, wandb: Any) -> None:
+    with open_wandb(run, "track.samples=true") as watcher:
+        watcher.sample(["AA", "B"], ["AA", "CH"])
+        watcher.row(VAL_ROW)
+    assert history(run.path)[0]["val/sample"] == "said AA B\nread AA CH"
+
+
+def test_wandb_goes_on_with_the_same_run_and_sends_no_row_twice(run: Run, wandb: Any) -> None:
+    def write(watcher: Watchers, step: int, per: float = 0.25) -> None:
+        append_line(run.metrics_file, val_row(step, per))
+        watcher.row(val_row(step, per))
+
+    with open_wandb(run) as watcher:
+        for step in (1, 2, 3):
+            write(watcher, step)
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    run.metrics_file.write_text("".join(lines[:2]))  # resumed from the checkpoint of step 2
+    with open_wandb(run) as watcher:
+        write(watcher, 3)
+        write(watcher, 4, 0.5)
+        rewound = {"step": 4, "action": "rewind", "rewound_to": 3, "rows": [val_row(4, 0.5)]}
+        run.metrics_file.write_text("".join(lines))
+        append_line(run.incidents_file, rewound)
+        watcher.incident(rewound)
+        write(watcher, 4)
+    with open_wandb(run) as watcher:
+        write(watcher, 5)
+    rows = history(run.path)
+    assert [(r["_step"], r["step"]) for r in rows] == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4), (5, 5)]
+    ids = {r.run.run_id for r in offline_records(run.path) if r.HasField("run")}
+    assert len(ids) == 1
+
+
+def test_wandb_gets_what_a_killed_process_could_not_deliver(run: Run, wandb: Any) -> None:
+    with open_wandb(run) as watcher:
+        append_line(run.metrics_file, val_row(1))
+        watcher.row(val_row(1))
+    part = next(run.path.glob("wandb/offline-run-*"))
+    killed = part.with_name(part.name.replace("offline-run-2", "offline-run-1"))
+    shutil.copytree(part, killed, ignore=shutil.ignore_patterns("logs"))  # a part that nobody finished
+    append_line(run.metrics_file, val_row(2))
+    with open_wandb(run) as watcher:
+        append_line(run.metrics_file, val_row(3))
+        watcher.row(val_row(3))
+    assert not killed.exists()
+    assert [r["step"] for r in history(run.path)] == [1, 2, 3]
+
+
+DEATH = """
+import psutil, sys, time
+from pathlib import Path
+from arcuate.run import Run
+from test_tracking import TRAIN_ROW, open_wandb
+with open_wandb(Run(Path(sys.argv[1]))) as watcher:
+    for child in psutil.Process().children():
+        child.kill()
+        child.wait()
+    for step in range(20):
+        watcher.row(TRAIN_ROW | {"step": step})
+        time.sleep(0.05)
+    print("still training")
+"""
+
+
+def test_training_survives_the_death_of_wandb(run: Run, wandb: Any) -> None:
+    said = in_a_process(DEATH, run)
+    assert "still training" in said and said.count("Biases is given up") == 1
+
+
+# The whole path
+
+
+@pytest.mark.slow
+def test_a_run_tracked_by_both_is_stopped_and_resumed(cohort_store: Path, tmp_path: Path, wandb: Any) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    run = tmp_path / "run"
+    track = ["track.tensorboard.enabled=true", "track.wandb.enabled=true", "track.wandb.mode=offline"]
+    long = [*FEW, "train.checkpoint_every=2"]
+    command = ["train", "tiny", "--data", str(cohort_store), "--run", str(run), *long, *track]
+    process = subprocess.Popen([sys.executable, "-m", "arcuate", *command], stderr=subprocess.DEVNULL)
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) in (143, 0)
+    done = arcuate(*command, "--resume", "track.wandb.notes=later")  # may differ
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    trained = [(r["step"], round(r["loss"], 5)) for r in rows if r["split"] == "train"]
+    sent = history(run)
+    assert [(r["step"], round(r["train/loss"], 5)) for r in sent if "train/loss" in r] == trained
+    events = [(s, round(v, 5)) for s, v in curve(read_events(run), "train/loss")]
+    assert events == [(s, pytest.approx(v, abs=1e-4)) for s, v in trained]
+    assert [r["val/per"] for r in sent if "val/per" in r] == [r["per"] for r in rows if r["split"] == "val"]
+    assert "\n  said  " in done.stderr and "\n  read  " in done.stderr
+    assert_no_transcripts(cohort_store, run)
+
+
+def assert_no_transcripts(store: Path, run: Path) -> None:
+    from arcuate.data.alphabet import names
+    from arcuate.data.store import Store
+
+    files = [p for place in ("wandb", "tensorboard") for p in (run / place).rglob("*") if p.is_file()]
+    text = b"\n".join(p.read_bytes() for p in files)
+    assert b"train/loss" in text
+    for trial in Store.open(store).trials:
+        assert trial.id.encode() not in text
+        if trial.text:
+            assert trial.text.encode() not in text
+        if trial.tokens:
+            assert " ".join(names(trial.tokens)[:6]).encode() not in text
+
+
+def test_a_tracker_that_is_misspelt_stops_nothing_halfway(cohort_store: Path, tmp_path: Path) -> None:
+    done = arcuate(
+        "train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "track.wandb.mod=offline"
+    )
+    assert_refused(done, "track.wandb.mode")
+    assert not (tmp_path / "r").exists()
+
+
+def test_wandb_shows_all_stages_of_a_curriculum(cohort_store: Path, tmp_path: Path, wandb: Any) -> None:
+    """As a user runs it: every stage with its losses, one curve per loss, and nothing that is no number."""
+    small = [
+        *("encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"),
+        *(
+            "data.batching.batch_size=4",
+            "train.log_every=2",
+            "train.validate_every=4",
+            "track.wandb.mode=offline",
+        ),
+        *(f"stages.{i}.steps=4" for i in range(4)),
+    ]
+    asked = ["train", "mode-ssm-small", "--data", cohort_store, "--run", tmp_path / "run", *small]
+    done = arcuate(*asked, "track.wandb.enabled=true")
+    assert done.returncode == 0, done.stderr
+    rows = history(tmp_path / "run")
+    stages = {
+        int(r["train/stage"]): {k for k in r if k.startswith("train/loss_")}
+        for r in rows
+        if "train/stage" in r
+    }
+    names = [f"train/loss_{head}" for head in ("ctc", "rnnt", "mode", "denoise")]
+    assert stages == {i: set(names[: i + 1]) for i in range(4)}
+    assert all("val/mode_accuracy" in r for r in rows if "val/per" in r)
+    assert not any(key.endswith("non_finite_values") for r in rows for key in r)

@@ -1,0 +1,147 @@
+"""Parts of the loop on their own: gradients, optimizer groups, averages, precision."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from arcuate.data.batching import Batch, PlannedBatches, make_plan
+from arcuate.data.selection import select
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import Recipe
+from arcuate.training.averaging import Averages
+from arcuate.training.config import Average, Ema, Precision
+from arcuate.training.distributed import World
+from arcuate.training.loop import backward
+from arcuate.training.optim import fill_absent, make_optimizer, set_rates
+from arcuate.training.precision import choose_precision
+from arcuate.training.state import Training
+from support.training import recipe_of, training_of
+
+CPU = torch.device("cpu")
+
+
+def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
+    selection = select(store, recipe.data, recipe.front_end.patch)
+    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted, share)
+
+
+def gradients(training: Training, drawn: list[Batch]) -> dict[str, torch.Tensor]:
+    backward(training, training.model.encode, drawn, CPU, World())
+    return {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
+
+
+def test_accumulated_batches_count_every_trial_once(cohort_store: Path, tmp_path: Path) -> None:
+    """Two batches of different size give the gradient of the mean over all their trials, not of their means."""
+    store, recipe = Store.open(cohort_store), recipe_of("data.batching.batch_size=6")
+    planned = batches_of(store, recipe)
+    drawn = [planned[p] for p in range(planned.plan.batches_per_epoch)][:8]
+    drawn = sorted(drawn, key=lambda b: b.n_counted)
+    few, many = drawn[0], drawn[-1]
+    training = training_of(store, recipe, tmp_path / "run")
+    together = gradients(training, [few, many])
+    apart = [(b.n_counted, gradients(training, [b])) for b in (few, many)]
+    n_trials = sum(n for n, _ in apart)
+    for name, gradient in together.items():
+        weighted = sum(n * g[name] for n, g in apart if name in g) / n_trials
+        torch.testing.assert_close(gradient, weighted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_process_without_a_trial_adds_nothing(cohort_store: Path, tmp_path: Path) -> None:
+    store, recipe = Store.open(cohort_store), recipe_of("data.batching.batch_size=1")
+    idle = batches_of(store, recipe, share=(1, 2))[0]
+    assert (idle.n_counted, idle.n_trials, len(idle.trials)) == (0, 1, 1)
+    assert all(not g.any() for g in gradients(training_of(store, recipe, tmp_path / "run"), [idle]).values())
+
+
+@pytest.mark.parametrize(("absent", "moves"), [("skip", False), ("decay", True)])
+def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
+    cohort_store: Path, tmp_path: Path, absent: str, moves: bool
+) -> None:
+    store = Store.open(cohort_store)
+    recipe = recipe_of(
+        f"optimizer.absent_sessions={absent}", "data.batching={kind: days, n_sessions: 1, n_trials: 2}"
+    )
+    training, planned = training_of(store, recipe, tmp_path / "run"), batches_of(store, recipe)
+    first = planned[0]
+    other = next(b for b in (planned[p] for p in range(1, 50)) if b.session[0] != first.session[0])
+    layer = training.model.front_end.session_layer.weights[int(first.session[0])]
+    for batch in (first, other):
+        gradients(training, [batch])
+        if absent == "decay":
+            fill_absent(training.optimizer)
+        set_rates(training.optimizer, recipe, 100)
+        before = layer.detach().clone()
+        training.optimizer.step()
+    assert bool((layer != before).any()) is moves
+
+
+def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> None:
+    store = Store.open(cohort_store)
+    recipe = recipe_of(
+        "schedule={kind: constant, rate: 0.1}", "session_schedule={kind: constant, rate: 0.01}"
+    )
+    training = training_of(store, recipe, tmp_path / "run")
+    assert set_rates(training.optimizer, recipe, 0, scale=0.5) == {
+        "bias": 0.05,
+        "session": 0.005,
+        "rest": 0.05,
+    }
+
+
+def test_ema_and_mean_follow_their_formulas() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    averages = Averages(model, Ema(decay=0.5, warmup=False), Average(start=2, every=2))
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+        averages = Averages(model, Ema(decay=0.5, warmup=False), Average(start=2, every=2))
+        for step, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
+            model.weight.fill_(value)
+            averages.update(model, step)
+    assert averages.ema[0].item() == pytest.approx(((0.5 * 0.5 + 1.0) * 0.5 + 1.5) * 0.5 + 2.0)
+    assert averages.mean[0].item() == pytest.approx(3.0)  # of the weights after steps 2 and 4
+    with averages.shown(model):
+        assert model.weight.item() == pytest.approx(3.0)
+    assert model.weight.item() == 4.0
+
+
+def test_mixed_precision_is_tried_before_it_is_used() -> None:
+    choice = choose_precision(Precision(kind="bf16"), CPU)
+    assert choice.kind == "bf16" or "fp32" in (choice.note or "")
+    with pytest.raises(UserError, match="fp16"):
+        choose_precision(Precision(kind="fp16"), CPU)
+
+
+def test_a_run_that_goes_on_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe is a measurement of time, and may come out otherwise the second time."""
+    bf16 = Precision(kind="bf16")
+    monkeypatch.setattr("arcuate.training.precision.probe", lambda kind, device: 0.5)
+    assert choose_precision(bf16, CPU).kind == "bf16"
+    assert choose_precision(bf16, CPU, before="fp32").kind == "fp32"
+    monkeypatch.setattr("arcuate.training.precision.probe", lambda kind, device: 2.0)
+    assert choose_precision(bf16, CPU).kind == "fp32"
+    assert choose_precision(bf16, CPU, before="bf16").kind == "bf16"
+
+
+def test_precision_waits_for_its_threshold(cohort_store: Path, tmp_path: Path) -> None:
+    recipe = recipe_of("train.precision={kind: bf16, below_per: 0.5}")
+    training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")
+    training.mixed = "bf16"
+    assert training.precision == "fp32"
+    training.take_validation(0.6)
+    assert training.precision == "fp32"
+    training.take_validation(0.4)
+    assert training.precision == "bf16"
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_optimizers_take_their_settings(cohort_store: Path, tmp_path: Path, kind: str) -> None:
+    momentum = "momentum: 0.9, nesterov: true" if kind == "sgd" else "eps: 0.1"
+    recipe = recipe_of(f"optimizer={{kind: {kind}, {momentum}, weight_decay: {{weights: 0.01}}}}")
+    training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")
+    optimizer = make_optimizer(training.model, recipe.optimizer)
+    decays = {g["name"]: g["weight_decay"] for g in optimizer.param_groups}
+    assert decays == {"bias": 0.0, "session": 0.0, "rest": 0.01}
+    assert optimizer.param_groups[0].get("momentum" if kind == "sgd" else "eps") in (0.9, 0.1)
