@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from arcuate.cli.train import build
+from arcuate.cli._train import build
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import Batch, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.statistics import BatchStatistics
 from arcuate.data.store import Store
-from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.models.config import ModelCard
 from arcuate.models.io import load_model
@@ -208,7 +208,7 @@ def rows(arms: list[Arm], data: Path, out: Path, n_seeds: int) -> Iterator[dict[
             "arm": arm,
             "pers": pers,
             "parameters": first.environment()["n_parameters"],
-            "steps": first.recipe().train.steps,
+            "steps": run_recipe(first).train.steps,
             "seconds_per_step": timed(arm, data, out),
             "stream_ms": streaming_cost(first, data),
         }

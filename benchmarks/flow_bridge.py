@@ -15,13 +15,13 @@ from arcuate.data.augmentation import augment
 from arcuate.data.batching import PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
+from arcuate.experiments.recipe import run_recipe
 from arcuate.losses.combined import flow_loss
 from arcuate.models.config import Denoiser as Settings
 from arcuate.models.denoiser import Denoiser
 from arcuate.models.front_end import count_frames
 from arcuate.models.io import load_model
-from arcuate.run import Run
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.run import Run, find_checkpoint
 
 N_TRAIN, N_HELD_OUT, N_STEPS = 44, 6, 160
 Pair = tuple[Tensor, Tensor, Tensor]  # noisy frames, clean frames (B, F, D), their number (B,)
@@ -29,7 +29,7 @@ Pair = tuple[Tensor, Tensor, Tensor]  # noisy frames, clean frames (B, F, D), th
 
 @torch.no_grad()
 def make_pairs(run: Path, data: Path) -> list[Pair]:
-    recipe, model = Run(run).recipe(), load_model(find_checkpoint(run, "last"))
+    recipe, model = run_recipe(Run(run)), load_model(find_checkpoint(run, "last"))
     store = Store.open(data)
     selection = select(store, recipe.data, recipe.front_end.patch)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)

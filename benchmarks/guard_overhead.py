@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from arcuate.cli.train import build
+from arcuate.cli._train import build
 from arcuate.data.batching import Batch, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from arcuate.cli.train import build
+from arcuate.cli._train import build
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste
 from arcuate.data.selection import select
 from arcuate.data.store import Store

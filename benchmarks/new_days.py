@@ -20,6 +20,7 @@ matplotlib.use("svg")
 from encoders import ALONE, RECIPES
 from matplotlib import pyplot as plt
 
+from arcuate.experiments.recipe import run_recipe
 from arcuate.run import Run, read_json
 
 METHODS = ("statistics", "one-step", "replay", "entropy")
@@ -50,7 +51,7 @@ def cohort(out: Path, kind: str, seed: int) -> tuple[Path, Path]:
 
 def finished(run: Path) -> bool:
     rows = Run(run).metrics() if run.is_dir() else []
-    return bool(rows) and rows[-1]["step"] >= Run(run).recipe().train.steps
+    return bool(rows) and rows[-1]["step"] >= run_recipe(Run(run)).train.steps
 
 
 def evaluate(store: Path, run: Path, split: str, label: str, *words: object) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def cohort_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def new_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `store` of days that drift in known ways, and a `run` that has learned the first two."""
-    from arcuate.cli.train import Asked, train_run
+    from arcuate.cli._train import Asked, train_run
     from support.days import TRAINING, make_days
 
     folder = tmp_path_factory.mktemp("days")

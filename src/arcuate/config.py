@@ -5,9 +5,10 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -225,3 +226,79 @@ def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
         for part in typing.get_args(annotation):
             yield from inner_models(part)
+
+
+class OneOfEach(yaml.SafeLoader):
+    """YAML in which a setting is given once: of two schedules, the first would vanish without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1 and key != "<<"]:
+            raise ValueError(f"{twice[0]!r} is given twice; keep one of them")
+        return super().construct_mapping(node, deep)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`, mapping by mapping; another `kind` replaces a component instead of mixing with it."""
+    out = dict(base)
+    for key, value in changes.items():
+        old = out.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            other_kind = "kind" in value and value["kind"] != old.get("kind")
+            out[key] = dict(value) if other_kind else merge(old, value)
+        else:
+            out[key] = value
+    return out
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str) -> S:
+    """Validate a tree of plain values; every problem is reported in one `UserError`."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise UserError("; ".join(dict.fromkeys(explain(error, where, kind)))) from None
+
+
+def to_tree(settings: Settings) -> dict[str, Any]:
+    """All settings, defaults included, as plain values."""
+    return settings.model_dump(mode="json", by_alias=True)
+
+
+def to_yaml(settings: Settings) -> str:
+    return yaml.safe_dump(to_tree(settings), sort_keys=False, allow_unicode=True, width=100)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting, or one component replaced by another kind, with its value on either side."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
+    """Every resolved setting that differs, in the order of the settings class."""
+    return list(_changes("", _tree(a, ignore), _tree(b, ignore)))
+
+
+def _tree(settings: Settings, ignore: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in to_tree(settings).items() if key not in ignore}
+
+
+def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
+    if before == after:
+        return
+    if _comparable(before, after):
+        for key in before:
+            yield from _changes(f"{path}.{key}" if path else key, before[key], after[key])
+    else:
+        yield Change(path, before, after)
+
+
+def _comparable(before: Any, after: Any) -> bool:
+    """The same settings on both sides; a component of another kind with other settings is one change."""
+    return isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from arcuate.config import Settings, to_yaml
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, parse_recipe, to_yaml
 from arcuate.files import replacing
 
 AT_START = {
@@ -67,14 +67,15 @@ class Run:
         middle = f".{label}" if label else ""
         return self.path / "results" / f"{split}{middle}.{ending}"
 
-    def recipe(self) -> Recipe:
+    def recipe_tree(self) -> dict[str, Any]:
+        """recipe.yaml as plain values."""
         try:
             tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"{self.recipe_file} cannot be read: {brief(error)}") from None
         if not isinstance(tree, dict):
             raise UserError(f"{self.recipe_file} is not a recipe")
-        return parse_recipe(tree, str(self.recipe_file))
+        return tree
 
     def environment(self) -> dict[str, Any]:
         return read_json(self.environment_file)
@@ -104,7 +105,22 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any], resume: bool = False) -> Run:
+def find_checkpoint(path: Path, which: str = "best") -> Path:
+    """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
+    if (path / "model.safetensors").is_file():
+        return path
+    wanted = path / "checkpoints" / which
+    if (wanted / "model.safetensors").is_file():
+        return wanted.resolve()
+    if not path.is_dir():
+        raise UserError(f"there is no run or model folder {path}")
+    whole = [p for p in (path / "checkpoints").glob("*") if (p / "model.safetensors").is_file()]
+    known = sorted(p.name for p in whole if not p.name.startswith("."))
+    found = f"it has {', '.join(known)}" if known else "it has none yet"
+    raise UserError(f"{path} has no checkpoint {which!r}; {found}")
+
+
+def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], resume: bool = False) -> Run:
     """A new run folder. The recipe comes last: a folder that has one is whole, whenever a run was killed."""
     refuse_taken(path, resume)
     run = Run(path)

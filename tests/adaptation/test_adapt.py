@@ -31,11 +31,11 @@ from arcuate.decoding.greedy import greedy
 from arcuate.decoding.word_search.search import word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import total
+from arcuate.experiments.recipe import run_recipe
 from arcuate.language.lexicon import _lexicon
 from arcuate.models.io import load_model
 from arcuate.models.model import layer_of, one_day, with_session
-from arcuate.run import Run
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, speak
 from support.fabricate import Made, write_hdf5
@@ -47,7 +47,7 @@ LEARNING: tuple[Method, ...] = ("one-step", "replay")
 
 
 def adapter_of(folder: Path, method: Method, **settings: object) -> Adapter:
-    noise = Run(folder / "run").recipe().augment
+    noise = run_recipe(Run(folder / "run")).augment
     tree = {"method": method, **settings}
     return make_adapter(load_model(find_checkpoint(folder / "run")), Adaptation.model_validate(tree), noise)
 

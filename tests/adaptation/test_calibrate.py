@@ -15,15 +15,15 @@ import torch
 
 from arcuate.adaptation.calibration import MixedPlan, curve_points, split_day
 from arcuate.adaptation.config import Calibration
-from arcuate.cli.calibrate import Asked, prepare_plan
+from arcuate.cli._calibrate import Asked, prepare_plan
 from arcuate.data.frames import Patch
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.calibrate import derive_recipe
+from arcuate.experiments.recipe import run_recipe
 from arcuate.models.io import load_model
-from arcuate.run import Run
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, UNLABELLED
 from support.forking import arcuate
@@ -64,7 +64,7 @@ def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict
     assert Run(run).environment()["parent"].startswith(f"{new_days / 'run'}@")
     card = load_model(find_checkpoint(run)).card
     assert card.sessions == (FIRST, SECOND, DRIFTED)
-    assert Run(run).recipe().data.sessions == card.sessions
+    assert run_recipe(Run(run)).data.sessions == card.sessions
     assert not (run.parent / ".run.part").exists() and Run(run).lock_file.exists()
     listed = arcuate("runs", run.parent, "--json")
     assert listed.returncode == 0, listed.stderr
@@ -292,7 +292,7 @@ def test_curve_points_are_few_and_rise() -> None:
 
 
 def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) -> None:
-    parent = Run(new_days / "run").recipe()
+    parent = run_recipe(Run(new_days / "run"))
     card = load_model(find_checkpoint(new_days / "run")).card
     recipe = derive_recipe(parent, card, DRIFTED, Calibration(rest=0.1, rate=0.01))
     assert recipe.encoder == parent.encoder and recipe.augment == parent.augment
@@ -332,7 +332,7 @@ def test_every_kind_of_model_can_be_calibrated_and_followed(
         *("--run", tmp_path / "new", "--set", "steps=2", "--json"),
     )
     assert done.returncode == 0, done.stderr
-    assert Run(tmp_path / "new").recipe().stages == ()
+    assert run_recipe(Run(tmp_path / "new")).stages == ()
     done = arcuate("evaluate", run, "--data", store, "--adapt", "one-step", "--json")
     assert done.returncode == 0, done.stderr
     assert one_object(done.stdout)["per"] is not None

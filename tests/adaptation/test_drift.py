@@ -19,7 +19,7 @@ from arcuate.adaptation.drift import (
     subspace_likeness,
     summarise,
 )
-from arcuate.cli import drift
+from arcuate.cli import _drift as drift
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store

@@ -11,9 +11,9 @@ from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import make_adapter
 from arcuate.adaptation.stream import follow_trial
-from arcuate.cli.calibrate import Asked, calibrate, prepare_plan
-from arcuate.cli.evaluate import AS_TRAINED
-from arcuate.cli.follow import Following, follow_run
+from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
+from arcuate.cli._evaluate import AS_TRAINED
+from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import Augment
 from arcuate.data.store import Store
@@ -36,8 +36,7 @@ from arcuate.models.config import (
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
-from arcuate.run import open_run
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.run import find_checkpoint, open_run
 from arcuate.training.signals import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 

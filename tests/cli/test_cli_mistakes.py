@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from arcuate.config import to_yaml
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe, to_yaml
-from arcuate.experiments.recipe_diff import official_ancestor
+from arcuate.experiments.recipe import load_recipe, official_ancestor
 from support.cli import assert_refused
 from support.forking import arcuate
 

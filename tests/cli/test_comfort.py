@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from arcuate.cli._evaluate import headline
+from arcuate.cli._prepare import leakage_line, prepare_store
+from arcuate.cli._recipes import diff_command
 from arcuate.cli.console import TimeLeft, bar, counted
-from arcuate.cli.evaluate import headline
-from arcuate.cli.prepare import leakage_line, prepare_store
-from arcuate.cli.recipes import diff_command
+from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, bootstrap_interval
-from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for, to_yaml
+from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
 from support.fabricate import Made, noise, write_hdf5
 from support.forking import arcuate
 
@@ -154,7 +155,7 @@ def test_one_trial_gives_no_interval() -> None:
 def test_more_workers_than_cores_are_told_and_not_started(
     monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = import_module("arcuate.cli.train")  # the package's own `train` is the command
+    train = import_module("arcuate.cli._train")  # the package's own `train` is the command
     monkeypatch.setattr(train, "count_cores", lambda: 3)
     recipe = load_recipe("tiny", ["data.workers=200"])
     assert train.worker_count(recipe) == 3

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli.prepare import prepare_command
+from arcuate.cli._prepare import prepare_command
 from arcuate.data.prepare import look, prepare
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -196,5 +196,5 @@ def test_a_table_for_people_names_every_part(
 
 
 def test_preparing_needs_no_torch() -> None:
-    code = "import sys, arcuate.cli.prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, arcuate.cli._prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

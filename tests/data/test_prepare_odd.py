@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli.prepare import prepare_command
+from arcuate.cli._prepare import prepare_command
 from arcuate.data.prepare import PrepareReport, prepare
 from arcuate.data.readers import find_sources, side_files
 from arcuate.data.store import Store

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.cli.decode import Source, decode_source
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._decode import Source, decode_source
+from arcuate.cli._train import Asked, train_run
 from arcuate.decoding.config import Decoding
 from arcuate.decoding.transducer import Weights, rescore
 from arcuate.decoding.word_search.both_heads import BothHeads, Heard, lay_out

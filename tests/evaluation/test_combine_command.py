@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arcuate.cli.combine import Asked, combine_command
+from arcuate.cli._combine import Asked, combine_command
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.frame_scores import FrameScores
 from arcuate.errors import UserError

@@ -217,7 +217,7 @@ def test_broken_nbest_lines_are_named(tmp_path: Path, row: object, words: list[s
 def test_command_scores_fits_and_writes(
     small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from arcuate.cli.rescore import Asked, rescore_command
+    from arcuate.cli._rescore import Asked, rescore_command
     from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
     pair = ["a b", "b b"]
@@ -271,7 +271,7 @@ def test_what_is_missing_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
     for hyps, model in (("nope", "m"), ("h.jsonl", "m")):
         program = (
-            "import sys\nfrom pathlib import Path\nfrom arcuate.cli.rescore import Asked, rescore_command\n"
+            "import sys\nfrom pathlib import Path\nfrom arcuate.cli._rescore import Asked, rescore_command\n"
             "from arcuate.errors import UserError\n"
             f"asked = Asked(Path({str(tmp_path / hyps)!r}), Path({str(tmp_path / model)!r}), *[None] * 6, 5, None)\n"
             "try:\n    rescore_command(asked, True)\nexcept UserError:\n    sys.exit('torch' in sys.modules)\n"
@@ -281,7 +281,7 @@ def test_what_is_missing_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
 
 
 def test_decodings_are_not_overwritten(tmp_path: Path) -> None:
-    from arcuate.cli.rescore import Asked, rescore_command
+    from arcuate.cli._rescore import Asked, rescore_command
 
     hyps = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
     with pytest.raises(UserError, match="read by this command"):

@@ -90,7 +90,7 @@ def test_the_format_follows_the_participant() -> None:
 
 
 def test_the_command_finds_the_words_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from arcuate.cli.submit import submit_command
+    from arcuate.cli._submit import submit_command
 
     run = tmp_path / "run"
     run.mkdir()
@@ -110,7 +110,7 @@ def test_the_command_finds_the_words_of_a_run(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_decodings_are_not_overwritten_by_their_submission(tmp_path: Path) -> None:
-    from arcuate.cli.submit import submit_command
+    from arcuate.cli._submit import submit_command
 
     hyps = write(tmp_path / "h.jsonl", line("t15.2023.08.13_test_1", "a"))
     with pytest.raises(UserError, match="read by this command"):

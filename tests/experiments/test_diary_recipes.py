@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
+from arcuate.config import merge, to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import (
     Place,
     Recipe,
+    diff_recipes,
     load_recipe,
-    merge,
+    official_ancestor,
     parse_recipe,
     read_tree,
     recipe_names,
     resolve,
-    to_tree,
 )
-from arcuate.experiments.recipe_diff import ABOUT, diff, official_ancestor
+from arcuate.training.config import ABOUT
 from arcuate.training.optim import rate_at
 
 RUNS = [f"diary-run{n:02d}" for n in range(1, 14)]
@@ -58,7 +59,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
         less = parse_recipe(merge(resolve(parent), without(own, path)), "less")
     except UserError:
         return False
-    return diff(less, recipe) == []
+    return diff_recipes(less, recipe) == []
 
 
 @pytest.mark.parametrize("name", [*RUNS, *EXACT])
@@ -67,7 +68,7 @@ def test_a_recipe_states_only_its_differences(name: str) -> None:
     parent = own["extends"]
     stated = [path for path in leaves(own) if path[0] not in ABOUT]
     assert [".".join(p) for p in stated if is_redundant(own, p, parent, recipe)] == []
-    assert bool(stated) == bool(diff(load_recipe(parent), recipe))
+    assert bool(stated) == bool(diff_recipes(load_recipe(parent), recipe))
 
 
 def test_the_law_sees_a_redundant_key() -> None:
@@ -191,8 +192,8 @@ def test_documented_masks_and_adaptive_rate() -> None:
 
 def test_official_exact_and_its_three_tests() -> None:
     exact, first, second, third = map(load_recipe, EXACT)
-    assert diff(load_recipe("b2t25-gru"), exact) == []
-    assert diff(load_recipe("b2t24-gru"), load_recipe("diary-run01")) == []
+    assert diff_recipes(load_recipe("b2t25-gru"), exact) == []
+    assert diff_recipes(load_recipe("b2t24-gru"), load_recipe("diary-run01")) == []
     assert (exact.optimizer.eps, exact.schedule.peak, exact.schedule.warmup) == (0.1, 0.005, 1000)
     assert (exact.augment.white_noise_sd, exact.augment.offset_sd) == (1.0, 0.2)
     assert (exact.data.batching.batch_size, exact.optimizer.fused) == (64, True)

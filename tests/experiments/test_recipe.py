@@ -7,9 +7,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from arcuate.config import inner_models
+from arcuate.config import inner_models, merge, to_tree, to_yaml
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, merge, recipe_names, to_tree, to_yaml
+from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
 from arcuate.training.optim import rate_at
 
 

@@ -6,36 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli.recipes import diff_command
+from arcuate.cli._recipes import diff_command
+from arcuate.config import Change, to_yaml
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe, recipe_names, to_yaml
-from arcuate.experiments.recipe_diff import OFFICIAL, Change, ancestry, diff, official_ancestor
+from arcuate.experiments.recipe import (
+    OFFICIAL,
+    ancestry,
+    diff_recipes,
+    load_recipe,
+    official_ancestor,
+    recipe_names,
+)
 from arcuate.training.checks import coupling_warnings
 
 
 def warnings(name: str, *overrides: str) -> list[str]:
     ancestor = official_ancestor(name)
     assert ancestor is not None
-    return coupling_warnings(load_recipe(name, overrides), load_recipe(ancestor))
+    return coupling_warnings(load_recipe(name, overrides), load_recipe(ancestor), ancestor)
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_nothing_differs_from_itself(name: str) -> None:
-    assert diff(load_recipe(name), load_recipe(name)) == []
+    assert diff_recipes(load_recipe(name), load_recipe(name)) == []
 
 
 def test_both_directions_tell_the_same() -> None:
     recipes = [load_recipe(name) for name in recipe_names()]
     for a, b in combinations(recipes, 2):
-        turned = {(c.path, str(c.after), str(c.before)) for c in diff(b, a)}
-        assert {(c.path, str(c.before), str(c.after)) for c in diff(a, b)} == turned
+        turned = {(c.path, str(c.after), str(c.before)) for c in diff_recipes(b, a)}
+        assert {(c.path, str(c.before), str(c.after)) for c in diff_recipes(a, b)} == turned
 
 
 def test_a_change_is_told_by_its_path_and_both_values() -> None:
     changed = load_recipe(
         "b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.batch_size=3"]
     )
-    assert diff(load_recipe("b2t25-gru"), changed) == [
+    assert diff_recipes(load_recipe("b2t25-gru"), changed) == [
         Change("optimizer.betas", [0.9, 0.999], [0.8, 0.9]),
         Change("train.steps", 120000, 7),
         Change("validate.batch_size", 64, 3),
@@ -44,7 +51,7 @@ def test_a_change_is_told_by_its_path_and_both_values() -> None:
 
 def test_a_component_of_another_kind_is_one_change() -> None:
     old, new = load_recipe("tiny"), load_recipe("tiny", ["schedule={kind: constant, rate: 0.5}"])
-    (change,) = diff(old, new)
+    (change,) = diff_recipes(old, new)
     assert change.path == "schedule"
     assert change.before["kind"] == "warmup_cosine"
     assert change.after == {"kind": "constant", "rate": 0.5}
@@ -52,7 +59,8 @@ def test_a_component_of_another_kind_is_one_change() -> None:
 
 def test_another_optimizer_with_the_same_settings_is_told_setting_by_setting() -> None:
     changes = {
-        c.path: (c.before, c.after) for c in diff(load_recipe("b2t24-gru"), load_recipe("diary-run05"))
+        c.path: (c.before, c.after)
+        for c in diff_recipes(load_recipe("b2t24-gru"), load_recipe("diary-run05"))
     }
     assert changes["optimizer.kind"] == ("adam", "adamw")
     assert changes["optimizer.eps"] == (0.1, 1e-8)
@@ -60,7 +68,9 @@ def test_another_optimizer_with_the_same_settings_is_told_setting_by_setting() -
 
 def test_what_a_recipe_says_about_itself_is_no_difference() -> None:
     recipe = load_recipe("tiny")
-    assert diff(recipe, recipe.model_copy(update={"name": "other", "summary": "s", "notes": "n"})) == []
+    assert (
+        diff_recipes(recipe, recipe.model_copy(update={"name": "other", "summary": "s", "notes": "n"})) == []
+    )
 
 
 def test_descent_is_followed_to_the_root(tmp_path: Path) -> None:
@@ -125,6 +135,7 @@ def test_an_eps_that_follows_the_reduction_is_fine() -> None:
         coupling_warnings(
             load_recipe("b2t25-gru", ["loss.ctc.reduction=mean_per_token", "optimizer.eps=0.0029"]),
             load_recipe("b2t25-gru"),
+            "b2t25-gru",
         )
         == []
     )

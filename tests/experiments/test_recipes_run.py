@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.models.config import ModelCard

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.run import Run, append_line, create_run, is_untouched, read_jsonl
 from arcuate.training.signals import sole_writer
 from support.cli import assert_refused
@@ -93,7 +93,7 @@ def test_a_half_made_folder_is_new_when_resumed(tmp_path: Path, n_made: int) -> 
     with pytest.raises(UserError, match="--resume"):
         create_run(run.path, TINY, {})
     other = load_recipe("tiny", ["train.steps=7"])
-    assert create_run(run.path, other, {"data": {}}, resume=True).recipe() == other
+    assert run_recipe(create_run(run.path, other, {"data": {}}, resume=True)) == other
 
 
 @pytest.mark.parametrize("theirs", ["recipe.yaml", "thesis.tex", "results/table.csv", "checkpoints/step-1/x"])

@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from arcuate.cli.seeds import plan, train_all, train_seeds_command
-from arcuate.cli.train import Asked
+from arcuate.cli._seeds import plan, train_all, train_seeds_command
+from arcuate.cli._train import Asked
 from arcuate.errors import UserError
 from arcuate.experiments.multi_seed import seed_settings, spread
+from arcuate.experiments.recipe import run_recipe
 from arcuate.run import Run, open_run
 from arcuate.training.averaging import average_checkpoints
 from support.cli import one_object
@@ -38,7 +39,7 @@ def test_each_seed_is_a_full_run(ensemble):
     assert [Path(s["run"]) for s in told["seeds"]] == [run / "seed-0", run / "seed-1"]
     for seed in (0, 1):
         one = Run(run / f"seed-{seed}")
-        assert (one.recipe().train.seed, one.recipe().data.seed) == (seed, seed + 1)
+        assert (run_recipe(one).train.seed, run_recipe(one).data.seed) == (seed, seed + 1)
         assert one.environment()["data"]["sessions"]
         assert [r["step"] for r in one.metrics() if r["split"] == "val"] == [2, 4]
         assert (one.checkpoints / "best" / "model.safetensors").is_file()
@@ -122,7 +123,7 @@ def test_a_signal_ends_the_series(cohort_store, tmp_path, monkeypatch, capsys):
         trained.append(asked.run.name)
         return {"run": str(asked.run), "best_per": 0.5, "selected_on": "val", "exit_code": 130}
 
-    monkeypatch.setattr("arcuate.cli.seeds.train_run", interrupted)
+    monkeypatch.setattr("arcuate.cli._seeds.train_run", interrupted)
     asked = Asked("tiny", SMALL, cohort_store, tmp_path / "ensemble")
     told = train_all(asked, plan(asked, 3))
     assert (trained, told["exit_code"], told["n_finished"], told["mean_per"]) == (["seed-0"], 130, 0, None)

@@ -11,8 +11,8 @@ import h5py
 import pytest
 
 import arcuate as package
-from arcuate.cli.evaluate import evaluate_command, evaluate_run
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._evaluate import evaluate_command, evaluate_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
@@ -101,7 +101,7 @@ def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store:
 def test_loading_processes_inherit_no_open_files(
     cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = import_module("arcuate.cli.train")
+    train = import_module("arcuate.cli._train")
     start, seen = train.training_batches, []
 
     def watched(planned: Any, *rest: Any, **options: Any) -> Any:

@@ -13,11 +13,12 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import Adapter, make_adapter
 from arcuate.adaptation.stream import Course, follow, in_order
 from arcuate.adaptation.word_labels import word_labels
-from arcuate.cli.live import Asked, check
+from arcuate.cli._live import Asked, check
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
+from arcuate.experiments.recipe import run_recipe
 from arcuate.live import adaptation as following
 from arcuate.live.adaptation import WAITING, make_adapting
 from arcuate.live.config import Endpoints, LiveSettings, Start
@@ -29,8 +30,7 @@ from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Prepared
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, outline
-from arcuate.run import Run
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.run import Run, find_checkpoint
 from support.cli import one_object
 from support.days import DEAD, DRIFTED, FIRST, SAME, SECOND
 from support.forking import arcuate
@@ -65,7 +65,7 @@ def streaming(
     folder: Path, settings: Adaptation, normalise: str = "none", search: WordSearch | None = SEARCH
 ) -> StreamingDecoder:
     model, store = model_of(folder, normalise), Store.open(folder / "store")
-    noise = Run(folder / "run").recipe().augment
+    noise = run_recipe(Run(folder / "run")).augment
     engine = make_engine(model, search)
     return StreamingDecoder(replace(engine, adapting=make_adapting(model, search, settings, noise, store)))
 
@@ -74,7 +74,7 @@ def offline(
     folder: Path, settings: Adaptation, trials: list[TrialInfo], normalise: str = "none", words: bool = True
 ) -> Course:
     label = word_labels(small_search()) if words else greedy
-    noise = Run(folder / "run").recipe().augment
+    noise = run_recipe(Run(folder / "run")).augment
     adapter: Adapter = make_adapter(model_of(folder, normalise), settings, noise, label)
     return follow(adapter, Store.open(folder / "store"), trials, keep_scores=True)[0]
 
@@ -314,7 +314,9 @@ def test_which_days_may_be_named(new_days: Path) -> None:
 
 def test_statistics_in_a_stream_need_a_known_day(new_days: Path, tmp_path: Path) -> None:
     model = model_of(new_days, "none")
-    adapting = make_adapting(model, None, settings_of("statistics"), Run(new_days / "run").recipe().augment)
+    adapting = make_adapting(
+        model, None, settings_of("statistics"), run_recipe(Run(new_days / "run")).augment
+    )
     with pytest.raises(UserError, match="nearest known day"):
         StreamingDecoder(replace(make_engine(model, None), adapting=adapting))
 
@@ -376,7 +378,7 @@ def test_a_run_is_loaded_with_its_own_days_and_noise(new_days: Path) -> None:
     decoder = StreamingDecoder.load(new_days / "run", lm=None, adapt="one-step", session=DRIFTED, warm=False)
     adapting = decoder.engine.adapting
     assert adapting is not None and set(adapting.known) == {FIRST, SECOND}
-    assert adapting.adapter.noise == Run(new_days / "run").recipe().augment
+    assert adapting.adapter.noise == run_recipe(Run(new_days / "run")).augment
     assert decoder.session == DRIFTED and decoder.adaptation.layer_of == SECOND
     with pytest.raises(UserError, match="choose none, statistics, one-step"):
         StreamingDecoder.load(new_days / "run", lm=None, adapt="magic", warm=False)

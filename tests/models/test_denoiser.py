@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import by_length, length_batches
 from arcuate.data.store import Store

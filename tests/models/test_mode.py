@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.cli.evaluate import evaluate_run
-from arcuate.cli.train import Asked, build, train_run
+from arcuate.cli._evaluate import evaluate_run
+from arcuate.cli._train import Asked, build, train_run
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import decode_trials, summarise
-from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.losses.combined import mode_loss
 from arcuate.models.config import Patch
 from arcuate.models.config import SpeakingMode as Settings
@@ -155,7 +155,7 @@ def rows(run: Path) -> list[dict]:
 
 def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
-    recipe = Run(run).recipe()
+    recipe = run_recipe(Run(run))
     selection = select(store, recipe.data, recipe.front_end.patch)
     trials = [replace(t, mode=None) for t in selection.validation]
     summary = summarise(decode_trials(build(recipe, store, selection), store, trials), n_resamples=10)

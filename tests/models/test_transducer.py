@@ -7,9 +7,9 @@ import arcuate.evaluate
 import pytest
 import torch
 
-from arcuate.cli.decode import Source, decode_source
-from arcuate.cli.evaluate import Reading, evaluate_run
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._decode import Source, decode_source
+from arcuate.cli._evaluate import Reading, evaluate_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis

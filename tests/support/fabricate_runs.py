@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.run import Run, append_line, create_run, write_json, write_lines
 
 N_TRIALS = 80
@@ -41,7 +41,7 @@ def make_run(
 
 
 def write_log(run: Run, per: float) -> None:
-    steps = run.recipe().train.steps
+    steps = run_recipe(run).train.steps
     for i in range(1, 25):
         share, step = i / 24, round(steps * i / 24)
         append_line(

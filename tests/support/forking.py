@@ -81,12 +81,12 @@ def ended(pid: int) -> int:
 
 if __name__ == "__main__":
     import arcuate.cli
-    import arcuate.cli.ablate
-    import arcuate.cli.combine
-    import arcuate.cli.compare
-    import arcuate.cli.decode
-    import arcuate.cli.evaluate
-    import arcuate.cli.train  # noqa: F401 (imported once, for all children)
+    import arcuate.cli._ablate
+    import arcuate.cli._combine
+    import arcuate.cli._compare
+    import arcuate.cli._decode
+    import arcuate.cli._evaluate
+    import arcuate.cli._train  # noqa: F401 (imported once, for all children)
 
     for line in sys.stdin:
         if (pid := os.fork()) == 0:

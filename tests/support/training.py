@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from arcuate.cli.train import build
+from arcuate.cli._train import build
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe

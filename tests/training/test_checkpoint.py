@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.run import append_line, write_json
-from arcuate.training.checkpoint import find_checkpoint, load_checkpoint, mend_best, point, seal
+from arcuate.run import append_line, find_checkpoint, write_json
+from arcuate.training.checkpoint import load_checkpoint, mend_best, point, seal
 from arcuate.training.start import go_on, split_parent, start_from
 from arcuate.training.state import Training
 from support.training import recipe_of, training_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe

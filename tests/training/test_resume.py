@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path
 
 FAILING = """
 import errno, sys
-import arcuate.cli.train as command
+import arcuate.cli._train as command
 from arcuate.cli import main
 
 def train(training, batches, *rest):

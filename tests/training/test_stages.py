@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli.train import Asked, train_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.models.io import load_model
 from arcuate.run import Run
 from arcuate.training.checks import cautions
 from arcuate.training.config import Stage, StageLosses
-from arcuate.training.curriculum import Progress, settle, weighed
+from arcuate.training.curriculum import StageProgress, settle, weighed
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
@@ -126,7 +126,7 @@ def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
 
 def test_a_stage_ends_by_its_length_or_when_nothing_improves() -> None:
     stage = Stage(name="a", steps=10, plateau=2, gain=0.1, losses=StageLosses(ctc=1.0))
-    progress = Progress(0, began=5)
+    progress = StageProgress(0, began=5)
     assert not progress.is_over(stage, 14)
     assert progress.is_over(stage, 15)
     for per, over in ((0.5, False), (0.46, False), (0.40, False), (0.39, False), (0.38, True)):
@@ -230,7 +230,7 @@ def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_p
         cohort_store, tmp_path / "run",
         *("train.accumulate=2", "data.batching.batch_size=16", "stages.ctc.epochs=1", "train.steps=6"),
     )  # fmt: skip
-    n_train = Run(run).recipe().stages[0].steps
+    n_train = run_recipe(Run(run)).stages[0].steps
     assert n_train == 3  # 96 trials in batches of 16, two of them for a step
     state = json.loads((run / "checkpoints/last/state.json").read_text())
     assert (state["step"], state["position"], state["progress"]["index"]) == (6, 12, 1)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe, to_tree
+from arcuate.experiments.recipe import load_recipe
 from arcuate.run import Run, append_line, create_run
 from arcuate.training.tracking import callbacks as start
 from arcuate.training.tracking.callbacks import Tracker, Watchers, scalars

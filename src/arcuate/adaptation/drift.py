@@ -1,12 +1,13 @@
 """Which channels belong to which array, as far as the layout of a release says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from arcuate.data.store import Store, TrialInfo
+from arcuate.progress import Progress
 
 B2T25 = ("ventral 6v", "area 4", "55b", "dorsal 6v")
 B2T24 = ("6v, first array", "6v, second array")
@@ -38,7 +39,6 @@ SHARE = 3  # at most a third of the channels: crossings and power of an electrod
 FLAT_SHARE = 0.99  # a channel that is flat in this share of the trials is dead
 SAME_MAPPING = 0.4  # likeness of channel fingerprints below which channels look re-ordered
 FEWEST_BINS = 300  # six seconds; of less no channel has a fingerprint
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)

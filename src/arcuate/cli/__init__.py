@@ -7,31 +7,71 @@ import sys
 from typing import NoReturn
 
 from arcuate.cli import (
-    day_commands,
-    history_commands,
-    live_commands,
-    lm_commands,
-    path_commands,
-    word_commands,
+    ablate,
+    average,
+    bench,
+    calibrate,
+    combine,
+    compare,
+    decode,
+    demo,
+    doctor,
+    drift,
+    evaluate,
+    import_,
+    ledger,
+    live,
+    lm,
+    prepare,
+    recipes,
+    report,
+    rescore,
+    runs,
+    simulate,
+    submit,
+    sweep,
+    train,
+    tune,
 )
 from arcuate.cli.app import app
+from arcuate.cli.console import show_log_messages
 from arcuate.errors import UserError
 
 __all__ = [
     "app",
-    "day_commands",
-    "history_commands",
-    "live_commands",
-    "lm_commands",
     "main",
-    "path_commands",
-    "word_commands",
+    "ablate",
+    "average",
+    "bench",
+    "calibrate",
+    "combine",
+    "compare",
+    "decode",
+    "demo",
+    "doctor",
+    "drift",
+    "evaluate",
+    "import_",
+    "ledger",
+    "live",
+    "lm",
+    "prepare",
+    "recipes",
+    "report",
+    "rescore",
+    "runs",
+    "simulate",
+    "submit",
+    "sweep",
+    "train",
+    "tune",
 ]
 
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one sentence and exit code 2, never a traceback."""
     fill_closed_streams()
+    show_log_messages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(

@@ -1,147 +1,33 @@
-"""`arcuate ablate`: train the arms, then say which factor caused the difference."""
+"""`arcuate ablate`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from arcuate.cli.console import emit_json, out, percent, progress, say
-from arcuate.data.selection import select
-from arcuate.data.store import Store
-from arcuate.errors import UserError
-from arcuate.experiments.ablation import (
-    Experiment,
-    cells,
-    check_factors,
-    open_experiment,
-    overview,
-    read_factors,
-    work,
-)
-from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
-from arcuate.run import Run, write_aside, write_json
-from arcuate.training.signals import listening
-
-CHECKPOINTS = ("last", "best")
-SPLITS = ("val", "dev")
+from arcuate.cli.app import Json, app
 
 
-def ablate_command(
-    recipe: str,
-    arguments: Sequence[str],
-    data: Path,
-    folder: Path,
-    n_seeds: int,
-    split: str,
-    checkpoint: str,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
-    factors, overrides = read_factors(arguments)
-    experiment = Experiment(recipe, overrides, factors, data, folder, n_seeds, split, checkpoint)
-    check(experiment)
-    if dry_run:
-        return plan(experiment, as_json)
-    open_experiment(experiment)
-    with listening() as stop, progress("training") as report:
-        failed = work(experiment, scorer(experiment), stop, say, report)
-    ablation = judge(experiment)
-    summary = {**summarise(ablation), "failed": {str(path): reason for path, reason in failed.items()}}
-    if ablation.runs:
-        write(ablation, summary)
-    if as_json:
-        emit_json(summary)
-    else:
-        show(ablation, summary)
-    if stop.signal is not None:
-        say(f"stopped by {stop.signal.name}; the same command goes on from here")
-        return stop.exit_code
-    return 0 if ablation.runs else 1
+@app.command()
+def ablate(
+    recipe: Annotated[str, typer.Argument(help="The baseline: a packaged recipe or a YAML file.")],
+    factors: Annotated[
+        list[str],
+        typer.Argument(help="name:key=value[,key=value] for each factor; key=value holds for every arm."),
+    ],
+    data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option("--out", help="Experiment folder; a run folder per arm and seed.")
+    ] = ...,  # type: ignore[assignment]
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 3,
+    split: Annotated[str, typer.Option(help="What the arms are scored on.")] = "val",
+    checkpoint: Annotated[
+        str, typer.Option(help="last (so that a run which went wrong counts as such) or best.")
+    ] = "last",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Change one factor at a time, in both directions and with seeds: which one caused the difference?"""
+    from arcuate.cli._ablate import ablate_command
 
-
-def check(experiment: Experiment) -> None:
-    """Refuse what could only fail after hours: unknown settings, factors that change nothing, data that do not fit."""
-    if experiment.checkpoint not in CHECKPOINTS:
-        raise UserError(
-            f"--checkpoint {experiment.checkpoint} is not known; choose {' or '.join(CHECKPOINTS)}"
-        )
-    if experiment.split not in SPLITS:
-        raise UserError(f"--split {experiment.split} cannot judge an ablation; choose {' or '.join(SPLITS)}")
-    base = check_factors(experiment.recipe, experiment.overrides, experiment.factors)
-    selection = select(Store.open(experiment.data), base.data, base.front_end.patch)
-    if not selection.validation:
-        raise UserError(f"{experiment.data} has no validation trials to judge by; set data.dev_fraction=0.1")
-    if experiment.split == "dev" and selection.selected_on != "dev":
-        raise UserError("there is no dev split (data.dev_fraction is 0); use --split val")
-
-
-def scorer(experiment: Experiment) -> Any:
-    def score(run: Run) -> None:
-        from arcuate.cli.evaluate import evaluate_run
-
-        evaluate_run(
-            run, experiment.split, experiment.data, experiment.checkpoint, experiment.label, None, quiet=True
-        )
-
-    return score
-
-
-def plan(experiment: Experiment, as_json: bool) -> int:
-    planned = cells(experiment)
-    n_steps = sum(cell.n_steps for cell in planned)
-    if as_json:
-        emit_json(
-            {"dry_run": True, "out": str(experiment.out), "n_steps": n_steps, "runs": overview(experiment)}
-        )
-        return 0
-    table = Table(box=None, header_style="bold")
-    for heading in ("arm", "seeds", "settings"):
-        table.add_column(heading, overflow="fold")
-    for arm in experiment.arms:
-        seeds = ", ".join(str(cell.seed) for cell in planned if cell.arm == arm)
-        table.add_row(
-            *map(Text, (arm.name, seeds, "\n".join(arm.overrides(experiment.factors)) or "the baseline"))
-        )
-    out.print(table)
-    say(f"{len(planned)} runs, {n_steps:,} steps in all; dry run: nothing was written")
-    return 0
-
-
-def write(ablation: Ablation, summary: dict[str, Any]) -> None:
-    folder = ablation.experiment.out
-    write_json(folder / "ablation.json", summary)
-    write_aside(folder / "ablation.html", ablation_page(ablation, summary))
-    write_aside(folder / "arms.svg", arms_svg(ablation))
-    if ablation.n_asked:
-        write_aside(folder / "effects.svg", effects_svg(ablation))
-
-
-def show(ablation: Ablation, summary: dict[str, Any]) -> None:
-    table = Table(box=None, header_style="bold", title_justify="left")
-    table.title = f"PER on {summary['split']}, {summary['checkpoint']} checkpoint"
-    for heading in ("arm", "PER", "SD over seeds", "runs", "verdicts"):
-        table.add_column(heading, overflow="fold")
-    for arm in summary["arms"]:
-        sd = "–" if arm["seed_sd"] is None else f"{100 * arm['seed_sd']:.1f}"
-        verdicts = ", ".join(f"{name} × {n}" for name, n in arm["verdicts"].items())
-        table.add_row(
-            *map(Text, (arm["arm"], percent(arm["per"]), sd, str(len(arm["per_by_run"])), verdicts))
-        )
-    out.print(table)
-    for judged in ablation.judged:
-        out.print(judged.sentence, markup=False, soft_wrap=True)
-    out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
-    if ablation.n_asked > 1:
-        say(
-            f"{ablation.n_asked} comparisons were made; p-values are adjusted for that (Holm), intervals are 95 % each."
-        )
-    if summary["failed"]:
-        say(
-            f"{len(summary['failed'])} runs did not come to their end; they are scored at their last checkpoint."
-        )
-    if ablation.missing:
-        say(f"not measured yet: {'; '.join(ablation.missing)}")
-    if ablation.runs:
-        say(f"wrote {ablation.experiment.out / 'ablation.html'}")
+    raise typer.Exit(ablate_command(recipe, factors, data, out, seeds, split, checkpoint, dry_run, as_json))

@@ -1,23 +1,22 @@
 """`arcuate average`."""
 
 from pathlib import Path
+from typing import Annotated
 
-from arcuate.cli.console import emit_json, progress, say
-from arcuate.errors import UserError
-from arcuate.run import open_run
-from arcuate.training.averaging import NAME, average_checkpoints
+import typer
+
+from arcuate.cli.app import Json, app
 
 
-def average_command(path: Path, n_last: int | None, as_json: bool) -> None:
-    run = open_run(path)
-    if not run.checkpoints.is_dir():
-        raise UserError(
-            f"{path} has no checkpoints, so there is nothing to average; name a run of arcuate train"
-        )
-    with progress("averaging") as report:
-        names = average_checkpoints(run, n_last, report)
-    if as_json:
-        emit_json({"run": str(path), "checkpoint": NAME, "averaged": names})
-        return
-    say(f"the mean of {', '.join(names)} is {run.checkpoints / NAME}")
-    say(f"next: arcuate evaluate {path} --checkpoint {NAME} --label {NAME}")
+@app.command()
+def average(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    last: Annotated[
+        int | None, typer.Option(min=2, max=1_000_000, help="Only so many of the newest checkpoints.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The mean of a run's checkpoints, as checkpoints/average; they are kept by train.keep_checkpoints."""
+    from arcuate.cli._average import average_command
+
+    average_command(run, last, as_json)

@@ -1,8 +1,9 @@
 """What people see: messages and progress on stderr, results on stdout, JSON as one line."""
 
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,15 +12,16 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from arcuate.errors import UserError
+from arcuate.progress import Progress, logger
 from arcuate.run import to_line
 
 
@@ -41,12 +43,26 @@ class Results(Console):
 err = Messages(stderr=True, highlight=False)
 out = Results(highlight=False)
 
-Report = Callable[[int, int, str], None]
-
 
 def say(message: str) -> None:
     """A line for the person at the terminal; never part of the result."""
     err.print(message, markup=False, soft_wrap=True)
+
+
+class _MessageHandler(logging.Handler):
+    """Prints what the library logs; warnings are marked as such."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "warning: " if record.levelno >= logging.WARNING else ""
+        say(prefix + record.getMessage())
+
+
+def show_log_messages() -> None:
+    """Print the library's log messages on stderr, as every command does."""
+    if not any(isinstance(handler, _MessageHandler) for handler in logger.handlers):
+        logger.addHandler(_MessageHandler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def emit_json(value: Any) -> None:
@@ -71,8 +87,8 @@ class TimeLeft(TimeRemainingColumn):
         return Text() if task.total is None else Text("left ") + super().render(task)
 
 
-def bar() -> Progress:
-    return Progress(
+def bar() -> Bar:
+    return Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -83,7 +99,7 @@ def bar() -> Progress:
 
 
 @contextmanager
-def progress(description: str) -> Iterator[Report]:
+def progress(description: str) -> Iterator[Progress]:
     """A progress bar with time left, as a function of (done, total, what)."""
     with bar() as shown:
         task = shown.add_task(description, total=None)

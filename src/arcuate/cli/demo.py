@@ -1,105 +1,23 @@
-"""`arcuate demo`: the whole path on simulated data, in the same steps a user would take."""
+"""`arcuate demo`."""
 
-import os
-import shutil
-import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from arcuate.cli.console import emit_json, out, say
-from arcuate.cli.decode import Source, decode_source
-from arcuate.cli.decode import show as show_words
-from arcuate.cli.evaluate import evaluate_run, show
-from arcuate.cli.prepare import prepare_store
-from arcuate.cli.simulate import simulate_cohort
-from arcuate.cli.train import Asked, train_run
-from arcuate.errors import UserError
-from arcuate.evaluation.transcribe import Transcript
-from arcuate.experiments.recipe import load_recipe
-from arcuate.insight.report import write_report
-from arcuate.models.runtime import choose_device
-from arcuate.run import Run
-from arcuate.training.tracking.callbacks import check_trackers
+import typer
 
-MARK = ".made-by-demo"
-SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED = 6, 250, 64, "real", 0
+from arcuate.cli.app import Json, WithSettings, app
 
 
-def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> None:
-    started = time.perf_counter()
-    source, store = data / "source", data / "store"
-    recipe = load_recipe("tiny", overrides)  # mistakes are told before anything is removed
-    check_trackers(recipe.track)
-    choose_device(recipe.runtime.device)
-    check_places(run, data)
-    refuse_foreign(run, data)
-    clear(run, data)
+@app.command(cls=WithSettings)
+def demo(
+    run: Annotated[Path, typer.Option(help="Run folder; replaced if the demo made it.")] = Path("runs/demo"),
+    data: Annotated[Path, typer.Option(help="Data folder; replaced if the demo made it.")] = Path(
+        "data/demo"
+    ),
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, as for train.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Walk the whole path on simulated data: simulate, prepare, train, evaluate, report."""
+    from arcuate.cli._demo import run_demo
 
-    step(1, f"arcuate simulate {source} --sessions {SESSIONS} --trials {TRIALS} --electrodes {ELECTRODES}")
-    simulate_cohort(source, "b2t25", SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED, force=False)
-    step(2, f"arcuate prepare {source} {store}")
-    prepare_store(source, store)
-    step(3, f"arcuate train tiny --data {store} --run {run} {' '.join(overrides)}")
-    train_run(Asked("tiny", overrides, store, run))
-    step(4, f"arcuate evaluate {run} --split val")
-    summary = evaluate_run(Run(run), "val", None, "best", None, None)
-    words_file = Run(run).results_file("val", "words")
-    step(5, f"arcuate decode {run} --out {words_file}")
-    words, transcripts = decode_source(Source(run, "default", "default"), words_file, n_best=5)
-    step(6, f"arcuate report {run}")
-    page = write_report(Run(run))
-
-    seconds = time.perf_counter() - started
-    if as_json:
-        emit_json({**summary, "wer": words["wer"], "report": str(page), "seconds": seconds})
-        return
-    show(Run(run), summary)
-    show_candidates(transcripts)
-    show_words(words, transcripts)
-    out.print(f"Open {page} in a browser. All of it took {seconds:.0f} s.", soft_wrap=True)
-
-
-def step(number: int, command: str) -> None:
-    say(f"\n[{number}/6] {command.strip()}")
-
-
-def show_candidates(transcripts: Sequence[Transcript]) -> None:
-    """One sentence that was not easy: what was meant, and the readings in order with their scores."""
-    open_ones = [t for t in transcripts if t.words and t.words.errors and len(t.hypotheses) > 1]
-    example = (open_ones or list(transcripts))[0]
-    out.print(f"\nmeant  {example.reference.text}", soft_wrap=True, markup=False)
-    for rank, hypothesis in enumerate(example.hypotheses, 1):
-        out.print(
-            f"{rank:>5}  {hypothesis.text or '–'}  ({hypothesis.total:.1f})", soft_wrap=True, markup=False
-        )
-    out.print()
-
-
-def check_places(run: Path, data: Path) -> None:
-    """Both are folders, and neither is inside the other: each is replaced on its own."""
-    for path, option in ((run, "--run"), (data, "--data")):
-        if os.path.lexists(path) and not path.is_dir():
-            raise UserError(f"{path} is not a folder; name another one with {option}")
-    places = run.resolve(), data.resolve()
-    if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
-        raise UserError(f"--run {run} and --data {data} lie within one another; name two separate folders")
-
-
-def refuse_foreign(run: Path, data: Path) -> None:
-    """Only what an earlier demo made is replaced: its data bear a mark, its run was trained on them."""
-    if data.exists() and any(data.iterdir()) and not (data / MARK).exists():
-        raise UserError(f"{data} was not made by the demo; move it away, or name another folder with --data")
-    if run.exists() and any(run.iterdir()):
-        trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
-        if Path(str(trained_on.get("path", ""))) != (data / "store").resolve():
-            raise UserError(
-                f"{run} was not made by the demo; move it away, or name another folder with --run"
-            )
-
-
-def clear(run: Path, data: Path) -> None:
-    for folder in (run, data):
-        if folder.exists():
-            shutil.rmtree(folder)
-    data.mkdir(parents=True)
-    (data / MARK).touch()
+    run_demo(run, data, overrides or [], as_json)

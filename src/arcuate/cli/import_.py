@@ -1,38 +1,27 @@
 """`arcuate import`."""
 
 from pathlib import Path
+from typing import Annotated
 
-from arcuate.cli.console import counted, emit_json, out, say
-from arcuate.models.import_checkpoint import import_checkpoint
-from arcuate.models.io import load_model
-from arcuate.run import read_json
+import typer
+
+from arcuate.cli.app import Json, app, complete_from
 
 
-def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | None, as_json: bool) -> None:
-    names = [name.strip() for name in sessions.split(",")] if sessions else None
-    folder = import_checkpoint(checkpoint, out_path, kind, names)
-    model = load_model(folder)
-    card = model.card
-    facts = {
-        **read_json(folder / "import.json"),
-        "model": str(folder),
-        "kind": kind,
-        "n_parameters": sum(p.numel() for p in model.parameters()),
-        "n_channels": card.n_channels,
-        "sessions": list(card.sessions),
-    }
-    if as_json:
-        emit_json(facts)
-        return
-    if facts.get("ignored"):
-        say(
-            f"{counted(len(facts['ignored']), 'tensor')} that no computation uses left out,"
-            f" such as {facts['ignored'][0]}"
-        )
-    parts = (
-        (facts["n_parameters"], "parameter"),
-        (card.n_channels, "channel"),
-        (len(card.sessions), "session"),
-    )
-    size = ", ".join(counted(n, noun) for n, noun in parts)
-    out.print(f"{folder}: {size}", soft_wrap=True, markup=False)
+@app.command("import")
+def import_(
+    checkpoint: Annotated[Path, typer.Argument(help="An official PyTorch checkpoint, file or folder.")],
+    out: Annotated[Path, typer.Argument(help="Model folder to write.")],
+    kind: Annotated[
+        str,
+        typer.Option(help="nejm ('25) or cffan ('24).", autocompletion=complete_from("nejm", "cffan")),
+    ] = ...,  # type: ignore[assignment]
+    sessions: Annotated[
+        str | None, typer.Option(help="Session names, comma between them, where the checkpoint has none.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Convert an official checkpoint; nothing in it is executed."""
+    from arcuate.cli._import import import_command
+
+    import_command(checkpoint, out, kind, sessions, as_json)

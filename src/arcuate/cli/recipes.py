@@ -1,133 +1,64 @@
-"""`arcuate recipes list`, `show`, `diff` and `settings`."""
+"""`arcuate recipes`."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import Annotated
 
-from rich.syntax import Syntax
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from arcuate.cli.console import emit_json, out
-from arcuate.data.alphabet import CLASSES
-from arcuate.errors import UserError
-from arcuate.experiments.recipe import Place, load_recipe, read_tree, recipe_names, to_tree, to_yaml
-from arcuate.experiments.recipe_diff import diff, official_ancestor
-from arcuate.experiments.recipe_settings import components, to_markdown
-from arcuate.training.checks import coupling_warnings
+from arcuate.cli.app import Json, WithSettings, app, complete_recipe
+
+recipes_app = typer.Typer(
+    help="List the recipes, show one whole, compare two, list all settings.", no_args_is_help=True
+)
 
 
-def list_command(as_json: bool) -> None:
-    trees = {name: read_tree(Place(name)) for name in recipe_names()}
-    if as_json:
-        emit_json(
-            {
-                "recipes": [
-                    {"name": n, "extends": t.get("extends"), "summary": t.get("summary")}
-                    for n, t in trees.items()
-                ]
-            }
-        )
-        return
-    table = Table(box=None, header_style="bold")
-    for heading in ("recipe", "extends", "what it is"):
-        table.add_column(heading)
-    for name, tree in trees.items():
-        table.add_row(name, tree.get("extends") or "", tree.get("summary") or "")
-    out.print(table)
+app.add_typer(recipes_app, name="recipes")
 
 
-def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
-    from arcuate.models.config import ModelCard
-    from arcuate.models.model import count_parameters
+@recipes_app.command("list")
+def recipes_list(as_json: Json = False) -> None:
+    """The packaged recipes, a line each."""
+    from arcuate.cli._recipes import list_command
 
-    recipe = load_recipe(name, overrides)
-    published = recipe.data.published
-    n_channels = recipe.data.channels or published.channels
-    n_sessions = recipe.data.n_sessions or published.n_sessions
-    sessions = tuple(f"session {i}" for i in range(n_sessions))
-    n_parameters = count_parameters(
-        ModelCard(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=CLASSES)
-    )
-    if as_json:
-        emit_json(
-            {
-                **to_tree(recipe),
-                "n_parameters": n_parameters,
-                "counted_at": {"channels": n_channels, "n_sessions": n_sessions},
-            }
-        )
-        return
-    counted = f"# {n_parameters:,} parameters at {n_sessions} sessions × {n_channels} channels"
-    if out.is_terminal:
-        out.print(Syntax(to_yaml(recipe) + counted, "yaml", background_color="default", word_wrap=True))
-    else:  # as it is, so that the output is a recipe again
-        out.print(to_yaml(recipe) + counted, markup=False, soft_wrap=True)
+    list_command(as_json)
 
 
-def diff_command(a: str, b: str | None, as_json: bool) -> None:
-    """What changed from A to B; without B, from the official recipe that A descends from to A."""
-    if b is None:
-        a, b = other_side(a, official_ancestor(a)), a
-    recipe_a, recipe_b = load_recipe(a), load_recipe(b)
-    ancestor_a, ancestor_b = official_ancestor(a), official_ancestor(b)
-    changes = diff(recipe_a, recipe_b)
-    sides = {a: (recipe_a, ancestor_a), b: (recipe_b, ancestor_b)}
-    warnings = [
-        f"{name}: {text}"
-        for name, (recipe, ancestor) in sides.items()
-        if ancestor
-        for text in coupling_warnings(recipe, load_recipe(ancestor))
-    ]
-    if as_json:
-        emit_json(
-            {
-                "a": a,
-                "b": b,
-                "changes": [asdict(change) for change in changes],
-                "ancestor_a": ancestor_a,
-                "ancestor_b": ancestor_b,
-                "warnings": warnings,
-            }
-        )
-        return
-    if not changes:
-        out.print(f"no setting differs between {a} and {b}", markup=False)
-    else:
-        table = Table(box=None, header_style="bold")
-        table.add_column("setting", no_wrap=True)
-        for side in (a, b):
-            table.add_column(Text(side), overflow="fold")
-        for change in changes:
-            table.add_row(*map(Text, (change.path, shown(change.before), shown(change.after))))
-        out.print(table)
-    for warning in warnings:
-        out.print(f"\nwarning: {warning}", markup=False)
+@recipes_app.command("show", cls=WithSettings)
+def recipes_show(
+    name: Annotated[
+        str, typer.Argument(help="A packaged recipe, a YAML file or a run.", autocompletion=complete_recipe)
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value")] = None,
+    as_json: Json = False,
+) -> None:
+    """A recipe whole, with everything it inherits, and its number of parameters."""
+    from arcuate.cli._recipes import show_command
+
+    show_command(name, overrides or [], as_json)
 
 
-def settings_command(as_json: bool) -> None:
-    """The table of all settings: as JSON, or as the Markdown page of the documentation."""
-    if as_json:
-        found = [{"kind": part.kind, **asdict(s)} for part in components() for s in part.settings]
-        emit_json({"settings": found})
-    else:
-        out.print(to_markdown(), markup=False, soft_wrap=True, end="")
+@recipes_app.command("diff")
+def recipes_diff(
+    a: Annotated[
+        str, typer.Argument(help="A packaged recipe, a YAML file or a run.", autocompletion=complete_recipe)
+    ],
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            help="Another one; left out: A against the official one it descends from.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What changed between two recipes."""
+    from arcuate.cli._recipes import diff_command
+
+    diff_command(a, b, as_json)
 
 
-def other_side(name: str, ancestor: str | None) -> str:
-    if ancestor is None:
-        raise UserError(
-            f"recipe {name} descends from no official recipe; name a second one to compare it with"
-        )
-    if ancestor == name:
-        raise UserError(f"recipe {name} is itself official; name a second one to compare it with")
-    return ancestor
+@recipes_app.command("settings")
+def recipes_settings(as_json: Json = False) -> None:
+    """Every setting with its type, default, range and meaning, as Markdown."""
+    from arcuate.cli._recipes import settings_command
 
-
-def shown(value: Any) -> str:
-    """A value as YAML would have it; a component by its kind, then its settings."""
-    if isinstance(value, Mapping):
-        rest = ", ".join(f"{k} {shown(v)}" for k, v in value.items() if k != "kind" and v is not None)
-        return f"{value['kind']}: {rest}" if "kind" in value else rest
-    return value if isinstance(value, str) else json.dumps(value)
+    settings_command(as_json)

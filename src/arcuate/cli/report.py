@@ -1,15 +1,22 @@
 """`arcuate report`."""
 
 from pathlib import Path
+from typing import Annotated
 
-from arcuate.cli.console import emit_json, out
-from arcuate.insight.report import write_report
-from arcuate.run import open_run
+import typer
+
+from arcuate.cli.app import SPLITS, Json, app, complete_from
 
 
-def report_command(path: Path, split: str | None, as_json: bool) -> None:
-    written = write_report(open_run(path), split)
-    if as_json:
-        emit_json({"report": str(written)})
-    else:
-        out.print(f"{written}", soft_wrap=True, markup=False)
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    split: Annotated[
+        str | None, typer.Option(help="Which results to show.", autocompletion=complete_from(*SPLITS))
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One self-contained HTML page about a run."""
+    from arcuate.cli._report import report_command
+
+    report_command(run, split, as_json)

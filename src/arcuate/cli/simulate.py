@@ -1,67 +1,40 @@
 """`arcuate simulate`."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated
 
-from arcuate.cli.console import counted, emit_json, progress, say
-from arcuate.data.simulation import simulate
-from arcuate.data.simulation.cohort import Layout, check_request
-from arcuate.errors import UserError
+import typer
+
+from arcuate.cli.app import Force, Json, app, complete_from
 
 
-def simulate_command(
-    out: Path,
-    layout: str,
-    sessions: int,
-    trials: int,
-    electrodes: int,
-    difficulty: str,
-    seed: int,
-    force: bool,
-    as_json: bool,
-    later: str = "",
+@app.command()
+def simulate(
+    out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of a release.")],
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).", autocompletion=complete_from("b2t25", "b2t24")
+        ),
+    ] = "b2t25",
+    sessions: Annotated[int, typer.Option(min=1, max=1000)] = 6,
+    trials: Annotated[int, typer.Option(min=4, max=100_000, help="Per session, all splits together.")] = 250,
+    electrodes: Annotated[int, typer.Option(min=4, max=4096)] = 128,
+    difficulty: Annotated[
+        str,
+        typer.Option(
+            help="easy, real, hard, or a number (1 = real).",
+            autocompletion=complete_from("easy", "real", "hard"),
+        ),
+    ] = "real",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    later: Annotated[
+        str, typer.Option(help="More sessions so many days after the last, such as 5,8.", metavar="DAYS")
+    ] = "",
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
-    days = later_days(later)
-    summary = simulate_cohort(out, layout, sessions, trials, electrodes, difficulty, seed, force, days)
-    if as_json:
-        emit_json(summary)
+    """Simulate a cohort of recordings, as files in exactly the layout of a release."""
+    from arcuate.cli._simulate import simulate_command
 
-
-def simulate_cohort(
-    out: Path,
-    layout: str,
-    sessions: int,
-    trials: int,
-    electrodes: int,
-    difficulty: str,
-    seed: int,
-    force: bool,
-    later: tuple[int, ...] = (),
-) -> dict[str, Any]:
-    check_request(  # before a bar appears
-        out, layout, sessions, trials, electrodes, difficulty, seed, force, later=later
-    )
-    with progress("simulating trials") as report:
-        summary = simulate(
-            out,
-            layout=cast(Layout, layout),  # refused inside where it is unknown
-            n_sessions=sessions,
-            n_trials=trials,
-            n_electrodes=electrodes,
-            difficulty=difficulty,
-            seed=seed,
-            later=later,
-            replace=force,
-            progress=lambda done, total: report(done, total, "simulating trials"),
-        )
-    size = f"{counted(sessions + len(later), 'session')} of {trials} trials, {electrodes} electrodes"
-    say(f"{size}, difficulty {difficulty}: {out}")
-    return summary
-
-
-def later_days(text: str) -> tuple[int, ...]:
-    """Days after the last session, a comma between them."""
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise UserError(f"--later {text!r} should be days with a comma between them, such as 5,8") from None
+    simulate_command(out, layout, sessions, trials, electrodes, difficulty, seed, force, as_json, later)

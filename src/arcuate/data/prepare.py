@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ from arcuate.data.store import TrialInfo, info_of
 from arcuate.data.store_writer import StoreWriter, refuse_existing, writing_store
 from arcuate.data.trial import SPLITS, Trial
 from arcuate.errors import UserError
-
-Progress = Callable[[int, int, str], None]  # trials done, trials in all, what is being read
+from arcuate.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ say that they have some.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from arcuate.data.splits import hash_bins, hash_trial
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import Split, Trial, trial_id
 from arcuate.errors import UserError
+from arcuate.progress import Progress
 
 __all__ = ["FORMAT", "VERSION", "Statistics", "Store", "TrialInfo", "info_of", "is_store"]
 
@@ -36,8 +37,6 @@ MANIFEST = "manifest.json"
 QUALITY = "quality.csv"
 _MAX_MANIFEST = 1_000_000_000
 _CACHE = 2**18  # bytes per open session: trials are read at random, so what was read is rarely read again
-
-Progress = Callable[[int, int, str], None]  # trials done, trials in all, what is being done
 
 
 @dataclass(frozen=True)

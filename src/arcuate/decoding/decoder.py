@@ -16,7 +16,7 @@ from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.models.runtime import choose_device
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.run import find_checkpoint
 
 
 @dataclass(frozen=True)

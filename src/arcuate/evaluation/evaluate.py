@@ -21,13 +21,13 @@ from arcuate.losses.combined import HEADS, head_losses, weigh
 from arcuate.losses.config import Loss
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
+from arcuate.progress import Progress
 from arcuate.run import Run, save_npz, write_json, write_lines
 from arcuate.training.config import Validate
 
 Head = Literal["ctc", "transducer", "both"]  # which head is read
 HEAD_BEAM = 8  # readings kept where a transducer is read
 HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
-Progress = Callable[[int, int, str], None]
 Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
 
 

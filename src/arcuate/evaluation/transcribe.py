@@ -5,7 +5,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,9 +21,9 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, ScoredTrial, score_text, summarise_words
 from arcuate.language.ngram.model import LanguageModel
+from arcuate.progress import Progress
 from arcuate.run import read_jsonl
 
-Progress = Callable[[int, int, str], None]
 Heard = TypeVar("Heard", bound=Sized, contravariant=True)  # a trial as a search takes it
 
 

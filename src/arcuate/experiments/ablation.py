@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from arcuate.config import to_tree
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.multi_seed import seed_settings
-from arcuate.experiments.recipe import Recipe, load_recipe, to_tree
-from arcuate.experiments.recipe_diff import ABOUT, diff
+from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.sweep import as_text
+from arcuate.progress import Progress
 from arcuate.run import Run, read_json, write_json
+from arcuate.training.config import ABOUT
 from arcuate.training.signals import Stop
 
 EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
@@ -141,7 +143,7 @@ def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Facto
     base = load_recipe(recipe, overrides)
     owner: dict[str, str] = {}
     for factor in factors:
-        changed = diff(base, load_recipe(recipe, [*overrides, *factor.overrides]))
+        changed = diff_recipes(base, load_recipe(recipe, [*overrides, *factor.overrides]))
         about = [o for o in factor.overrides if o.partition("=")[0].strip() in ABOUT]
         if about or not changed:
             raise UserError(
@@ -176,7 +178,6 @@ PATIENCE_S = 120.0  # for a training that was asked to stop: it finishes its ste
 PROGRAM = (sys.executable, "-m", "arcuate")
 FREE = (*ABOUT, "runtime", "track")  # may differ when an experiment is gone on with
 Say = Callable[[str], None]
-Report = Callable[[int, int, str], None]
 Score = Callable[[Run], None]
 
 
@@ -294,7 +295,7 @@ def claim(cell: Cell) -> Iterator[bool]:
         yield True
 
 
-def work(experiment: Experiment, score: Score, stop: Stop, say: Say, report: Report) -> dict[Path, str]:
+def work(experiment: Experiment, score: Score, stop: Stop, say: Say, report: Progress) -> dict[Path, str]:
     """Train and score what is left; returns the runs that failed, with the reason."""
     planned = cells(experiment)
     n_steps = sum(c.n_steps for c in planned)
@@ -319,7 +320,7 @@ def work(experiment: Experiment, score: Score, stop: Stop, say: Say, report: Rep
     return failed
 
 
-def shown(report: Report, before: int, n_steps: int, name: str, step: int) -> None:
+def shown(report: Progress, before: int, n_steps: int, name: str, step: int) -> None:
     report(before + step, n_steps, name)
 
 

@@ -21,14 +21,14 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, ValidationError, model_validator
 
-from arcuate.config import Settings, known_paths, nearest
+from arcuate.config import Settings, known_paths, nearest, to_tree
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, to_tree
-from arcuate.experiments.recipe_diff import ABOUT
+from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.run import Run, read_json, write_json
 from arcuate.seeds import derive
+from arcuate.training.config import ABOUT
 from arcuate.training.signals import Stop
 
 EXAMPLE = "schedule.peak: {low: 0.001, high: 0.01, log: true}"

@@ -24,15 +24,17 @@ from arcuate.adaptation.safety import gave_up
 from arcuate.adaptation.state import Day, Heard
 from arcuate.adaptation.stream import expected_confidence, known_confidence, start_day
 from arcuate.adaptation.word_labels import said_as_tokens, word_labels
+from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import Augment
 from arcuate.data.statistics import BatchStatistics
-from arcuate.data.store import Progress, Store, is_store
+from arcuate.data.store import Store, is_store
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.models.model import Model, one_day
+from arcuate.progress import Progress
 from arcuate.run import Run
 
 WAITING = 4  # sentences that may wait to be learned from; more teach nothing
@@ -230,8 +232,15 @@ def open_adapting(
             raise UserError(f"there is no way to adapt called {adapt!r}; choose {', '.join(METHODS)}")
         adapt = Adaptation.model_validate({"method": adapt})
     run = Run(Path(path))
-    noise = run.recipe().augment if run.recipe_file.is_file() else Augment()
+    noise = training_noise(run)
     return make_adapting(model, search, adapt, noise, known_days(run, model, data), progress)
+
+
+def training_noise(run: Run) -> Augment:
+    """The augmentation a run was trained with; none for a model folder without a recipe."""
+    if not run.recipe_file.is_file():
+        return Augment()
+    return parse_settings(Augment, run.recipe_tree().get("augment", {}), str(run.recipe_file))
 
 
 def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -14,9 +14,9 @@ import numpy as np
 from arcuate.data.trial import BIN_S
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.sources.replay import Prepared
+from arcuate.progress import Progress
 
 Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and what to do before them
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(eq=False)

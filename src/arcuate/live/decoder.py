@@ -14,7 +14,7 @@ from arcuate.adaptation.state import Day
 from arcuate.data.alphabet import SILENCE
 from arcuate.data.readers.source import safe_name
 from arcuate.data.statistics import Statistics
-from arcuate.data.store import Progress, Store
+from arcuate.data.store import Store
 from arcuate.decoding.config import Decoding
 from arcuate.decoding.decoder import as_batch
 from arcuate.decoding.frame_scores import arrange, check_frames
@@ -34,7 +34,8 @@ from arcuate.models.interfaces import refuse_both_ways
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, State
 from arcuate.models.runtime import choose_device
-from arcuate.training.checkpoint import find_checkpoint
+from arcuate.progress import Progress
+from arcuate.run import find_checkpoint
 
 N_BEST = 20
 ALPHA = 0.5

@@ -211,3 +211,21 @@ class ModelCard(Settings):
         if len(set(self.sessions)) != len(self.sessions):
             raise ValueError("sessions must be distinct")
         return self
+
+
+class Runtime(Settings):
+    threads: int | None = Field(None, ge=1, le=1024, description="null = found by a short probe at start")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    compile: bool = Field(False, description="torch.compile, on CUDA only")
+    cudnn_benchmark: bool = Field(False, description="let cuDNN try its kernels; faster, not reproducible")
+    tf32: bool = Field(False, description="float32 products with TF32 on CUDA")
+
+    @model_validator(mode="after")
+    def _fits_the_device(self) -> "Runtime":
+        wanted = [name for name in ("compile", "cudnn_benchmark", "tf32") if getattr(self, name)]
+        if self.device in ("cpu", "mps") and wanted:
+            raise ValueError(
+                f"{' and '.join(wanted)} act on CUDA only and device is {self.device}; set device to cuda or auto,"
+                f" or {wanted[0]} to false"
+            )
+        return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from arcuate.errors import UserError
-from arcuate.training.config import Runtime
+from arcuate.models.config import Runtime
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ nothing. Training can keep averages itself (`ema`, `average`); this one needs no
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from torch import nn
 
 from arcuate.errors import UserError
 from arcuate.models.io import load_model, save_model
+from arcuate.progress import Progress
 from arcuate.run import Run, write_json
 from arcuate.training.config import Average, Ema
 
 NAME = "average"  # beside `best` and `last`
-Report = Callable[[int, int, str], None]
 
 
-def average_checkpoints(run: Run, n_last: int | None, report: Report) -> list[str]:
+def average_checkpoints(run: Run, n_last: int | None, report: Progress) -> list[str]:
     """Write checkpoints/average, the mean of the last ones (None: of all that were kept); returns their names."""
     folders = choose(run, n_last)
     model = load_model(folders[0])

@@ -19,7 +19,7 @@ from arcuate.errors import UserError
 from arcuate.models.io import CARD, STATE, WEIGHTS, checksum, save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run, finite, read_json, write_json
-from arcuate.training.curriculum import Progress
+from arcuate.training.curriculum import StageProgress
 from arcuate.training.metrics import Tally
 from arcuate.training.optim import PlateauState
 
@@ -72,7 +72,7 @@ class Saved(Settings):
     rewound_to: Count | None
     averages: Averaged
     mixed_on: bool
-    progress: Progress = Progress()
+    progress: StageProgress = StageProgress()
     bests: dict[str, Best] = Field(default_factory=dict)  # of stages that are over, by name
     scaler: dict[str, int | float]
     files_at: FilesAt
@@ -276,18 +276,3 @@ def prune(run: Run, keep: int, needed: set[str]) -> None:
     for folder in run.checkpoints.glob("best-*"):
         if folder.name not in kept:
             shutil.rmtree(folder)
-
-
-def find_checkpoint(path: Path, which: str = "best") -> Path:
-    """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
-    if (path / "model.safetensors").is_file():
-        return path
-    wanted = path / "checkpoints" / which
-    if (wanted / "model.safetensors").is_file():
-        return wanted.resolve()
-    if not path.is_dir():
-        raise UserError(f"there is no run or model folder {path}")
-    whole = [p for p in (path / "checkpoints").glob("*") if (p / "model.safetensors").is_file()]
-    known = sorted(p.name for p in whole if not p.name.startswith("."))
-    found = f"it has {', '.join(known)}" if known else "it has none yet"
-    raise UserError(f"{path} has no checkpoint {which!r}; {found}")

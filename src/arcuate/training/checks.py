@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arcuate.experiments.recipe import Recipe
 from arcuate.losses.config import Loss
-from arcuate.training.config import AnySchedule, Plateau, StageLosses, WarmupCosine
+from arcuate.training.config import AnySchedule, Plateau, StageLosses, TrainingConfig, WarmupCosine
 
 
-def cautions(recipe: Recipe, validates: bool, device: str) -> Iterator[str]:
+def cautions(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[str]:
     steps = recipe.train.steps
     for name in ("schedule", "session_schedule"):
         schedule = getattr(recipe, name)
@@ -62,7 +61,7 @@ class Unit:
         return self.rate / self.eps
 
 
-def coupling_warnings(recipe: Recipe, official: Recipe) -> list[str]:
+def coupling_warnings(recipe: TrainingConfig, official: TrainingConfig, official_name: str) -> list[str]:
     """A warning for each schedule whose rate, eps and reduction no longer belong together as the official do."""
     if not {recipe.optimizer.kind, official.optimizer.kind} <= set(ADAM_FAMILY):
         return []
@@ -71,13 +70,13 @@ def coupling_warnings(recipe: Recipe, official: Recipe) -> list[str]:
         _unit(official, official.session_schedule or official.schedule),
         _unit(recipe, recipe.session_schedule or recipe.schedule),
     )
-    found = [_warning("the peak rate", *weights, official.name)]
+    found = [_warning("the peak rate", *weights, official_name)]
     if session_layers != weights:
-        found.append(_warning("the peak rate of the session layers", *session_layers, official.name))
+        found.append(_warning("the peak rate of the session layers", *session_layers, official_name))
     return [text for text in found if text]
 
 
-def _unit(recipe: Recipe, schedule: AnySchedule) -> Unit:
+def _unit(recipe: TrainingConfig, schedule: AnySchedule) -> Unit:
     return Unit(schedule.peak, recipe.optimizer.eps, recipe.loss.ctc.reduction)
 
 

@@ -5,7 +5,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from arcuate.config import Settings
+from arcuate.config import Settings, parse_settings
+from arcuate.data.config import Augment, Data
+from arcuate.losses.config import Loss
+from arcuate.models.config import (
+    Denoiser,
+    Encoder,
+    FrontEnd,
+    GRUEncoder,
+    ModelSettings,
+    Runtime,
+    SpeakingMode,
+    Transducer,
+)
+from arcuate.run import Run
+from arcuate.training.tracking.config import Track
+
+ABOUT = ("name", "extends", "summary", "notes")  # what a recipe says about itself; not settings
 
 Rate = Annotated[float, Field(ge=0.0, le=100.0)]
 Decay = Annotated[float, Field(ge=0.0, le=10.0)]
@@ -241,24 +257,6 @@ class Validate(Settings):
     beam: int = Field(20, ge=1, le=100_000, description="prefixes kept per frame, for beam")
 
 
-class Runtime(Settings):
-    threads: int | None = Field(None, ge=1, le=1024, description="null = found by a short probe at start")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
-    compile: bool = Field(False, description="torch.compile, on CUDA only")
-    cudnn_benchmark: bool = Field(False, description="let cuDNN try its kernels; faster, not reproducible")
-    tf32: bool = Field(False, description="float32 products with TF32 on CUDA")
-
-    @model_validator(mode="after")
-    def _fits_the_device(self) -> "Runtime":
-        wanted = [name for name in ("compile", "cudnn_benchmark", "tf32") if getattr(self, name)]
-        if self.device in ("cpu", "mps") and wanted:
-            raise ValueError(
-                f"{' and '.join(wanted)} act on CUDA only and device is {self.device}; set device to cuda or auto,"
-                f" or {wanted[0]} to false"
-            )
-        return self
-
-
 # Settings of the guard, the judge in the training loop. It watches numbers and never touches the model.
 
 
@@ -485,3 +483,102 @@ def lead_in(schedule: Any) -> Iterator[tuple[str, int]]:
         yield "warmup", schedule.warmup
     if isinstance(schedule, HoldDecay) and schedule.decay_steps is None:
         yield "hold", schedule.hold
+
+
+class TrainingConfig(Settings):
+    """Everything that determines a training run; a recipe adds a name and a description."""
+
+    data: Data = Data()
+    front_end: FrontEnd = FrontEnd()
+    encoder: Encoder = GRUEncoder()
+    transducer: Transducer = Transducer()
+    mode: SpeakingMode = SpeakingMode()
+    denoiser: Denoiser = Denoiser()
+    output_init: Literal["default", "xavier"] = Field(
+        "default", description="how the output layer starts; the '25 release uses xavier"
+    )
+    augment: Augment = Augment()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Constant(rate=1e-3)
+    session_schedule: Schedule | None = Field(
+        None, description="for the session layers; null = as `schedule`"
+    )
+    ema: Ema = Ema()
+    average: Average = Average()
+    guard: Guard = Guard()
+    train: Train = Train()
+    stages: tuple[Stage, ...] = ()
+    validate_: Validate = Field(Validate(), alias="validate")
+    runtime: Runtime = Runtime()
+    track: Track = Track()
+
+    @property
+    def model(self) -> ModelSettings:
+        return ModelSettings(
+            front_end=self.front_end,
+            encoder=self.encoder,
+            transducer=self.transducer,
+            mode=self.mode,
+            denoiser=self.denoiser,
+            output_init=self.output_init,
+        )
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The parts of the model that stages can name."""
+        asked = (self.transducer.enabled, self.mode.enabled, self.denoiser.enabled)
+        more = zip(("transducer", "mode", "denoiser"), asked, strict=True)
+        return ("front_end", "encoder", "ctc", *(name for name, enabled in more if enabled))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_long_as_its_stages(cls, tree: Any) -> Any:
+        return fill_length(tree)
+
+    @model_validator(mode="after")
+    def _something_is_learnt(self) -> "TrainingConfig":
+        if self.loss.ctc.weight == 0 and not (self.transducer.enabled and self.loss.rnnt.weight > 0):
+            raise ValueError(
+                "all losses weigh 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled"
+                " with loss.rnnt.weight, above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TrainingConfig":
+        if problems := list(contradictions(self)):
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def contradictions(config: TrainingConfig) -> Iterator[str]:
+    """Settings that are right on their own and wrong together, each with what to change."""
+    steps, average, precision = config.train.steps, config.average, config.train.precision
+    yield from stage_problems(config.stages, config.components)
+    for name in ("schedule", "session_schedule"):
+        yield from too_short(name, getattr(config, name), steps, config.stages)
+    if average.start is not None and average.start > steps:
+        yield (
+            f"average.start {average.start} lies beyond train.steps {steps}, so that nothing would be averaged;"
+            " lower average.start, raise train.steps, or set average.start=null"
+        )
+    if precision.kind == "fp16" and config.runtime.device in ("cpu", "mps"):
+        yield (
+            f"train.precision.kind=fp16 needs CUDA and runtime.device is {config.runtime.device};"
+            " set train.precision.kind=fp32 or runtime.device=cuda"
+        )
+    if max(config.loss.intermediate.layers, default=0) >= (depth := config.encoder.depth):
+        yield f"loss.intermediate.layers may name layers 1 to {depth - 1} of this encoder of {depth}"
+    adaptive = config.guard.adaptive
+    if adaptive.threshold is not None and adaptive.floor > config.schedule.peak:
+        yield (
+            f"guard.adaptive.floor {adaptive.floor:g} lies above the highest rate {config.schedule.peak:g} of the"
+            " schedule; lower guard.adaptive.floor or raise the rate"
+        )
+
+
+def read_config(run: Run) -> TrainingConfig:
+    """The training settings of a run folder, from its recipe.yaml."""
+    tree = {key: value for key, value in run.recipe_tree().items() if key not in ABOUT}
+    return parse_settings(TrainingConfig, tree, str(run.recipe_file))

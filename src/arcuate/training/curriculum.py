@@ -1,15 +1,15 @@
 """The stages of a curriculum as training meets them: lengths, weights, who learns, when one ends."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 from torch import nn
 
+from arcuate.config import parse_settings, to_tree
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, parse_recipe, to_tree
 from arcuate.losses.config import Loss
-from arcuate.training.config import Stage
+from arcuate.training.config import Stage, TrainingConfig
 
 PREFIXES = {
     "front_end": "front_end.",
@@ -22,8 +22,11 @@ PREFIXES = {
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
+C = TypeVar("C", bound=TrainingConfig)
+
+
 @dataclass(frozen=True)
-class Progress:
+class StageProgress:
     """Where in the curriculum a run stands; `index` is the number of stages that are over."""
 
     index: Count = 0
@@ -31,7 +34,7 @@ class Progress:
     best: float | None = None  # lowest PER in this stage
     n_bad: Count = 0  # validations since then
 
-    def after_validation(self, stage: Stage, per: float | None) -> "Progress":
+    def after_validation(self, stage: Stage, per: float | None) -> "StageProgress":
         """Only gains that count begin the patience anew."""
         if per is None:
             return self
@@ -48,7 +51,7 @@ class Progress:
         return self.is_tired(stage) or step - self.began >= stage.steps
 
 
-def settle(recipe: Recipe, steps_per_epoch: float) -> Recipe:
+def settle(recipe: C, steps_per_epoch: float) -> C:
     """The recipe with every stage's length in steps, and the length of the run they make."""
     if all(stage.epochs is None for stage in recipe.stages):
         return recipe
@@ -56,10 +59,10 @@ def settle(recipe: Recipe, steps_per_epoch: float) -> Recipe:
     for stage in tree["stages"]:
         if stage["epochs"] is not None:
             stage["steps"], stage["epochs"] = max(1, round(stage["epochs"] * steps_per_epoch)), None
-    return parse_recipe(tree, recipe.name)
+    return parse_settings(type(recipe), tree, str(tree.get("name", "")))
 
 
-def outline(recipe: Recipe) -> str:
+def outline(recipe: TrainingConfig) -> str:
     """The stages and their lengths in one line."""
     parts = [
         f"{stage.name} {stage.steps}" + (" or less" if stage.plateau is not None else "")
@@ -68,7 +71,7 @@ def outline(recipe: Recipe) -> str:
     return f"stages, in steps: {', '.join(parts)}"
 
 
-def stage_at(recipe: Recipe, index: int) -> Stage | None:
+def stage_at(recipe: TrainingConfig, index: int) -> Stage | None:
     """The stage of this number, the last one after the end; None in a recipe without stages."""
     return recipe.stages[min(index, len(recipe.stages) - 1)] if recipe.stages else None
 

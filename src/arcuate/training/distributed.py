@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe
 from arcuate.models.interfaces import Flow, Joint, Outputs
 from arcuate.models.model import Model
+from arcuate.training.config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Encoding(nn.Module):
         return parts
 
 
-def parallel_encode(model: Model, recipe: Recipe, device: torch.device, world: World) -> Encode:
+def parallel_encode(model: Model, recipe: TrainingConfig, device: torch.device, world: World) -> Encode:
     """The function from normalised bins to outputs that training uses, for what learns now."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark

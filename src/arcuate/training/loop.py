@@ -12,7 +12,6 @@ from arcuate.data.alphabet import BLANK
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe
 from arcuate.losses.combined import HEADS, TEXT, head_losses, weigh
 from arcuate.losses.config import Loss
 from arcuate.models.interfaces import Outputs
@@ -20,6 +19,7 @@ from arcuate.models.model import Model
 from arcuate.run import append_line
 from arcuate.seeds import derive
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
+from arcuate.training.config import TrainingConfig
 from arcuate.training.distributed import Encode, World
 from arcuate.training.guard import Numbers, Verdict
 from arcuate.training.incidents import keep_batch, record
@@ -182,7 +182,9 @@ def ignorance(
     return per_token / math.log(n_classes)
 
 
-def forward_augmented(model: Model, encode: Encode, batch: Batch, recipe: Recipe, weights: Loss) -> Outputs:
+def forward_augmented(
+    model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, weights: Loss
+) -> Outputs:
     """Augmentation acts on normalised bins, so that its strengths mean the same on every data set."""
     clean = model.normalise(batch.bins, batch.statistics)
     ids = [t.id for t in batch.trials]

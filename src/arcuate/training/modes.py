@@ -7,7 +7,7 @@ outcome and is trained on from there.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,9 @@ from arcuate.models.config import SpeakingMode
 from arcuate.models.mode import MODES
 from arcuate.models.mode import SpeakingMode as Head
 from arcuate.models.model import Model
+from arcuate.progress import Progress
 from arcuate.run import read_jsonl, write_lines
 
-Progress = Callable[[int, int, str], None]
 CERTAIN = 1e3  # log odds that a label adds to its block
 RIDGE, STEEPNESS = 0.1, 2.0  # of the regression: penalty per trial, and logits per unit of its answer
 RAREST = 0.05  # a mode rarer than this is weighed as if it were this common

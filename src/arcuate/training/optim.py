@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from arcuate.experiments.recipe import Recipe
 from arcuate.models.model import Model, parameter_groups
 from arcuate.training.config import (
     AnySchedule,
@@ -18,6 +17,7 @@ from arcuate.training.config import (
     Plateau,
     Restarts,
     StepDecay,
+    TrainingConfig,
     WarmupCosine,
 )
 
@@ -132,7 +132,7 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
 
 def set_rates(
     optimizer: torch.optim.Optimizer,
-    recipe: Recipe,
+    recipe: TrainingConfig,
     step: int,
     scale: float = 1.0,
     plateaus: tuple[PlateauState, PlateauState] = (PlateauState(), PlateauState()),

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arcuate.config import diff
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe
-from arcuate.experiments.recipe_diff import diff
 from arcuate.models.config import ModelCard
 from arcuate.models.io import load_model
-from arcuate.run import Run, create_run, is_untouched
+from arcuate.run import Run, create_run, find_checkpoint, is_untouched
 from arcuate.training.checkpoint import (
     Checkpoint,
     candidates,
-    find_checkpoint,
     load_checkpoint,
     mend_bests,
     point,
     sweep_up,
 )
+from arcuate.training.config import ABOUT, TrainingConfig, read_config
 from arcuate.training.distributed import World
 from arcuate.training.optim import restore_optimizer
 from arcuate.training.state import Training, fitting
@@ -101,9 +100,11 @@ def go_on(training: Training, environment: dict[str, Any], say: Say) -> Checkpoi
     return None
 
 
-def refuse_other_recipe(run: Run, recipe: Recipe) -> None:
+def refuse_other_recipe(run: Run, recipe: TrainingConfig) -> None:
     changed = [
-        c for c in diff(run.recipe(), recipe) if c.path.split(".")[0] not in FREE and c.path != "data.workers"
+        c
+        for c in diff(read_config(run), recipe, ignore=ABOUT)
+        if c.path.split(".")[0] not in FREE and c.path != "data.workers"
     ]
     if changed:
         shown = ", ".join(f"{c.path} {c.before} → {c.after}" for c in changed[:3])

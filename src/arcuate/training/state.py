@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe
 from arcuate.losses.config import Loss
 from arcuate.models.model import Model
 from arcuate.run import Run, read_jsonl, write_lines
 from arcuate.training.averaging import Averages
 from arcuate.training.checkpoint import Best, Checkpoint, check_like, point, prune, save_checkpoint, sync
-from arcuate.training.config import Stage
-from arcuate.training.curriculum import Progress, let_learn, stage_at, weighed
+from arcuate.training.config import Stage, TrainingConfig
+from arcuate.training.curriculum import StageProgress, let_learn, stage_at, weighed
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import Tally
 from arcuate.training.modes import Modes
@@ -40,9 +39,9 @@ class Training:
     `step` counts optimizer steps that were kept or skipped; `position` counts batches drawn and never goes back.
     """
 
-    def __init__(self, model: Model, recipe: Recipe, run: Run, mixed: str) -> None:
+    def __init__(self, model: Model, recipe: TrainingConfig, run: Run, mixed: str) -> None:
         self.model, self.recipe, self.run = model, recipe, run
-        self.progress = Progress()
+        self.progress = StageProgress()
         let_learn(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.averages = Averages(model, recipe.ema, recipe.average)
@@ -102,7 +101,7 @@ class Training:
         """
         assert self.stage is not None
         self.bests[self.stage.name] = self.best
-        self.progress = Progress(self.progress.index + 1, self.step)
+        self.progress = StageProgress(self.progress.index + 1, self.step)
         if self.progress.index >= len(self.recipe.stages):
             return
         self.best, self.good, self.rewound_to = Best(), [], None

@@ -7,7 +7,7 @@ import copy
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from arcuate.errors import UserError
+from arcuate.progress import Progress
 
-Progress = Callable[[int, int, str], None]
 Style = Literal["sentence", "plain"]
 # What transformers, gguf and safetensors raise on files that are not what they claim to be.
 LOAD_ERRORS = (

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names, to_tree
-from arcuate.experiments.recipe_diff import official_ancestor
+from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.insight.doctor.assemble import assemble
 from arcuate.insight.doctor.columns import Collector, flatten, line_blocks
 from arcuate.insight.doctor.curve import Log
@@ -67,7 +67,7 @@ class _Output:
 def _recipe(run: Run) -> tuple[Recipe | None, tuple[str, ...]]:
     """The recipe, or why there is none: damaged, or of another version; the curves can be judged without it."""
     try:
-        return run.recipe(), ()
+        return run_recipe(run), ()
     except UserError as error:
         return None, (f"judged without its recipe: {error}",)
 
@@ -124,7 +124,7 @@ def _coupling(recipe: Recipe) -> list[str]:
     """Where a recipe that descends from an official one changed a part of what belongs together."""
     known = next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
     official = official_ancestor(known) if known else None
-    return coupling_warnings(recipe, load_recipe(official)) if official else []
+    return coupling_warnings(recipe, load_recipe(official), official) if official else []
 
 
 def _sentence(row: dict[str, Any]) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
-from arcuate.experiments.recipe import Recipe
-from arcuate.experiments.recipe_diff import Change
+from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.insight.ledger.entries import find_runs, looks_like_run
 from arcuate.insight.ledger.parents import changes_between, same_but_seed
 from arcuate.insight.ledger.scores import (
@@ -112,7 +112,7 @@ def compare(runs: Sequence[Run], split: str, label: str | None = None, over: str
 
 def make_groups(scores: Sequence[Scores]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """Runs that differ only in their seed together; where all do, each for itself."""
-    recipes = [s.run.recipe() for s in scores]
+    recipes = [run_recipe(s.run) for s in scores]
     starts = [s.run.environment().get("parent") for s in scores]
     members: list[list[int]] = []
     for i, recipe in enumerate(recipes):
@@ -210,7 +210,12 @@ def group_json(group: Group) -> dict[str, Any]:
         "per": arm.rate,
         "seed_sd": arm.seed_sd,
         "runs": [
-            {"path": str(s.run.path), "seed": s.run.recipe().train.seed, "per": float(rate), "step": s.step}
+            {
+                "path": str(s.run.path),
+                "seed": run_recipe(s.run).train.seed,
+                "per": float(rate),
+                "step": s.step,
+            }
             for s, rate in zip(group.scores, arm.rates, strict=True)
         ],
     }

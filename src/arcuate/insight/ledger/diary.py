@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
-from arcuate.experiments.recipe import load_recipe
-from arcuate.experiments.recipe_diff import OFFICIAL, Change
+from arcuate.experiments.recipe import OFFICIAL, load_recipe
 from arcuate.insight.ledger.entries import Entry
 from arcuate.insight.ledger.parents import SEEDS, Parent, only_seeds, parents
 from arcuate.insight.ledger.scores import (
@@ -261,7 +261,7 @@ def unit_warnings(entry: Entry) -> list[str]:
     official = next((n for n in (recipe.name, recipe.extends) if n in OFFICIAL), None) if recipe else None
     if recipe is None or official is None:
         return []
-    return [plain(text) for text in coupling_warnings(recipe, load_recipe(official))]
+    return [plain(text) for text in coupling_warnings(recipe, load_recipe(official), official)]
 
 
 def steps(entry: Entry) -> str:

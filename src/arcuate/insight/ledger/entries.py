@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe
+from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.insight.doctor import Diagnosis, diagnose
+from arcuate.progress import Progress
 from arcuate.run import Run, read_json
 
 MARKS = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folder has at least two of them
@@ -47,8 +48,6 @@ def looks_like_run(folder: Path) -> bool:
 
 
 # One line of the ledger: what a run was, how it went, what it scored. Read from its folder, never typed in.
-
-Report = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Entry:
         return data.get("hashes") if isinstance(data, Mapping) else None
 
 
-def read_entries(folder: Path, report: Report | None = None) -> list[Entry]:
+def read_entries(folder: Path, report: Progress | None = None) -> list[Entry]:
     """All runs in and below a folder in the order they were started."""
     paths = find_runs(folder)
     entries = []
@@ -144,7 +143,7 @@ def read_entry(path: Path, name: str) -> Entry:
             problems.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
             return instead
 
-    recipe = attempt(run.recipe, None)
+    recipe = attempt(lambda: run_recipe(run), None)
     environment = attempt(run.environment, {})
     rows = attempt(run.metrics, None)
     planned = recipe.train.steps if recipe else None

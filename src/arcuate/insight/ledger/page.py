@@ -1,5 +1,6 @@
 """The comparison as a page: the answer, the differences, the curves together, and what was changed."""
 
+from arcuate.experiments.recipe import run_recipe
 from arcuate.insight.ledger.compare import Compared, Comparison, Group
 from arcuate.insight.ledger.diary import value
 from arcuate.insight.ledger.scores import compared_sentence, method
@@ -85,6 +86,6 @@ def runs_table(comparison: Comparison) -> Html:
     rows: list[tuple[object, ...]] = []
     for group in comparison.groups:
         for scores, rate in zip(group.scores, group.arm.rates, strict=True):
-            seed = scores.run.recipe().train.seed
+            seed = run_recipe(scores.run).train.seed
             rows.append((str(scores.run.path), group.name, seed, count(scores.step), percent(float(rate))))
     return tag("div", table(("run", "group", "seed", "scored at step", "PER"), rows), class_="scroll")

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from arcuate.config import Change
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
-from arcuate.experiments.recipe_diff import Change, diff
+from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names
 from arcuate.insight.ledger.entries import Entry
 
 SEEDS = ("train.seed", "data.seed")
@@ -29,7 +29,9 @@ class Parent:
 def changes_between(before: Recipe, after: Recipe) -> tuple[Change, ...]:
     """Settings that can change a result; where and how it was computed and logged is left out."""
     return tuple(
-        c for c in diff(before, after) if c.path.split(".")[0] not in FREE and c.path not in CARRIED_OUT
+        c
+        for c in diff_recipes(before, after)
+        if c.path.split(".")[0] not in FREE and c.path not in CARRIED_OUT
     )
 
 

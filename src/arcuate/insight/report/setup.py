@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe, recipe_names, to_tree
+from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.insight.report.evidence import Evidence, lookup
 from arcuate.insight.report.markup import MISSING, Html, count, counted, join, pairs, split_name, table, tag
 

@@ -4,7 +4,7 @@ import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,8 +23,8 @@ from arcuate.language.ngram.vocabulary import (
     vocabulary_of,
     with_specials,
 )
+from arcuate.progress import Progress
 
-Report = Callable[[int, int, str], None]
 _BLOCK = 2**23
 _LONGEST_LINE = 2**20
 
@@ -45,7 +45,7 @@ def unpacked(raw: BinaryIO) -> BinaryIO:
 class Text:
     """A file as whole lines in a buffer, with the number of the line that is next."""
 
-    def __init__(self, path: Path, raw: BinaryIO, stream: BinaryIO, report: Report | None) -> None:
+    def __init__(self, path: Path, raw: BinaryIO, stream: BinaryIO, report: Progress | None) -> None:
         self.path, self._raw, self._stream, self._report = path, raw, stream, report
         self._size = path.stat().st_size
         self._bytes, self.buffer = b"", np.zeros(0, np.uint8)
@@ -272,7 +272,7 @@ _MOST = 99.0  # log10; a back-off above nought makes up for a sum below one, and
 _POSITIVE = 1e-3  # log10; what rounding can make of probability one
 
 
-def read_arpa(path: Path, *, recount: bool = False, report: Report | None = None) -> Tables:
+def read_arpa(path: Path, *, recount: bool = False, report: Progress | None = None) -> Tables:
     """All n-grams of an ARPA file. With `recount` the counts in its head may be wrong."""
     with open_raw(path) as raw, unpacked(raw) as stream:
         text = Text(path, raw, stream, report)

@@ -16,13 +16,13 @@ from arcuate.language.ngram.estimate import (
     MAX_ORDER,
     Corpus,
     Discounts,
-    Report,
     estimate,
     prune_thresholds,
     read_corpus,
 )
 from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
 from arcuate.language.ngram.trie import to_model
+from arcuate.progress import Progress
 
 _EVERY = 50_000
 
@@ -45,7 +45,7 @@ def build_model(
     normalise: bool = False,
     leave_out: Iterable[str] = (),
     keep_hashes: bool = True,
-    report: Report | None = None,
+    report: Progress | None = None,
 ) -> Built:
     """Estimate a model from text files with a sentence per line."""
     if not 1 <= order <= MAX_ORDER:
@@ -74,7 +74,7 @@ class _Reading:
         self._seen: set[int] = set()
         self.n_left_out = 0
 
-    def lines(self, paths: Sequence[Path], report: Report | None) -> Iterator[bytes]:
+    def lines(self, paths: Sequence[Path], report: Progress | None) -> Iterator[bytes]:
         for path in paths:
             for number, line in enumerate(text_lines(path, report), start=1):
                 yield from self._pass_on(line, decoded(line, path, number))
@@ -96,7 +96,7 @@ class _Reading:
         return np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
 
 
-def text_lines(path: Path, report: Report | None = None) -> Iterator[bytes]:
+def text_lines(path: Path, report: Progress | None = None) -> Iterator[bytes]:
     """The lines of a text file, plain or gzipped."""
     with open_raw(path) as raw, unpacked(raw) as stream:
         size, number = path.stat().st_size, 0
@@ -125,7 +125,7 @@ def decoded(line: bytes, path: Path, number: int) -> str:
         ) from None
 
 
-def read_sentences(path: Path, report: Report | None = None) -> list[str]:
+def read_sentences(path: Path, report: Progress | None = None) -> list[str]:
     """A text file as sentences, a line each; empty lines are left out."""
     sentences = []
     for number, line in enumerate(text_lines(path, report), start=1):

@@ -5,7 +5,7 @@ n-grams, and equal n-grams stand side by side at every order.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,8 +23,8 @@ from arcuate.language.ngram.vocabulary import (
     index_words,
     join,
 )
+from arcuate.progress import Progress
 
-Report = Callable[[int, int, str], None]
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _PIECE = 2**23  # positions sorted at a time
 
@@ -98,7 +98,7 @@ def vocabulary_of_corpus(corpus: Corpus) -> Vocabulary:
     return index_words(*join(corpus.words))
 
 
-def count_ngrams(corpus: Corpus, order: int, report: Report | None = None) -> list[Counts]:
+def count_ngrams(corpus: Corpus, order: int, report: Progress | None = None) -> list[Counts]:
     """Counts of all n-grams up to an order; memory is about 8 bytes per word of text and 40 per distinct n-gram."""
     ids, n_words = corpus.ids, len(corpus.words)
     unigrams = np.bincount(ids, minlength=n_words)
@@ -197,7 +197,7 @@ class _Smoothed:
 
 
 def estimate(
-    corpus: Corpus, order: int, prune: Sequence[int] = (), name: str = "text", report: Report | None = None
+    corpus: Corpus, order: int, prune: Sequence[int] = (), name: str = "text", report: Progress | None = None
 ) -> tuple[Tables, list[Discounts]]:
     """A back-off model of a text, and the discounts of each order."""
     thresholds = prune_thresholds(prune, order)

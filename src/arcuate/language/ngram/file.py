@@ -6,7 +6,7 @@ Any safetensors reader opens it. It is written aside and put in place when it is
 import errno
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +15,7 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.files import check_target, replacing
+from arcuate.progress import Progress
 
 FORMAT, VERSION = "arcuate-lm", 1
 DTYPES = {"U64": np.uint64, "I64": np.int64, "I32": np.int32, "F32": np.float32, "U8": np.uint8}
@@ -23,8 +24,6 @@ _MAX_HEADER = 2**22
 _CHUNK = 2**24
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Report = Callable[[int, int, str], None]
-
 
 def write_arrays(
     path: Path,
@@ -32,7 +31,7 @@ def write_arrays(
     about: dict[str, Any],
     *,
     force: bool = False,
-    report: Report | None = None,
+    report: Progress | None = None,
 ) -> None:
     """Write a model file; a failure leaves what was there before."""
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))  # keeps every array aligned

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import Report
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.query import conditional
 from arcuate.language.ngram.trie import build_trie, to_tables
 from arcuate.language.ngram.vocabulary import BOS, EOS, UNK, ZERO, Table, Tables, Vocabulary, vocabulary_of
+from arcuate.progress import Progress
 
 _LEAST = 1e-10  # a context never hands all or none of its mass to the shorter one
 
@@ -32,7 +32,7 @@ def tune_weights(
     *,
     n_rounds: int = 500,
     tolerance: float = 1e-7,
-    report: Report | None = None,
+    report: Progress | None = None,
 ) -> Weights:
     """Weights under which the mixture gives held-out text the highest probability."""
     scores = [score_text(model, sentences) for model in models]
@@ -54,7 +54,7 @@ def tune_weights(
     return Weights(tuple(map(float, weights)), perplexity, singles, probs.shape[1])
 
 
-def mix(models: Sequence[LanguageModel], weights: Sequence[float], report: Report | None = None) -> Tables:
+def mix(models: Sequence[LanguageModel], weights: Sequence[float], report: Progress | None = None) -> Tables:
     """One back-off model that holds every n-gram of any of the models, at its mixed probability.
 
     A word that a model lacks has probability nought there, so the mixture still sums to one.

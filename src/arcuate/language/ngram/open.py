@@ -8,16 +8,17 @@ from pathlib import Path
 
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import read_arpa
-from arcuate.language.ngram.file import VERSION, Report, is_model_file
+from arcuate.language.ngram.file import VERSION, is_model_file
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.pocketsphinx import embedded_path, is_sphinx_file, read_sphinx
 from arcuate.language.ngram.trie import to_model, write_model
+from arcuate.progress import Progress
 
 EMBEDDED = ("default", "pocketsphinx")
 EMBEDDED_NAME = "pocketsphinx English 3-gram"  # its training text is unknown
 
 
-def open_model(name: str | Path, report: Report | None = None) -> LanguageModel:
+def open_model(name: str | Path, report: Progress | None = None) -> LanguageModel:
     """A language model by name (`default`) or path; foreign files are read into memory."""
     if str(name) in EMBEDDED:
         return replace(_embedded(report), name=EMBEDDED_NAME)
@@ -30,7 +31,7 @@ def open_model(name: str | Path, report: Report | None = None) -> LanguageModel:
     return read_foreign(path, report=report)
 
 
-def read_foreign(path: Path, *, recount: bool = False, report: Report | None = None) -> LanguageModel:
+def read_foreign(path: Path, *, recount: bool = False, report: Progress | None = None) -> LanguageModel:
     """A model from another tool's file: ARPA, plain or gzipped, or a Sphinx trie."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the ARPA file in it")
@@ -40,7 +41,7 @@ def read_foreign(path: Path, *, recount: bool = False, report: Report | None = N
     return to_model(tables, report=report)
 
 
-def _embedded(report: Report | None) -> LanguageModel:
+def _embedded(report: Progress | None) -> LanguageModel:
     """The English 3-gram of `pocketsphinx`, converted on first use and mapped from the cache from then on."""
     source = embedded_path()
     with source.open("rb") as stream:

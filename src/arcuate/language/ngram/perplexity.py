@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import Report
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import score_sentences
 from arcuate.language.ngram.vocabulary import EOS
+from arcuate.progress import Progress
 
 _SHOWN = 20
 _PIECE = 20_000  # sentences at a time
@@ -81,7 +81,7 @@ def _words(sentences: Iterable[str], first_line: int) -> tuple[list[str], list[i
 
 
 def summary(
-    model: LanguageModel, sentences: Sequence[str], report: Report | None = None
+    model: LanguageModel, sentences: Sequence[str], report: Progress | None = None
 ) -> dict[str, object]:
     """What `lm score` prints: perplexity of the known words and of all, unknown words, leakage."""
     known, every, unseen = _Sums(), _Sums(), _Sums()

@@ -1,7 +1,7 @@
 """Tables of n-grams to the trie that is asked during a search."""
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ import numpy as np
 from numba import njit
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import Report, check_crc, damaged, refuse_existing, write_arrays, writing
+from arcuate.language.ngram.file import check_crc, damaged, refuse_existing, write_arrays, writing
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import NGramArrays, advance, child
 from arcuate.language.ngram.vocabulary import LN10, Table, Tables, Vocabulary
+from arcuate.progress import Progress
 
-TrieReport = Callable[[int, int, str], None]
 _LIMIT = 2**31 - 2
 _SAME = 1e-5  # n-grams given twice with values this close are one n-gram
 
@@ -29,7 +29,7 @@ class Remarks:
     n_implied: int  # contexts that only longer n-grams mention
 
 
-def build_trie(tables: Tables, report: TrieReport | None = None) -> tuple[NGramArrays, Remarks]:
+def build_trie(tables: Tables, report: Progress | None = None) -> tuple[NGramArrays, Remarks]:
     """Sort, link and complete the n-grams.
 
     Contexts that a longer n-gram needs and the source left out get the probability that backing off gives them, so
@@ -60,7 +60,7 @@ def frozen(arrays: NGramArrays) -> NGramArrays:
 class _Levels:
     """The levels of a trie, filled from the shortest order up."""
 
-    def __init__(self, orders: list[Table], tables: Tables, report: TrieReport | None) -> None:
+    def __init__(self, orders: list[Table], tables: Tables, report: Progress | None) -> None:
         self.tables = tables
         n_words, n_nodes = len(tables.vocabulary), 1 + sum(map(len, orders))
         if n_nodes > _LIMIT:
@@ -287,7 +287,7 @@ def to_tables(model: LanguageModel) -> Tables:
 
 
 def write_arpa(
-    model: LanguageModel, path: Path, *, force: bool = False, report: Report | None = None
+    model: LanguageModel, path: Path, *, force: bool = False, report: Progress | None = None
 ) -> None:
     """The model as an ARPA file, gzipped if its name says so; reading it back gives the same numbers."""
     tables = to_tables(model)
@@ -334,7 +334,7 @@ def to_model(
     tables: Tables,
     about: dict[str, Any] | None = None,
     sentences: np.ndarray | None = None,
-    report: Report | None = None,
+    report: Progress | None = None,
 ) -> LanguageModel:
     """A model in memory."""
     arrays, remarks = build_trie(tables, report)
@@ -357,7 +357,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def write_model(
-    model: LanguageModel, path: Path, *, force: bool = False, report: Report | None = None
+    model: LanguageModel, path: Path, *, force: bool = False, report: Progress | None = None
 ) -> None:
     """A model as a file that processes can share."""
     refuse_existing(path, force)

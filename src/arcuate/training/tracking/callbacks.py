@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from arcuate.errors import UserError
-from arcuate.experiments.environment import installed
-from arcuate.experiments.recipe import Recipe
 from arcuate.run import Run
+from arcuate.training.config import TrainingConfig
+from arcuate.training.environment import installed
 from arcuate.training.tracking.config import Track
 
 TRAIN = {
@@ -222,7 +222,7 @@ def check_trackers(track: Track) -> None:
             )
 
 
-def trackers(recipe: Recipe, run: Run, step: int, say: Say) -> list[Tracker]:
+def trackers(recipe: TrainingConfig, run: Run, step: int, say: Say) -> list[Tracker]:
     """A watcher for each tracker of the recipe; it starts when it is entered, at the step training starts from."""
 
     def tensorboard() -> Backend:

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
-from arcuate.experiments.recipe import Recipe, to_yaml
+from arcuate.config import to_yaml
 from arcuate.run import Run
+from arcuate.training.config import TrainingConfig
 
 
 class EventFiles:
     """Every opening starts a new file, which tells TensorBoard to forget what older ones say of later steps."""
 
-    def __init__(self, run: Run, recipe: Recipe, step: int) -> None:
+    def __init__(self, run: Run, recipe: TrainingConfig, step: int) -> None:
         self.folder = run.path / "tensorboard"
         self.writer = self.start(step)
         self.writer.add_text("recipe", as_block(to_yaml(recipe)), step)

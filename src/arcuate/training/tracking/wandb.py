@@ -12,9 +12,10 @@ from typing import Any
 
 import wandb
 
+from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, to_tree
 from arcuate.run import Run, read_json, read_jsonl, write_json
+from arcuate.training.config import TrainingConfig
 from arcuate.training.tracking.callbacks import Say, scalars
 from arcuate.training.tracking.config import Wandb
 
@@ -32,7 +33,7 @@ NUMBERS_ONLY = {  # nothing is sent but what this module sends, and use of the m
 
 
 class TrackedRun:
-    def __init__(self, run: Run, recipe: Recipe, say: Say) -> None:
+    def __init__(self, run: Run, recipe: TrainingConfig, say: Say) -> None:
         settings = recipe.track.wandb
         self.offline = settings.mode == "offline"
         self.folder = run.path.resolve() / "wandb"
@@ -84,7 +85,7 @@ class TrackedRun:
                 shutil.rmtree(part)
 
 
-def start(settings: Wandb, run: Run, recipe: Recipe, run_id: str, offline: bool) -> wandb.Run:
+def start(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offline: bool) -> wandb.Run:
     try:
         started = wandb.init(
             dir=str(run.path.resolve()),

@@ -11,9 +11,8 @@ from rich.table import Table
 from arcuate.adaptation.config import METHODS, Adaptation
 from arcuate.adaptation.online import Label, make_adapter
 from arcuate.adaptation.stream import LEARNING, follow, summarise_courses
-from arcuate.cli.console import counted, out, percent, progress, say
-from arcuate.cli.day_health import tell_health
-from arcuate.cli.evaluate import (
+from arcuate.cli._day_health import tell_health
+from arcuate.cli._evaluate import (
     Reading,
     Scored,
     Subject,
@@ -23,6 +22,7 @@ from arcuate.cli.evaluate import (
     remembered_store,
     searched,
 )
+from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.set_option import read_set
 from arcuate.data.selection import trials_of_split
 from arcuate.data.sessions import days_between, nearest_session

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from arcuate.cli._evaluate import evaluate_run
+from arcuate.cli._train import Asked, train_run
 from arcuate.cli.console import counted, emit_json, percent, say
-from arcuate.cli.evaluate import evaluate_run
-from arcuate.cli.train import Asked, train_run
 from arcuate.errors import UserError
 from arcuate.experiments.multi_seed import seed_settings, spread
 from arcuate.experiments.recipe import load_recipe

@@ -1,0 +1,38 @@
+"""`arcuate import`."""
+
+from pathlib import Path
+
+from arcuate.cli.console import counted, emit_json, out, say
+from arcuate.models.import_checkpoint import import_checkpoint
+from arcuate.models.io import load_model
+from arcuate.run import read_json
+
+
+def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | None, as_json: bool) -> None:
+    names = [name.strip() for name in sessions.split(",")] if sessions else None
+    folder = import_checkpoint(checkpoint, out_path, kind, names)
+    model = load_model(folder)
+    card = model.card
+    facts = {
+        **read_json(folder / "import.json"),
+        "model": str(folder),
+        "kind": kind,
+        "n_parameters": sum(p.numel() for p in model.parameters()),
+        "n_channels": card.n_channels,
+        "sessions": list(card.sessions),
+    }
+    if as_json:
+        emit_json(facts)
+        return
+    if facts.get("ignored"):
+        say(
+            f"{counted(len(facts['ignored']), 'tensor')} that no computation uses left out,"
+            f" such as {facts['ignored'][0]}"
+        )
+    parts = (
+        (facts["n_parameters"], "parameter"),
+        (card.n_channels, "channel"),
+        (len(card.sessions), "session"),
+    )
+    size = ", ".join(counted(n, noun) for n, noun in parts)
+    out.print(f"{folder}: {size}", soft_wrap=True, markup=False)

@@ -1,0 +1,57 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arcuate.cli.app import complete_from
+
+ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
+
+LexiconName = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+
+LmOption = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+
+RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, a trial each.")]
+
+ConfigPath = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+
+Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
+
+Threshold = Annotated[float | None, typer.Option("--threshold", help="Worst reading kept, in nat.")]
+
+SplitName = Annotated[str, typer.Option("--split", help="Of a run folder: val, test, dev or train.")]
+
+DataPath = Annotated[Path | None, typer.Option("--data", help="Of a run folder: the store, if it moved.")]
+
+Words = Annotated[
+    list[str] | None, typer.Option("--word", help="Add a word: word, word=weight or word=weight=PHONEMES.")
+]
+
+RunPath = Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")]
+
+Lm = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+
+LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+
+NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
+
+Weights = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+
+Data = Annotated[Path | None, typer.Option("--data", help="The store to replay, if not the run's own.")]
+
+SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay or to hear through.")]
+
+Adapt = Annotated[
+    str | None,
+    typer.Option(
+        "--adapt",
+        help="Follow the day, a new one too: none, statistics, one-step, replay or entropy.",
+        autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
+    ),
+]
+
+AdaptSetting = Annotated[
+    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+]
