@@ -24,9 +24,8 @@ import torch
 
 from arcuate.cli._train import build
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.batching import Batch, PlannedBatches, make_plan
+from arcuate.data.batching import Batch, BatchStatistics, PlannedBatches, make_plan
 from arcuate.data.selection import select
-from arcuate.data.statistics import BatchStatistics
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
 from arcuate.losses.combined import head_losses, weigh

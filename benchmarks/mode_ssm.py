@@ -103,7 +103,7 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
 @torch.inference_mode()
 def stream_ms(model: Model, n_bins: int = 800) -> float:
     """CPU time of one frame, four bins at a time, after the first hundred bins."""
-    from arcuate.data.statistics import BatchStatistics
+    from arcuate.data.batching import BatchStatistics
 
     state = model.start(0, BatchStatistics(torch.zeros(1, 128), torch.ones(1, 128), torch.tensor([1000])))
     bins, spent = torch.randn(1, n_bins, 128), []

@@ -25,8 +25,8 @@ N_BINS = 900  # 45 × 240 trials of 18 s with 512 channels are 20 GB
 _PREPARE = """
 import json, sys, time
 from pathlib import Path
-from arcuate.prepare import prepare
-from arcuate.store import Store
+from arcuate.data.prepare import prepare
+from arcuate.data.store import Store
 import numpy as np
 
 def peak_mb():

@@ -1,76 +1,60 @@
-"""Every arrow points down: a module imports what stands above it in docs/architecture.md, never below."""
+"""The layering of the packages. The order is read from docs/architecture.md, which states it once."""
 
 import ast
+import re
 from pathlib import Path
 
-SRC = Path(__file__).parents[1] / "src" / "arcuate"
-LAYERS = [
-    {"errors", "settings", "tokens", "text", "trial", "seeds", "frames", "letter_sounds", "moments", "days"},
-    {"overrides", "outputs", "recipe_mistakes"},
-    {"pronounce", "lm"},
-    {"g2p"},
-    {"lexicon"},
-    {"readers", "simulate"},
-    {"quality", "splits"},
-    {"store"},
-    {"store_writer"},
-    {"prepare"},
-    {"batches"},
-    {"augment"},
-    {"models"},
-    {"losses", "decode", "unpickle"},
-    {"foreign", "metrics", "paired"},
-    {"word_scores"},
-    {"tracking.settings", "training.settings", "training.guard_settings"},
-    {"training.stage_settings", "training.stage_checks"},
-    {"recipe"},
-    {"recipe_diff", "recipe_settings", "run", "seeded"},
-    {"combine"},
-    {"rescore", "submit"},
-    {"coupling", "runtime", "environment", "search_space"},
-    {"training", "evaluate", "transcribe"},
-    {"tune", "adapt", "calibrate"},
-    {"tracking"},
-    {"api", "report", "sweep"},
-    {"doctor", "drift"},
-    {"ledger"},
-    {"ablate"},
-    {"live"},
-    {"cli"},
-]
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "arcuate"
+PAGE = ROOT / "docs" / "architecture.md"
 
 
-def layer(module: str) -> int:
-    """The place of arcuate.<module> in the flow; the longest listed name counts."""
-    parts = module.split(".")
-    for n in (2, 1):
-        for i, names in enumerate(LAYERS):
-            if ".".join(parts[:n]) in names:
-                return i
-    raise AssertionError(
-        f"arcuate.{module} has no place in the flow: add it to LAYERS and docs/architecture.md"
-    )
+def layers() -> list[str]:
+    """Packages and base modules from top to bottom: the first column of the table under "Packages"."""
+    section = PAGE.read_text("utf-8").split("## Packages")[1].split("\n## ")[0]
+    return re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
 
 
 def imports(path: Path) -> set[str]:
+    """Top-level names below `arcuate` that a file imports, wherever in the file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("arcuate."):
-            found.add(node.module.removeprefix("arcuate."))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "arcuate":
+            parts = node.module.split(".")[1:]
+            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("arcuate.")}
     return found
 
 
-def test_modules_import_only_what_stands_above_them() -> None:
-    wrong = []
-    for path in SRC.rglob("*.py"):
-        name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        if name in ("__init__", "__main__"):
-            continue
-        wrong += [f"{name} imports {other}" for other in imports(path) if layer(other) > layer(name)]
+def modules() -> list[tuple[str, Path]]:
+    files = [p for p in SRC.rglob("*.py") if p.parent != SRC or not p.stem.startswith("__")]
+    return [(p.relative_to(SRC).with_suffix("").parts[0], p) for p in sorted(files)]
+
+
+def test_the_page_lists_what_is_there() -> None:
+    assert set(layers()) == {name for name, _ in modules()}
+
+
+def test_imports_point_upwards() -> None:
+    """A package imports packages above it in the table, so the package graph has no cycle."""
+    order = layers()
+    wrong = [
+        f"{path.relative_to(SRC)} imports {other}"
+        for name, path in modules()
+        for other in imports(path) & set(order)
+        if order.index(other) > order.index(name)
+    ]
     assert not wrong, wrong
 
 
-def test_training_and_decoding_do_not_know_each_other() -> None:
-    for folder, stranger in (("training", "decode"), ("decode", "training"), ("losses", "decode")):
-        for path in (SRC / folder).glob("*.py"):
-            assert not any(other.split(".")[0] == stranger for other in imports(path)), path
+def test_only_the_command_line_imports_insight() -> None:
+    for name, path in modules():
+        if name not in ("insight", "cli"):
+            assert "insight" not in imports(path), path
+
+
+def test_live_and_decoding_do_not_import_training() -> None:
+    for name, path in modules():
+        if name in ("live", "decoding", "losses"):
+            assert "training" not in imports(path), path

@@ -16,13 +16,13 @@ from arcuate.errors import UserError
 from arcuate.models.config import Transducer as TransducerSettings
 from arcuate.models.transducer import Transducer
 from arcuate.run import read_jsonl
-from support.word_search import BOUNDARY, frames, lexicon, model  # noqa
+from support.word_search import BOUNDARY, frames
 
 WEIGHTS = Weights(ctc=0.5, transducer=1.5)
 
 
 @pytest.fixture
-def both(lexicon, model) -> BothHeads:  # noqa: F811
+def both(lexicon, model) -> BothHeads:
     torch.manual_seed(1)
     head = Transducer(TransducerSettings(width=4, context=2, dropout=0.0), 5, 4).eval()
     with torch.no_grad():

@@ -22,7 +22,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from arcuate.run import Run
-from arcuate.training.lock import sole_writer
+from arcuate.training.signals import sole_writer
 with sole_writer(Run(Path(sys.argv[1])), print):
     print("held", flush=True)
     time.sleep(600)

@@ -1,4 +1,3 @@
-# ruff: noqa: F811 - fixtures of another file
 """Live decoding as a user meets it: loading, commands, the examples of the documentation."""
 
 import json
@@ -24,7 +23,7 @@ from arcuate.errors import UserError
 from arcuate.live.decoder import load_rescorer
 from arcuate.models.io import save_model
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
-from support.live_sources import Hearing, lsl, redis_url, wait_for  # noqa
+from support.live_sources import Hearing, wait_for
 
 ROOT = Path(__file__).parents[2]
 SEARCH = small_search()
@@ -171,8 +170,8 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_rescoring_reorders_readings_by_the_blend(tmp_path: Path) -> None:
-    from test_rescore import LACKING
-    from test_rescore import small_model as made
+    from support.rescoring import LACKING
+    from support.rescoring import small_model as made
 
     if LACKING:
         pytest.skip("the extra llm is not installed")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.data.statistics import BatchStatistics
+from arcuate.data.batching import BatchStatistics
 from arcuate.models.import_checkpoint import import_checkpoint
 from arcuate.models.io import load_model
 from support.official_checkpoints import (

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.statistics import BatchStatistics
+from arcuate.data.batching import BatchStatistics
 from arcuate.models import transformer as attention
 from arcuate.models.config import (
     FrontEnd,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.statistics import BatchStatistics
+from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Smoothing
 from arcuate.models.config import SessionLayer as SessionLayerSettings

@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-import arcuate.evaluate
 import pytest
 import torch
 
+import arcuate.evaluation.evaluate
 from arcuate.cli._decode import Source, decode_source
 from arcuate.cli._evaluate import Reading, evaluate_run
 from arcuate.cli._train import Asked, train_run

@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.statistics import BatchStatistics
+from arcuate.data.batching import BatchStatistics
 from arcuate.models.config import (
     ChannelGate,
     ConvStem,

@@ -61,8 +61,7 @@ def half_a_file(tensors: Any, path: Path) -> None:
 
 
 def child(arguments: Sequence[str], run: str, at: int | None, report: int) -> None:
-    import arcuate.models.files
-
+    import arcuate.models.io
     import arcuate.training.checkpoint
     import arcuate.training.loop
     from arcuate.cli import main

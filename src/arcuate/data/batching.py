@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from arcuate.data.config import Batching, Bucketed, Days, Shuffled, Wanted
-from arcuate.data.statistics import BatchStatistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 
@@ -93,6 +92,18 @@ def by_length(trials: Sequence[TrialInfo], batch_size: int) -> list[list[int]]:
 
 
 # Batch: trials side by side, padded, with their true lengths.
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """What normalisation knows beforehand: of the trial's block, or (rolling) of the bins before the trial.
+
+    Where the model takes logarithms, these are statistics of the logarithms.
+    """
+
+    mean: torch.Tensor  # (B, C)
+    sd: torch.Tensor  # (B, C)
+    n_bins: torch.Tensor  # (B,)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 _ROWS = 4096  # bins turned into float64 at a time
 
@@ -78,15 +77,3 @@ def signed_log(bins: np.ndarray) -> np.ndarray:
 
 
 # Statistics of the trials of a batch, for the normalisation that the model does.
-
-
-@dataclass(frozen=True)
-class BatchStatistics:
-    """What normalisation knows beforehand: of the trial's block, or (rolling) of the bins before the trial.
-
-    Where the model takes logarithms, these are statistics of the logarithms.
-    """
-
-    mean: Tensor  # (B, C)
-    sd: Tensor  # (B, C)
-    n_bins: Tensor  # (B,)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arcuate.data.statistics import BatchStatistics
+from arcuate.data.batching import BatchStatistics
 from arcuate.data.store import Statistics
 from arcuate.data.trial import Trial
 from arcuate.decoding.greedy import greedy

@@ -26,8 +26,8 @@ from arcuate.adaptation.stream import expected_confidence, known_confidence, sta
 from arcuate.adaptation.word_labels import said_as_tokens, word_labels
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
+from arcuate.data.batching import BatchStatistics
 from arcuate.data.config import Augment
-from arcuate.data.statistics import BatchStatistics
 from arcuate.data.store import Store, is_store
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis

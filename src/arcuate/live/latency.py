@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from arcuate.data.batching import BatchStatistics
 from arcuate.data.frames import count_frames
-from arcuate.data.statistics import BatchStatistics
 from arcuate.data.trial import BIN_S
 from arcuate.models.model import Model
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
+from arcuate.data.batching import BatchStatistics
 from arcuate.data.frames import count_frames as frames_of
-from arcuate.data.statistics import BatchStatistics
 from arcuate.models.config import ChannelGate, ConvStem, Patch, Smoothing
 from arcuate.models.config import FrontEnd as FrontEndSettings
 from arcuate.models.session_layer import SessionLayer

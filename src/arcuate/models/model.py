@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arcuate.data.statistics import BatchStatistics
+from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import GRUEncoder, ModelCard, ModelSettings, SSMEncoder, TransformerEncoder
 from arcuate.models.denoiser import Denoiser, DenoiserState
