@@ -8,16 +8,44 @@ import typing
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from arcuate.errors import UserError
 
 
 class Settings(BaseModel):
+    """Base class: unknown keys are refused and values are frozen.
+
+    A setting that was renamed stays listed in `renamed`, and a value in `renamed_values`. Recipes that use the old name
+    are refused with the new one; files written by earlier versions are read with `migrate=True`, which translates them.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    renamed: ClassVar[Mapping[str, str]] = {}  # old key -> new key of the same class
+    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {}  # new key -> old value -> new value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_old_names(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict) or not (cls.renamed or cls.renamed_values):
+            return given
+        migrate = bool(info.context and info.context.get("migrate"))
+        translated: dict[Any, Any] = {}
+        for key, value in given.items():
+            new_key = cls.renamed.get(key, key)
+            if new_key != key and not migrate:
+                raise ValueError(f"{key} is now called {new_key}")
+            values = cls.renamed_values.get(new_key, {})
+            if isinstance(value, Hashable) and value in values:
+                if not migrate:
+                    raise ValueError(f"{new_key}: {value} is now called {values[value]}")
+                value = values[value]
+            translated[new_key] = value
+        return translated
 
     @model_validator(mode="before")
     @classmethod
@@ -254,10 +282,13 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 S = TypeVar("S", bound=Settings)
 
 
-def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str) -> S:
-    """Validate a tree of plain values; every problem is reported in one `UserError`."""
+def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, migrate: bool = False) -> S:
+    """Validate a tree of plain values; every problem is reported in one `UserError`.
+
+    `migrate` translates settings renamed since the file was written, for files that arcuate itself wrote.
+    """
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate(tree, context={"migrate": migrate})
     except ValidationError as error:
         raise UserError("; ".join(dict.fromkeys(explain(error, where, kind)))) from None
 

@@ -49,16 +49,25 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     tree = resolve(name)
     for override in overrides:
         apply_override(tree, override)
-    return parse_recipe(tree, name)
+    return parse_recipe(tree, name, migrate=is_run_recipe(name))
 
 
-def parse_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
-    return parse_settings(Recipe, tree, where)
+def is_run_recipe(name: str) -> bool:
+    """Whether a recipe is the resolved one of a run folder, which an earlier version may have written."""
+    if name in recipe_names():
+        return False
+    path = Path(name)
+    folder = path if path.is_dir() else path.parent
+    return (folder / "recipe.yaml").is_file() and (folder / "environment.json").is_file()
+
+
+def parse_recipe(tree: Mapping[str, Any], where: str, *, migrate: bool = False) -> Recipe:
+    return parse_settings(Recipe, tree, where, migrate=migrate)
 
 
 def run_recipe(run: Run) -> Recipe:
     """The recipe a run was trained with."""
-    return parse_recipe(run.recipe_tree(), str(run.recipe_file))
+    return parse_recipe(run.recipe_tree(), str(run.recipe_file), migrate=True)
 
 
 def resolve(name: str) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def training_noise(run: Run) -> Augment:
     """The augmentation a run was trained with; none for a model folder without a recipe."""
     if not run.recipe_file.is_file():
         return Augment()
-    return parse_settings(Augment, run.recipe_tree().get("augment", {}), str(run.recipe_file))
+    return parse_settings(Augment, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True)
 
 
 def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -581,4 +581,4 @@ def contradictions(config: TrainingConfig) -> Iterator[str]:
 def read_config(run: Run) -> TrainingConfig:
     """The training settings of a run folder, from its recipe.yaml."""
     tree = {key: value for key, value in run.recipe_tree().items() if key not in ABOUT}
-    return parse_settings(TrainingConfig, tree, str(run.recipe_file))
+    return parse_settings(TrainingConfig, tree, str(run.recipe_file), migrate=True)
