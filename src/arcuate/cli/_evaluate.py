@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rich.table import Table
 
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
 from arcuate.decoding.transducer import refuse_without
@@ -240,7 +240,7 @@ def choose_trials(subject: Subject, store: Store, split: str, card: ModelCard) -
     if card.n_channels != store.n_channels:
         raise UserError(f"the model has {card.n_channels} channels, {store.path.name} has {store.n_channels}")
     recipe = subject.recipe
-    trials = trials_of_split(store, recipe.data, recipe.front_end.patch, split, card.sessions)
+    trials = select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, card.sessions)
     if not trials:
         raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
     return trials
