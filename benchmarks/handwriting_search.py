@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arcuate.decoding.config import Decoding
 from arcuate.data.alphabet import BOUNDARY_NAMES
+from arcuate.decoding.config import Decoding
 from arcuate.decoding.frame_scores import read_scores
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.word_search.search import word_search
@@ -44,7 +44,9 @@ def main() -> None:
     )
     rows: list[dict[str, Any]] = []
     read = [
-        "".join(" " if scores.classes[t] in BOUNDARY_NAMES else scores.classes[t] for t in greedy(frames)).split()
+        "".join(
+            " " if scores.classes[t] in BOUNDARY_NAMES else scores.classes[t] for t in greedy(frames)
+        ).split()
         for frames in scores.trials
     ]
     rows.append({"search": "greedy", **rates(texts, [" ".join(words) for words in read])})

@@ -11,7 +11,6 @@ import pytest
 
 from arcuate.adaptation.drift import (
     SAME_MAPPING,
-    Group,
     fingerprint_likeness,
     measure_days,
     profile_likeness,
@@ -19,7 +18,7 @@ from arcuate.adaptation.drift import (
     summarise,
 )
 from arcuate.cli import _drift as drift
-from arcuate.data.arrays import list_arrays
+from arcuate.data.arrays import ElectrodeArray, Feature, list_arrays
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
@@ -137,9 +136,9 @@ def test_levels_and_spreads_of_channels_are_told(simulated: Path) -> None:
     mean[0], sd[1], flat[2] = 4.0, 8.0, True
     mean[2] = sd[2] = 0.0
     after = replace(day, mean=mean, sd=sd, flat=flat)
-    _, row = summarise(
-        [before, after], [Group("first", np.arange(3)), Group("rest", np.arange(3, 8))], before
-    )
+    signal = (Feature("channels", range(8)),)
+    arrays = [ElectrodeArray("first", range(3), signal), ElectrodeArray("rest", range(3, 8), signal)]
+    _, row = summarise([before, after], arrays, before)
     assert row["died"] == [2]
     assert row["channels"]["mean"][:3] == [4.0, 2.0, 0.0]
     assert row["channels"]["level_change"][:4] == [0.5, 0.0, None, 0.0]

@@ -128,7 +128,7 @@ def test_selection_by_session(cohort_store) -> None:
 
 @pytest.mark.parametrize("settings", [Data(channels=512), Data(n_sessions=45)])
 def test_data_that_do_not_fit_the_recipe_are_refused(cohort_store, settings: Data) -> None:
-    with pytest.raises(UserError, match="the recipe is for"):
+    with pytest.raises(UserError, match="the recipe expects"):
         select(Store.open(cohort_store), settings, COUNT_FRAMES)
 
 
