@@ -76,7 +76,7 @@ def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
     plain = DecodingConfig(beam=50, lm_weight=0.0)
     for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
         search = JointWordSearch(
-            both.words.weighed(plain), both.lexicon, both.head, HeadWeights(ctc=ctc, transducer=1.0)
+            both.words.with_settings(plain), both.lexicon, both.head, HeadWeights(ctc=ctc, transducer=1.0)
         )
         assert set(search.search(trial, 5)[0].words) <= expected
 
@@ -84,7 +84,8 @@ def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
 def test_a_reading_in_phonemes_leads_to_its_words(both: JointWordSearch) -> None:
     tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
     assert (
-        both.words.weighed(DecodingConfig(lm_weight=0.0)).search(lay_out(tokens, 4), 3)[0].words[-1] == "too"
+        both.words.with_settings(DecodingConfig(lm_weight=0.0)).search(lay_out(tokens, 4), 3)[0].words[-1]
+        == "too"
     )
     assert np.exp(lay_out(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
 

@@ -84,13 +84,13 @@ def decode_trials(
     `search` reads the CTC head; another head is read with a beam of `head_beam`, greedily where that is None.
     """
     device = next(model.parameters()).device
-    front_end = model.card.settings.front_end
+    front_end = model.config.settings.front_end
     results: dict[int, TrialResult] = {}
     training = model.training
     model.eval()
     with torch.inference_mode():
         plan = by_length(trials, batch_size)
-        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.wanted, plan):
+        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
             batch = batch.to(device)
             said = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, said)
