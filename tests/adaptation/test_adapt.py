@@ -28,11 +28,11 @@ from arcuate.data.config import Augment
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.word_search.search import word_search
+from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
-from arcuate.language.lexicon import _lexicon
+from arcuate.language.lexicon import make_lexicon
 from arcuate.models.io import load_model
 from arcuate.models.model import layer_of, one_day, with_session
 from arcuate.run import Run, find_checkpoint
@@ -493,10 +493,10 @@ def test_words_are_labelled_as_the_lexicon_says_them(n_frames: int) -> None:
 
 
 def test_words_that_are_said_in_two_ways_are_said_as_their_neighbours_want() -> None:
-    lexicon = _lexicon(
+    lexicon = make_lexicon(
         [("use", ("Y", "UW", "S")), ("use", ("Y", "UW", "Z")), ("to", ("T", "UW"))], CLASSES, "x"
     )
-    search = word_search(lexicon, small_ngram())
+    search = build_word_search(lexicon, small_ngram())
     assert " ".join(say(search, ["to", "use"])) == "T UW SIL Y UW Z SIL"
     assert " ".join(say(search, ["use"])) == "Y UW S SIL"
 

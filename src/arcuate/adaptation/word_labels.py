@@ -6,8 +6,8 @@ import numpy as np
 
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
 from arcuate.data.pronunciation import pronounce
-from arcuate.decoding.frame_scores import arrange
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch
 
 AT_ONCE = 1 << 30  # frames of a search that nobody waits for
@@ -20,7 +20,7 @@ def word_labels(search: WordSearch, n_frames: int = AT_ONCE) -> Callable[[np.nda
     """
 
     def label(log_probs: np.ndarray) -> Sequence[int]:
-        frames, state = arrange(log_probs, CLASSES, "the trial")[0], search.start()
+        frames, state = reorder_classes(log_probs, CLASSES, "the trial")[0], search.start()
         for first in range(0, len(frames), n_frames):
             state = search.step(state, frames[first : first + n_frames])
         return said_as_tokens(search, search.finish(state))

@@ -11,7 +11,7 @@ from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
-from arcuate.decoding.transducer import refuse_without
+from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import (
     HEAD_BEAM,
@@ -177,7 +177,7 @@ def score_run(
 
 def refuse_without_transducer(subject: Subject) -> None:
     if not subject.recipe.transducer.enabled:
-        refuse_without(None, str(subject.run.path))
+        require_transducer(None, str(subject.run.path))
 
 
 def check_head(name: str) -> Head:

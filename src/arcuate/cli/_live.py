@@ -240,10 +240,10 @@ def refuse_taken_port(host: str, port: int) -> None:
 
 
 def load_decoder(asked: Asked) -> "StreamingDecoder":
-    from arcuate.decoding.config import Decoding
+    from arcuate.decoding.config import DecodingConfig
     from arcuate.live.decoder import StreamingDecoder
 
-    decoding = read_weights(asked.weights)[0] if asked.weights else Decoding()
+    decoding = read_weights(asked.weights)[0] if asked.weights else DecodingConfig()
     if asked.beam is not None:
         decoding = decoding.model_copy(update={"beam": asked.beam})
     with progress("loading") if asked.adapt else nullcontext() as report:

@@ -13,7 +13,7 @@ from arcuate.errors import UserError
 TOLERANCE = 0.02  # of a frame's sum, in nat: float16 files stay within 0.001
 
 
-def check_frames(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:
+def check_log_probs(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:
     """The same frames as (F, V) float32, or one sentence that says what is wrong with them."""
     frames = np.ascontiguousarray(log_probs, dtype=np.float32)
     trial = f"{where}: " if where else ""
@@ -41,7 +41,7 @@ def check_frames(log_probs: np.ndarray, classes: Sequence[str], where: str = "")
 
 
 @dataclass(frozen=True, eq=False)
-class FrameScores:
+class FrameLogProbs:
     """The frames of many trials, classes in the order searches expect: blank first, the word boundary last."""
 
     classes: tuple[str, ...]
@@ -55,7 +55,7 @@ class FrameScores:
         return boundary_index(self.classes)
 
 
-def arrange(
+def reorder_classes(
     logp: np.ndarray,
     classes: Sequence[str],
     where: str,
@@ -96,7 +96,7 @@ def arrange(
     return arranged, (blank, *rest, *last)
 
 
-def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameScores:
+def read_log_probs(path: Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:
     """A file of frame scores: `logp` (sum of frames, V), `lengths`, `classes`, perhaps `trials`."""
     parts = load_parts(path)
     logp, lengths = parts["logp"], parts["lengths"]
@@ -110,17 +110,17 @@ def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = (
     if "classes" not in parts and logp.shape[1] != len(CLASSES):
         raise UserError(f"{path} does not name its {logp.shape[1]} classes; store them as `classes`")
     classes = parts.get("classes", np.array(CLASSES))
-    arranged, names = arrange(logp, classes.tolist(), str(path), boundary, fold)
+    arranged, names = reorder_classes(logp, classes.tolist(), str(path), boundary, fold)
     ids = tuple(str(i) for i in parts["trials"].tolist()) if "trials" in parts else None
     if ids is not None and len(ids) != len(lengths):
         raise UserError(f"{path}: {len(ids)} names in `trials` for {len(lengths)} trials")
-    refuse_twice(f"{path}, `trials`", ids or ())
+    check_unique_ids(f"{path}, `trials`", ids or ())
     ends = np.cumsum(lengths, dtype=np.int64)
     trials = tuple(np.split(arranged, ends[:-1])) if len(lengths) else ()
-    return FrameScores(names, trials, ids, path.name)
+    return FrameLogProbs(names, trials, ids, path.name)
 
 
-def refuse_twice(where: str, ids: Sequence[str]) -> None:
+def check_unique_ids(where: str, ids: Sequence[str]) -> None:
     """Trials are told apart by their names."""
     seen: set[str] = set()
     for name in ids:
