@@ -33,7 +33,9 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
     model = build(recipe, store, selection)
     optimizer = make_optimizer(model, recipe.optimizer)
     loading, training = [], []

@@ -7,7 +7,7 @@ import torch
 
 from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store
 from arcuate.losses.combined import flow_loss
 from arcuate.models.config import Denoiser as Settings
@@ -131,8 +131,14 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
 def left_over(before: Model, after: Model, store: Store) -> float:
     """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = before.config.settings.front_end.wanted, torch.Generator().manual_seed(0), []
-    for _, batch in length_batches(store, trials, before.config.sessions, wanted, by_length(trials, 8)):
+    wanted, generator, errors = (
+        before.config.settings.front_end.statistics_spec,
+        torch.Generator().manual_seed(0),
+        [],
+    )
+    for _, batch in evaluation_batches(
+        store, trials, before.config.sessions, wanted, group_by_length(trials, 8)
+    ):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():

@@ -93,7 +93,7 @@ def prepare_plan(asked: Asked) -> Plan:
     model = load_model(subject.folder)
     refuse_misfits(model, store, asked)
     day = split_day(store, asked.session, asked.sentences, subject.recipe.front_end.patch)
-    store.refuse_changed((*day.first, *day.rest))
+    store.check_unchanged((*day.first, *day.rest))
     old = old_trials(subject, store, model) if settings.rest else ()
     recipe = derive_recipe(subject.recipe, model.config, asked.session, settings)
     return Plan(asked, run, subject, store, model, recipe, settings, day, old, points(asked, len(day.first)))

@@ -157,7 +157,7 @@ def score_run(
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
     tell_differences(subject, store, split, model.config)
     with nullcontext() if quiet else progress("checking trials") as report:
-        store.refuse_changed(trials, report)
+        store.check_unchanged(trials, report)
     with nullcontext() if quiet else progress("scoring trials") as report:
         results = decode_trials(
             model.to(machine.device),

@@ -14,7 +14,7 @@ from arcuate.cli.console import counted, emit_json, percent, progress, say
 from arcuate.cli.watch import TerminalWatcher
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
-from arcuate.data.config import Bucketed, Days
+from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.evaluation.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
@@ -67,7 +67,7 @@ def train_run(asked: Asked) -> dict[str, Any]:
         refuse_taken(asked.run, asked.resume)
     store = Store.open(asked.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
+    store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # a look into every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
     recipe = settle(recipe, per_epoch / recipe.train.accumulate)
     refuse_early(asked, recipe)
@@ -205,7 +205,12 @@ def train_in(
     recipe, started = training.recipe, time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (world.rank, world.size)
+        store,
+        selection.train,
+        plan,
+        selection.sessions,
+        recipe.front_end.statistics_spec,
+        (world.rank, world.size),
     )
     batches = training_batches(
         planned, training.position, None, worker_count(recipe), pin_memory=machine.device.type == "cuda"
@@ -309,9 +314,9 @@ def announce(
         )
     if not selection.validation:
         lines.append("no validation trials: the last checkpoint will count as the best")
-    if isinstance(batching, Days) and batching.n_sessions > len(selection.sessions):
+    if isinstance(batching, SessionBatching) and batching.n_sessions > len(selection.sessions):
         lines.append(f"a batch holds {sessions}, for the data have no more")
-    if isinstance(batching, Bucketed):
+    if isinstance(batching, BucketedBatching):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
         lines.append(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.store import Statistics
+from arcuate.data.statistics import Statistics
 from arcuate.data.trial import Trial
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis

@@ -92,7 +92,7 @@ def fit_layer(
         settings.seed,
     )
     trials = (*new, *old) if mixing else tuple(new)
-    planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.statistics_spec)
     train(training, training_batches(planned, 0, None, 0), None, device_of(model), watcher, stop)
     return model.eval()
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from arcuate.config import Settings
-from arcuate.data.config import Wanted
+from arcuate.data.config import StatisticsSpec
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = TypeVar("Count")
@@ -76,9 +76,9 @@ class FrontEnd(Settings):
     patch: Patch = Patch()
 
     @property
-    def wanted(self) -> Wanted:
+    def statistics_spec(self) -> StatisticsSpec:
         """Which statistics of a trial's surroundings normalisation needs."""
-        return Wanted(self.normalise, self.log)
+        return StatisticsSpec(self.normalise, self.log)
 
 
 class GRUEncoder(Settings):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from arcuate.config import Settings, parse_settings
-from arcuate.data.config import Augment, Data
+from arcuate.data.config import AugmentationConfig, DataConfig
 from arcuate.losses.config import Loss
 from arcuate.models.config import (
     Denoiser,
@@ -488,7 +488,7 @@ def lead_in(schedule: Any) -> Iterator[tuple[str, int]]:
 class TrainingConfig(Settings):
     """Everything that determines a training run; a recipe adds a name and a description."""
 
-    data: Data = Data()
+    data: DataConfig = DataConfig()
     front_end: FrontEnd = FrontEnd()
     encoder: Encoder = GRUEncoder()
     transducer: Transducer = Transducer()
@@ -497,7 +497,7 @@ class TrainingConfig(Settings):
     output_init: Literal["default", "xavier"] = Field(
         "default", description="how the output layer starts; the '25 release uses xavier"
     )
-    augment: Augment = Augment()
+    augment: AugmentationConfig = AugmentationConfig()
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Constant(rate=1e-3)

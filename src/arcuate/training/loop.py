@@ -17,7 +17,7 @@ from arcuate.losses.config import Loss
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
 from arcuate.run import append_line
-from arcuate.seeds import derive
+from arcuate.seeds import derive_seed
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
 from arcuate.training.config import TrainingConfig
 from arcuate.training.distributed import Encode, World
@@ -129,7 +129,7 @@ def backward(
     seen = torch.zeros(6 + len(HEADS), device=device)
     heard = torch.zeros(len(model.config.classes), device=device)
     for batch in drawn:
-        torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
+        torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, world.rank))
         with autocast(training.precision, device):
             outputs = forward_augmented(model, encode, batch, recipe, weights)
         wanted = training.modes.wanted([t.id for t in batch.trials], device) if training.modes else None
