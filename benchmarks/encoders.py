@@ -28,7 +28,7 @@ from arcuate.data.batching import Batch, BatchStatistics, PlannedBatches, make_p
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
@@ -110,7 +110,7 @@ def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: 
     """CPU seconds of one optimizer step."""
     started = time.process_time()
     outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
-    losses = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
+    losses = weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
     optimizer.zero_grad(set_to_none=True)
     losses.mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

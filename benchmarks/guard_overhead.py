@@ -17,7 +17,7 @@ from arcuate.data.batching import Batch, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import append_line, create_run
 from arcuate.seeds import derive
 from arcuate.training.distributed import World
@@ -49,7 +49,9 @@ def bare_step(training: Training, batch: Batch) -> None:
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)
-    weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
+    weighted_loss(
+        compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
+    ).mean().backward()
     torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
     training.optimizer.step()
     training.step += 1

@@ -23,16 +23,16 @@ from arcuate.evaluation.evaluate import decode_trials
 from arcuate.live.adaptation import make_adapting
 from arcuate.live.decoder import make_engine
 from arcuate.models.config import (
-    Encoder,
-    FrontEnd,
-    GRUEncoder,
+    EncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SmoothingSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
@@ -40,10 +40,10 @@ from arcuate.run import find_checkpoint, open_run
 from arcuate.training.signals import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
-GRU = GRUEncoder(width=12, depth=1)
-SSM = SSMEncoder(width=8, depth=1, heads=2, state=3, taps=3)
-TRANSFORMER = TransformerEncoder(width=8, depth=1, heads=2, expansion=2, context=16, buckets=8)
-KINDS: list[tuple[Encoder, bool]] = [
+GRU = GRUSettings(width=12, depth=1)
+SSM = SSMSettings(width=8, depth=1, n_heads=2, state_dim=3, conv_kernel=3)
+TRANSFORMER = TransformerSettings(width=8, depth=1, n_heads=2, ffn_expansion=2, context=16, n_buckets=8)
+KINDS: list[tuple[EncoderSettings, bool]] = [
     *((encoder, layers) for encoder in (GRU, SSM, TRANSFORMER) for layers in (True, False)),
     (GRU.model_copy(update={"bidirectional": True}), True),
     (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
@@ -58,10 +58,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model that nobody trained, but which is sure of what it says."""
     encoder, layers = request.param
     torch.manual_seed(1)
-    front_end = FrontEnd(
+    front_end = FrontEndSettings(
         normalise="none",
-        smoothing=Smoothing(sd=0.0),
-        session_layer=SessionLayer(enabled=layers),
+        smoothing=SmoothingSettings(sd=0.0),
+        session_layer=SessionLayerSettings(enabled=layers),
         patch=Patch(bins=4, stride=2),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder)

@@ -13,7 +13,7 @@ from arcuate.decoding.transducer import Weights, rescore
 from arcuate.decoding.word_search.both_heads import BothHeads, Heard, lay_out
 from arcuate.decoding.word_search.search import word_search
 from arcuate.errors import UserError
-from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
 from arcuate.run import read_jsonl
 from support.word_search import BOUNDARY, frames

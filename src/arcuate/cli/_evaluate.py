@@ -28,7 +28,7 @@ from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
-from arcuate.models.runtime import set_up
+from arcuate.models.runtime import configure_runtime
 from arcuate.run import Run, find_checkpoint, open_run, read_json
 from arcuate.training.config import Validate
 
@@ -154,7 +154,7 @@ def score_run(
     store = Store.open(data or remembered_store(subject))
     model = load_model(subject.folder)
     trials = choose_trials(subject, store, split, model.config)
-    machine = set_up(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
+    machine = configure_runtime(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
     tell_differences(subject, store, split, model.config)
     with nullcontext() if quiet else progress("checking trials") as report:
         store.refuse_changed(trials, report)

@@ -34,7 +34,7 @@ from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.runtime import set_up
+from arcuate.models.runtime import configure_runtime
 from arcuate.run import Run
 
 
@@ -75,7 +75,7 @@ def follow_run(
     model = load_model(subject.folder)
     trials = choose_trials(subject, store, split, model.config, following.sessions)
     tell_days(store, model, trials)
-    machine = set_up(recipe.runtime, recipe.encoder.width, 1)
+    machine = configure_runtime(recipe.runtime, recipe.encoder.width, 1)
     tell_unmeasured(store, model, settings)
     reader = label_reader(following)
     adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)

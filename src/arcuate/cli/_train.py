@@ -19,9 +19,9 @@ from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.evaluation.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
-from arcuate.models.config import ModelConfig, Runtime
+from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
-from arcuate.models.runtime import Machine, count_cores, set_up
+from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.run import Run, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
@@ -73,7 +73,9 @@ def train_run(asked: Asked) -> dict[str, Any]:
     refuse_early(asked, recipe)
     store.close()  # loading processes start from here, and must not inherit open files
     before = began_with(Run(asked.run)) if asked.resume else {}
-    machine = set_up(same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size)
+    machine = configure_runtime(
+        same_threads(recipe, before), recipe.encoder.width, recipe.data.batching.batch_size
+    )
     precision = choose_precision(recipe.train.precision, machine.device, before.get("precision"))
     parent = check_parent(asked.parent, asked.resume, asked.keep_optimizer)
     model = build(recipe, store, selection).to(machine.device)
@@ -108,7 +110,7 @@ def run_training(
     recipe: Recipe,
     store: Store,
     selection: Selection,
-    machine: Machine,
+    machine: RuntimeChoice,
     precision: Choice,
     parent: Path | None,
     model: Model,
@@ -181,7 +183,7 @@ def began_with(run: Run) -> dict[str, Any]:
     return run.environment() if run.recipe_file.is_file() and run.environment_file.is_file() else {}
 
 
-def same_threads(recipe: Recipe, before: dict[str, Any]) -> Runtime:
+def same_threads(recipe: Recipe, before: dict[str, Any]) -> RuntimeSettings:
     """Another number of threads rounds differently: a resumed run keeps the one it had, unless told otherwise."""
     told = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
     had = before.get("threads")
@@ -199,7 +201,7 @@ def build(recipe: Recipe, store: Store, selection: Selection) -> Model:
 
 
 def train_in(
-    training: Training, store: Store, selection: Selection, machine: Machine, world: World
+    training: Training, store: Store, selection: Selection, machine: RuntimeChoice, world: World
 ) -> dict[str, Any]:
     """Train what is left to train; the run folder is there and the state is the one to start from."""
     recipe, started = training.recipe, time.perf_counter()
@@ -283,7 +285,7 @@ def announce(
     store: Store,
     selection: Selection,
     n_parameters: int,
-    machine: Machine,
+    machine: RuntimeChoice,
     precision: Choice,
     world: World,
 ) -> list[str]:

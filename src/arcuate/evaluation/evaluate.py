@@ -17,8 +17,8 @@ from arcuate.decoding.joint import JointBeam, search_both
 from arcuate.decoding.transducer import Beam, Greedy, refuse_without, rescore
 from arcuate.decoding.transducer import search as search_transducer
 from arcuate.evaluation.metrics import Score, bootstrap_interval, score, total
-from arcuate.losses.combined import HEADS, head_losses, weigh
-from arcuate.losses.config import Loss
+from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
+from arcuate.losses.config import LossSettings
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.progress import Progress
@@ -66,7 +66,7 @@ def decode_trials(
     trials: Sequence[TrialInfo],
     *,
     batch_size: int = 32,
-    loss: Loss | None = None,
+    loss: LossSettings | None = None,
     keep_scores: bool = False,
     keep_frames: bool = False,
     search: Search = greedy,
@@ -91,8 +91,8 @@ def decode_trials(
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, said)
             losses, by_head = None, {}
             if loss is not None:
-                by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
-                losses = weigh(by_head, loss).tolist() if by_head else None
+                by_head = compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
+                losses = weighted_loss(by_head, loss).tolist() if by_head else None
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             frames = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
@@ -192,7 +192,7 @@ COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_tri
 
 def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
     """Counts and summed losses by session, in a form that adds up over processes. (sessions, 8 + heads)"""
-    sums = torch.zeros(len(sessions), len(COUNTS) + len(HEADS), dtype=torch.float64)
+    sums = torch.zeros(len(sessions), len(COUNTS) + len(LOSS_NAMES), dtype=torch.float64)
     for result in results:
         if result.score is not None:
             counted = result.score
@@ -205,7 +205,7 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
                 1,
                 result.mode is not None and result.said_mode == result.trial.mode,
                 result.mode is not None and result.trial.mode in MODES,
-                *((result.losses or {}).get(head, 0.0) for head in HEADS),
+                *((result.losses or {}).get(head, 0.0) for head in LOSS_NAMES),
             )
             sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
     return sums
@@ -213,13 +213,13 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
 
 def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any]:
     """What a validation row of metrics.jsonl says."""
-    whole = dict(zip((*COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
+    whole = dict(zip((*COUNTS, *LOSS_NAMES), sums.sum(0).tolist(), strict=True))
     errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
     return {
         "loss": whole["loss"] / whole["n_trials"]
         if whole["n_trials"] and whole["loss"] == whole["loss"]
         else None,
-        "losses": {head: whole[head] / whole["n_trials"] for head in HEADS if whole[head]},
+        "losses": {head: whole[head] / whole["n_trials"] for head in LOSS_NAMES if whole[head]},
         "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
         **({"mode_accuracy": whole["n_right"] / whole["n_modes"]} if whole["n_modes"] else {}),
         **{name: int(whole[name]) for name in COUNTS[:4]},
