@@ -19,7 +19,6 @@ from arcuate.models.config import (
     SmoothingSettings,
 )
 from arcuate.models.front_end import (
-    count_frames,
     extract_patches,
     gaussian_kernel,
     normalise,
@@ -64,8 +63,8 @@ def test_official_sizes():
 @pytest.mark.parametrize(("n_bins", "n_frames"), [(0, 1), (13, 1), (14, 1), (17, 1), (18, 2), (800, 197)])
 def test_count_frames(n_bins, n_frames):
     patch = Patch(bins=14, stride=4)
-    assert count_frames(n_bins, patch) == n_frames
-    assert count_frames(torch.tensor([n_bins]), patch).tolist() == [n_frames]
+    assert patch.count_frames(n_bins) == n_frames
+    assert patch.count_frames(torch.tensor([n_bins])).tolist() == [n_frames]
 
 
 def test_parameter_groups_hold_every_parameter_once():
