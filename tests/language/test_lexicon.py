@@ -8,7 +8,7 @@ import pytest
 from arcuate.data import g2p
 from arcuate.data.alphabet import CLASSES, INDEX
 from arcuate.errors import UserError
-from arcuate.language.lexicon import default_lexicon, open_lexicon, read_lexicon, spelled_lexicon
+from arcuate.language.lexicon import default_lexicon, grapheme_lexicon, open_lexicon, read_lexicon
 
 SEVERAL = "you\tY UW\nyou\tY AH\new\tIY UW\nyew\tY UW\nyou\tY UW\n"
 
@@ -90,11 +90,11 @@ def test_words_and_names_can_be_added(tmp_path: Path) -> None:
 
 def test_words_spelt_in_characters() -> None:
     classes = ("BLANK", ">", *"'abcdefghijklmnopqrstuvwxyz")
-    lexicon, unspelt = spelled_lexicon(["it's", "so", "naïve", "so", ""], classes)
+    lexicon, unspelt = grapheme_lexicon(["it's", "so", "naïve", "so", ""], classes)
     assert lexicon.words == ("it's", "so") and unspelt == ("naïve", "")
     assert lexicon.entry(0) == ("i", "t", "'", "s")
     with pytest.raises(UserError, match="no word"):
-        spelled_lexicon(["ñ"], classes)
+        grapheme_lexicon(["ñ"], classes)
 
 
 @pytest.mark.shared

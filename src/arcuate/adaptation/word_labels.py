@@ -7,8 +7,8 @@ import numpy as np
 from arcuate.data import alphabet as tokens
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.pronunciation import pronounce
-from arcuate.decoding.frame_scores import arrange
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch
 
 AT_ONCE = 1 << 30  # frames of a search that nobody waits for
@@ -21,7 +21,7 @@ def word_labels(search: WordSearch, n_frames: int = AT_ONCE) -> Callable[[np.nda
     """
 
     def label(log_probs: np.ndarray) -> Sequence[int]:
-        frames, state = arrange(log_probs, CLASSES, "the trial")[0], search.start()
+        frames, state = reorder_classes(log_probs, CLASSES, "the trial")[0], search.start()
         for first in range(0, len(frames), n_frames):
             state = search.step(state, frames[first : first + n_frames])
         return said_as_tokens(search, search.finish(state))

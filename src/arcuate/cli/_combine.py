@@ -10,8 +10,8 @@ from rich.table import Table
 from arcuate.cli._submit import WORDS, find_decodings, missing_words
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.data.alphabet import names
-from arcuate.decoding.frame_scores import FrameScores
 from arcuate.decoding.greedy import greedy
+from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import (
     choose_by_features,
@@ -50,8 +50,8 @@ from arcuate.evaluation.metrics import (
 )
 from arcuate.evaluation.significance import score_difference
 from arcuate.files import check_target
+from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.open import open_model
 from arcuate.run import open_run, read_jsonl, write_lines
 
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
@@ -291,7 +291,7 @@ def find_labels(asked: Asked) -> dict[str, list[str]]:
 
 
 def phoneme_errors(
-    files: list[FrameScores], pooled: list[np.ndarray], labels: dict[str, list[str]]
+    files: list[FrameLogProbs], pooled: list[np.ndarray], labels: dict[str, list[str]]
 ) -> dict[str, Any]:
     trials = files[0].ids or ()
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.data.trial import BIN_S
-from arcuate.decoding.greedy import Span, spans
+from arcuate.decoding.greedy import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
 from arcuate.insight.report.axes import Scale, columns_axis, place, rule, shade, text
 from arcuate.insight.report.evidence import Decoding, Evidence, Example
@@ -81,7 +81,7 @@ def trial_figure(example: Example, decoding: Decoding | None, stride: int, name:
 
 def trial_drawing(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
     n_bins, n_frames = len(example.bins), len(example.log_probs)
-    found = spans(np.nan_to_num(example.log_probs, nan=-np.inf))
+    found = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     plot = min(max(1020.0, 19.0 * len(found)), 4000.0)
     right = LEFT + plot
     n_wide = max(n_bins, n_frames * stride)
@@ -162,7 +162,7 @@ def token_name(token: int) -> str:
     return CLASSES[token] if token < len(CLASSES) else str(token)
 
 
-def read_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]:
+def read_labels(found: Sequence[TokenSpan], decoding: Decoding | None) -> list[Label]:
     """The decoded tokens at their times, marked where they are wrong."""
     reference = decoding.reference if decoding else None
     labels = []
@@ -180,7 +180,7 @@ def read_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]
     return labels
 
 
-def said_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]:
+def said_labels(found: Sequence[TokenSpan], decoding: Decoding | None) -> list[Label]:
     """The reference at the times of what it was read as; missed phonemes evenly between their neighbours."""
     if decoding is None or decoding.reference is None:
         return []
