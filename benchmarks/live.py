@@ -31,7 +31,7 @@ import torch
 from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.experiments.recipe import load_recipe
@@ -140,8 +140,8 @@ def streams(asked: argparse.Namespace) -> dict[str, Any]:
     gc.freeze()
     if asked.first:  # all cores
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    for _ in range(round(asked.seconds / BIN_S)):
-        due += BIN_S
+    for _ in range(round(asked.seconds / BIN_SECONDS)):
+        due += BIN_SECONDS
         found.n_late += wait_until(due)
         for k, decoder in enumerate(decoders):
             if not left[k]:

@@ -23,7 +23,7 @@ from arcuate.adaptation.stream import (
     summarise_courses,
 )
 from arcuate.adaptation.word_labels import say, word_labels
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.config import Augment
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
@@ -487,7 +487,7 @@ def spoken(*phonemes: str) -> np.ndarray:
 def test_words_are_labelled_as_the_lexicon_says_them(n_frames: int) -> None:
     """In English "b" is said B IY; this lexicon knows better, and it is what the search has heard."""
     label = word_labels(small_search(), n_frames)
-    assert names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
+    assert token_names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
     silent = np.log(np.full((6, len(CLASSES)), 1e-6) + np.eye(len(CLASSES))[[0] * 6])
     assert label((silent - np.logaddexp.reduce(silent, axis=1)[:, None]).astype(np.float32)) == ()
 

@@ -126,8 +126,13 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
+<<<<<<< HEAD
     selection = select(store, recipe.data, recipe.front_end.patch)
     model = build_model(recipe, store, selection)
+=======
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+    model = build(recipe, store, selection)
+>>>>>>> main
     modes = learn_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
     assert np.mean(right) >= 0.95
@@ -156,7 +161,7 @@ def rows(run: Path) -> list[dict]:
 def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     recipe = run_recipe(Run(run))
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = [replace(t, mode=None) for t in selection.validation]
     summary = summarise(decode_trials(build_model(recipe, store, selection), store, trials), n_resamples=10)
     assert not {"mode_accuracy", "per_by_mode"} & summary.keys()
@@ -187,7 +192,7 @@ def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None
     """As in the real releases: nothing known, everything inferred, training goes on."""
     store = Store.open(cohort_store)
     recipe = load_recipe("tiny", SMALL)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = tuple(replace(t, mode=None) for t in selection.train)
     modes = learn_modes(build_model(recipe, store, selection), store, trials)
     assert len(modes.vocalised) == len(trials)

@@ -145,7 +145,7 @@ def old_trials(subject: Subject, store: Store, model: Model) -> tuple[TrialInfo,
         return ()
     limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
     data = subject.recipe.data.model_copy(update=limits)
-    return select(store, data, subject.recipe.front_end.patch).train
+    return select(store, data, subject.recipe.front_end.patch.count_frames).train
 
 
 def announce(plan: Plan) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from arcuate.cli._submit import WORDS, find_decodings, missing_words
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.data.alphabet import names
+from arcuate.data.alphabet import token_names
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
@@ -297,7 +297,9 @@ def phoneme_errors(
 
     def scores(frames: tuple[np.ndarray, ...] | list[np.ndarray]) -> list[Score]:
         return [
-            score(labels[t], names(greedy(f))) for t, f in zip(trials, frames, strict=True) if t in labels
+            score(labels[t], token_names(greedy(f)))
+            for t, f in zip(trials, frames, strict=True)
+            if t in labels
         ]
 
     single, mean = [scores(file.trials) for file in files], scores(pooled)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rich.table import Table
 
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
 from arcuate.decoding.transducer import require_transducer
@@ -242,7 +242,7 @@ def choose_trials(subject: Subject, store: Store, split: str, config: ModelConfi
             f"the model has {config.n_channels} channels, {store.path.name} has {store.n_channels}"
         )
     recipe = subject.recipe
-    trials = trials_of_split(store, recipe.data, recipe.front_end.patch, split, config.sessions)
+    trials = select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, config.sessions)
     if not trials:
         raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
     return trials

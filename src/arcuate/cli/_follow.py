@@ -24,7 +24,7 @@ from arcuate.cli._evaluate import (
 )
 from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -123,7 +123,9 @@ def choose_trials(
     recipe = subject.recipe
     known = tuple(s for s in config.sessions if s in wanted)
     stored = "train" if split == "dev" else split
-    chosen = trials_of_split(store, recipe.data, recipe.front_end.patch, split, known) if known else ()
+    chosen = (
+        select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, known) if known else ()
+    )
     new = [
         t
         for t in store.trials

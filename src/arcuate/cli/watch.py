@@ -8,6 +8,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from arcuate.cli.console import bar, counted, err, percent, say
+from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
 
 _SAMPLE_WIDTH = 100
@@ -100,5 +101,10 @@ def align_lines(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Te
     return above, below
 
 
+<<<<<<< HEAD
 def _short(phoneme: str) -> str:
     return "|" if phoneme == "SIL" else phoneme
+=======
+def short(phoneme: str) -> str:
+    return "|" if phoneme == SILENCE_NAME else phoneme
+>>>>>>> main

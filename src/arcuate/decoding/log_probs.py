@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
 
 TOLERANCE = 0.02  # of a frame's sum, in nat: float16 files stay within 0.001
-BLANKS = ("BLANK", "<ctc>", "<blank>", "<pad>", "_")
-BOUNDARY_NAMES = ("SIL", "|", ">", "<space>", " ")
 
 
 def check_log_probs(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:
@@ -54,7 +52,7 @@ class FrameLogProbs:
     @property
     def boundary(self) -> int:
         """Class index of the word boundary, -1 where there is none."""
-        return len(self.classes) - 1 if self.classes[-1] in BOUNDARY_NAMES else -1
+        return boundary_index(self.classes)
 
 
 def reorder_classes(
@@ -68,9 +66,9 @@ def reorder_classes(
     names = [str(name) for name in classes]
     if len(set(names)) != len(names) or len(names) != logp.shape[1]:
         raise UserError(f"{where}: {logp.shape[1]} columns need as many distinct class names, not {names}")
-    blank = next((name for name in BLANKS if name in names), None)
+    blank = next((name for name in BLANK_NAMES if name in names), None)
     if blank is None:
-        raise UserError(f"{where}: none of the classes is the blank; call it {' or '.join(BLANKS[:3])}")
+        raise UserError(f"{where}: none of the classes is the blank; call it {' or '.join(BLANK_NAMES[:3])}")
     edge = boundary if boundary is not None else next((b for b in BOUNDARY_NAMES if b in names), None)
     folded = tuple(fold)
     unknown = [name for name in (*folded, *([edge] if edge else [])) if name not in names]
@@ -94,11 +92,7 @@ def reorder_classes(
         columns = [names.index(name) for name in (str(edge), *folded)]
         arranged = np.array(arranged, np.float32)
         arranged[:, -1] = np.logaddexp.reduce(logp[:, columns].astype(np.float32), axis=1)
-    last = (
-        ["SIL" if edge == "SIL" else BOUNDARY_NAMES[2] if edge not in BOUNDARY_NAMES else edge]
-        if edge
-        else []
-    )
+    last = [edge if edge in BOUNDARY_NAMES else ">"] if edge else []
     return arranged, (blank, *rest, *last)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import by_length, length_batches
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -250,8 +250,8 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "mode": trial.mode,
         **({"mode_said": result.said_mode} if result.mode is not None else {}),
         "text": trial.text,
-        "reference": names(trial.tokens) if trial.tokens is not None else None,
-        "hypothesis": names(result.tokens),
+        "reference": token_names(trial.tokens) if trial.tokens is not None else None,
+        "hypothesis": token_names(result.tokens),
         "substitutions": counted.substitutions if counted else None,
         "insertions": counted.insertions if counted else None,
         "deletions": counted.deletions if counted else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
 from arcuate.data.g2p import guess
 from arcuate.data.pronunciation import dictionary, dictionary_entries
 from arcuate.errors import UserError
@@ -138,7 +138,7 @@ def _check(path: Path, number: int, word: str, phones: list[str], known: frozens
     if known.issuperset(phones):
         return
     for phone in phones:
-        if phone in ("SIL", "BLANK"):
+        if phone in (SILENCE_NAME, BLANK_NAME):
             raise UserError(
                 f"{where}: {phone} in '{word}' is no phoneme of a word; leave it out, the search adds it"
             )

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.state import Day
-from arcuate.data.alphabet import SILENCE
+from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
 from arcuate.data.readers.source import safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
@@ -404,8 +404,7 @@ def open_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} is over other classes than the model; give one that fits")
-    has_boundary = classes[-1] in ("SIL", "|", ">", "<space>", " ")
-    return build_word_search(words, ngram, decoding, boundary=len(classes) - 1 if has_boundary else -1)
+    return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
 
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
@@ -416,7 +415,7 @@ def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | No
     rolling = rolling_model(model) if rolls else model
     names = model.config.classes
     columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-    silence = names.index("SIL") if "SIL" in names else SILENCE if len(names) > SILENCE else -1
+    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
     order = tuple(int(c) for c in columns[0])
     return Engine(model, rolling, search, rescorer, order, silence, find_delay(model), threading.Lock())
 
