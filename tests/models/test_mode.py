@@ -126,13 +126,8 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
-<<<<<<< HEAD
-    selection = select(store, recipe.data, recipe.front_end.patch)
-    model = build_model(recipe, store, selection)
-=======
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    model = build(recipe, store, selection)
->>>>>>> main
+    model = build_model(recipe, store, selection)
     modes = learn_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
     assert np.mean(right) >= 0.95

@@ -101,10 +101,5 @@ def align_lines(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Te
     return above, below
 
 
-<<<<<<< HEAD
 def _short(phoneme: str) -> str:
-    return "|" if phoneme == "SIL" else phoneme
-=======
-def short(phoneme: str) -> str:
     return "|" if phoneme == SILENCE_NAME else phoneme
->>>>>>> main

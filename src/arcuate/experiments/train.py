@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from arcuate.config import Overrides
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import Bucketed, Days
 from arcuate.data.selection import Selection, select
@@ -123,7 +123,7 @@ def train(
     if not dry_run:
         refuse_taken(run.path, resume)
     store = data if isinstance(data, Store) else Store.open(Path(data))
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # one trial of every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
     recipe = settle(recipe, per_epoch / recipe.train.accumulate)
@@ -398,7 +398,7 @@ def _validator(
             model, setup.store, trials, batch_size=settings.batch_size, loss=training.loss, search=search
         )
         if results and results[0].trial.tokens is not None:
-            show_sample(names(results[0].trial.tokens), names(results[0].tokens))
+            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
         sums = world.sum(session_sums(results, selection.sessions))
         cost = {"seconds": time.perf_counter() - started}
         return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}
