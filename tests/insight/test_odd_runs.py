@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import pytest
 
 import arcuate as package
 from arcuate.cli._evaluate import evaluate_command, evaluate_run
-from arcuate.cli._train import Asked, train_run
+from arcuate.data.batching import training_batches
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.import_checkpoint import _Args
 from arcuate.run import Run, open_run
@@ -29,7 +29,7 @@ FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.ch
 @pytest.fixture(scope="module")
 def trained(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("odd") / "run"
-    train_run(Asked("tiny", FEW, cohort_store, path))
+    train("tiny", cohort_store, path, overrides=FEW)
     return path
 
 
@@ -95,21 +95,20 @@ def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store:
     session = spoil_session(store)
     for resume, path in ((True, run), (False, run.with_name("new"))):
         with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
-            train_run(Asked("tiny", FEW, store, path, resume=resume))
+            train("tiny", store, path, overrides=FEW, resume=resume)
 
 
 def test_loading_processes_inherit_no_open_files(
     cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = import_module("arcuate.cli._train")
-    start, seen = train.training_batches, []
+    start, seen = training_batches, []
 
     def watched(planned: Any, *rest: Any, **options: Any) -> Any:
         seen.append(dict(planned.store._files))
         return start(planned, *rest, **options)
 
-    monkeypatch.setattr(train, "training_batches", watched)
-    train_run(Asked("tiny", FEW, cohort_store, tmp_path / "run"))
+    monkeypatch.setattr("arcuate.experiments.train.training_batches", watched)
+    train("tiny", cohort_store, tmp_path / "run", overrides=FEW)
     assert seen == [{}]
 
 
@@ -119,7 +118,7 @@ def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(
     hashes = json.loads((store / "manifest.json").read_text())["hashes"]
     edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
     with pytest.raises(UserError, match="other data"):
-        train_run(Asked("tiny", FEW, store, run, resume=True))
+        train("tiny", store, run, overrides=FEW, resume=True)
     same = evaluate_run(Run(run), "val", None, "best", None, None)
     capsys.readouterr()
     other = evaluate_run(Run(run), "val", store, "best", None, None)
