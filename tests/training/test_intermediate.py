@@ -146,4 +146,4 @@ def test_refusals(overrides, words):
 
 
 def test_weight_0_costs_nothing():
-    assert IntermediateSettings(layers=(1,), weight=0.0).counted == ()
+    assert IntermediateSettings(layers=(1,), weight=0.0).active_layers == ()
