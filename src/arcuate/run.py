@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import yaml
@@ -92,8 +92,19 @@ class Run:
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
-def open_run(path: Path) -> Run:
-    """A run folder, or the model folder that `arcuate import` made."""
+class HasPath(Protocol):
+    """Anything that belongs to a run folder, such as a `Run` or the result of `arcuate.train`."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+RunLike = str | Path | HasPath
+
+
+def open_run(run: RunLike) -> Run:
+    """Open a run folder, or the model folder of `arcuate import`."""
+    path = Path(run) if isinstance(run, str | Path) else Path(run.path)
     if not path.is_dir():
         raise UserError(
             f"there is no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
