@@ -38,7 +38,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
 from arcuate.live.decoder import make_engine, open_search, warm_up
 from arcuate.live.sources.replay import Prepared, prepare_replay
-from arcuate.models.config import ModelCard, ModelSettings
+from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model, State
 from arcuate.run import Run
@@ -62,7 +62,9 @@ def full_model(told: Iterator[np.ndarray]) -> Prompted:
     settings = ModelSettings(front_end=recipe.front_end, encoder=recipe.encoder)
     sessions = tuple(f"session{i}" for i in range(45))
     torch.manual_seed(0)
-    model = Prompted(ModelCard(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)).eval()
+    model = Prompted(
+        ModelConfig(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)
+    ).eval()
     model.told = told
     return model
 
@@ -116,7 +118,7 @@ def warmed(engine: Any) -> Any:
 
 def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
     decoder = StreamingDecoder.load(run)
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     store = Store.open(Path(str(Run(run).data()["path"])))
     return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log)
 

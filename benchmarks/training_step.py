@@ -26,7 +26,7 @@ from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     Patch,
     SessionLayer,
@@ -72,7 +72,7 @@ def make_ours() -> Model:
         output_init="xavier",
     )
     sessions = tuple(f"session-{i:02d}" for i in range(N_SESSIONS))
-    return Model(ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=sessions, classes=CLASSES))
+    return Model(ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=sessions, classes=CLASSES))
 
 
 def make_step(side: str) -> Callable[[], float]:

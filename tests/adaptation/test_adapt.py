@@ -98,7 +98,7 @@ def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
     adapter = adapter_of(new_days, "none")
     trial = trials_of(store, DRIFTED)[0]
     bins = normalised_bins(adapter, store, trial)
-    second = torch.tensor([model.card.sessions.index(SECOND)])
+    second = torch.tensor([model.config.sessions.index(SECOND)])
     with torch.inference_mode():
         expected = model.encode(bins[None], torch.tensor([len(bins)]), second).log_probs["ctc"][0]
     course = follow(adapter, store, [trial], keep_scores=True)[0]
@@ -422,23 +422,23 @@ def test_statistics_need_the_known_day(new_days: Path) -> None:
 def test_a_model_without_session_layers_reads_the_same_with_them_added(
     tmp_path: Path, new_days: Path
 ) -> None:
-    from arcuate.models.config import ModelCard
+    from arcuate.models.config import ModelConfig
     from arcuate.models.model import Model
 
-    card = load_model(find_checkpoint(new_days / "run")).card
-    tree = card.model_dump()
+    config = load_model(find_checkpoint(new_days / "run")).config
+    tree = config.model_dump()
     tree["settings"]["front_end"]["session_layer"]["enabled"] = False
     torch.manual_seed(0)
-    model = Model(ModelCard.model_validate(tree)).eval()
-    bins, n_bins = torch.randn(2, 30, card.n_channels), torch.tensor([30, 22])
+    model = Model(ModelConfig.model_validate(tree)).eval()
+    bins, n_bins = torch.randn(2, 30, config.n_channels), torch.tensor([30, 22])
     session = torch.tensor([0, 1])
     with torch.inference_mode():
         plain = model(bins, n_bins, session).log_probs["ctc"]
         grown = with_session(model, "t15.2030.09.09", FIRST)
         added = grown.eval()(bins, n_bins, torch.tensor([0, 2])).log_probs["ctc"]
     assert (
-        grown.card.sessions[-1] == "t15.2030.09.09"
-        and not model.card.settings.front_end.session_layer.enabled
+        grown.config.sessions[-1] == "t15.2030.09.09"
+        and not model.config.settings.front_end.session_layer.enabled
     )
     torch.testing.assert_close(plain, added, atol=1e-5, rtol=0)
 

@@ -19,7 +19,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.losses.config import CTC, RNNT, Loss
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Transducer
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Transducer
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run, read_jsonl
@@ -40,7 +40,7 @@ def make_model(settings: Transducer) -> Model:
     model = ModelSettings(
         front_end=front_end, encoder=GRUEncoder(width=5, depth=1, dropout=0.0), transducer=settings
     )
-    return Model(ModelCard(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
+    return Model(ModelConfig(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
 
 
 def make_batch() -> tuple:
@@ -136,7 +136,7 @@ def test_one_trial_is_read_as_the_pages_show() -> None:
     """Outputs of one trial go into a search as they are: no padding, no gradient to take off."""
     model = make_model(KINDS[1])
     decoder = Decoder(model.eval())
-    bins = torch.randn(30, model.card.n_channels).numpy()
+    bins = torch.randn(30, model.config.n_channels).numpy()
     outputs = decoder.outputs(bins, decoder.sessions[0])
     scores = outputs.log_probs["ctc"][0].numpy()
     assert (scores == decoder.scores(bins, decoder.sessions[0])).all()

@@ -14,7 +14,7 @@ from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import to_model
 from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
 from arcuate.live.decoder import StreamingDecoder, make_engine
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings
 from arcuate.models.model import Model
 
 # every phoneme is a word, and some pairs are: whatever a random model says can be read
@@ -66,13 +66,13 @@ def small_model(
 ) -> Model:
     torch.manual_seed(seed)
     front_end = FrontEnd(normalise=normalise, rolling_bins=200)
-    card = ModelCard(
+    config = ModelConfig(
         settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=12, depth=2)),
         n_channels=n_channels,
         sessions=sessions,
         classes=CLASSES,
     )
-    model = Model(card).eval()
+    model = Model(config).eval()
     with torch.no_grad():
         model.head.weight.mul_(6.0)
     return model

@@ -9,7 +9,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.joint import JointBeam, search_both
 from arcuate.experiments.recipe import load_recipe
 from arcuate.losses.combined import HEADS, head_losses, weigh
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 
 SMALL = ["encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"]
@@ -27,8 +27,8 @@ ODD = {
 def make_model(*overrides: str) -> tuple[Model, object]:
     recipe = load_recipe("mode-ssm-small", [*SMALL, *overrides])
     torch.manual_seed(0)
-    card = ModelCard(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES)
-    return Model(card), recipe.loss
+    config = ModelConfig(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES)
+    return Model(config), recipe.loss
 
 
 @pytest.mark.parametrize("odd", ODD)

@@ -283,7 +283,7 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
         raise UserError(
             f"{store.path} has {store.n_channels} channels where the model reads {decoder.n_channels}"
         )
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     split = None if asked.split == "all" else asked.split
     sessions = decoder.sessions if asked.adapt is None else store.sessions
     found = prepare_replay(store, sessions, front_end.normalise, front_end.log, split, asked.session)
@@ -302,7 +302,7 @@ def in_recorded_order(prepared: "Prepared", decoder: "StreamingDecoder") -> "Pre
 
 def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     """A model that normalises begins with the statistics of its last session, where a store has them."""
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     if front_end.normalise == "none" or asked.data is None:
         return
     store = open_store(asked)
@@ -346,7 +346,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
     with progress("loading the model, the lexicon and the language model"):
         decoder = load_decoder(asked)
         prepared = open_replay(asked, decoder)
-    patch = decoder.engine.model.card.settings.front_end.patch
+    patch = decoder.engine.model.config.settings.front_end.patch
     with progress("replaying") as report:
         found = time_stream(decoder, replayed(decoder, prepared), seconds, real_time, report)
     decoder.settle()

@@ -19,7 +19,7 @@ from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.evaluation.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
-from arcuate.models.config import ModelCard, Runtime
+from arcuate.models.config import ModelConfig, Runtime
 from arcuate.models.model import Model
 from arcuate.models.runtime import Machine, count_cores, set_up
 from arcuate.run import Run, refuse_taken
@@ -192,10 +192,10 @@ def same_threads(recipe: Recipe, before: dict[str, Any]) -> Runtime:
 
 def build(recipe: Recipe, store: Store, selection: Selection) -> Model:
     torch.manual_seed(recipe.train.seed)
-    card = ModelCard(
+    config = ModelConfig(
         settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=CLASSES
     )
-    return Model(card)
+    return Model(config)
 
 
 def train_in(

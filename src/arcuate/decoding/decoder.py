@@ -27,11 +27,11 @@ class Decoder:
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        return self.model.card.sessions
+        return self.model.config.sessions
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.model.card.classes
+        return self.model.config.classes
 
     def scores(
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
@@ -76,12 +76,12 @@ class Decoder:
         return Hypothesis(tuple(greedy(log_probs)), {"acoustic": float(log_probs.max(axis=1).sum())})
 
     def _check(self, bins: torch.Tensor, session: str | None, statistics: Statistics | None) -> None:
-        n_channels = self.model.card.n_channels
+        n_channels = self.model.config.n_channels
         if bins.ndim != 2 or bins.shape[1] != n_channels or not len(bins):
             raise UserError(f"bins must have shape (T, {n_channels}) with T >= 1, not {tuple(bins.shape)}")
         if not bool(torch.isfinite(bins).all()):
             raise UserError("bins contain NaN or infinite values; replace them, for example by 0")
-        front_end = self.model.card.settings.front_end
+        front_end = self.model.config.settings.front_end
         if session not in self.sessions and (session is not None or front_end.session_layer.enabled):
             raise UserError(
                 f"session {session!r} is unknown to this model; it knows {', '.join(self.sessions)}"

@@ -205,7 +205,7 @@ def make_adapting(
     progress: Progress | None = None,
 ) -> Adapting:
     """An adapter for streams: a trial's own input is never there before it is read."""
-    if search is not None and model.card.classes != CLASSES:
+    if search is not None and model.config.classes != CLASSES:
         raise UserError(
             "adapting to words needs the classes of this benchmark; decode phonemes, with lm=None"
         )
@@ -251,9 +251,9 @@ def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store
     if data is None:
         return None
     store = data if isinstance(data, Store) else Store.open(data)
-    if store.n_channels != model.card.n_channels:
+    if store.n_channels != model.config.n_channels:
         raise UserError(
-            f"{store.path} has {store.n_channels} channels where the model reads {model.card.n_channels}"
+            f"{store.path} has {store.n_channels} channels where the model reads {model.config.n_channels}"
         )
     return store
 

@@ -128,10 +128,10 @@ class StreamingDecoder:
         self, engine: Engine, session: str | None = None, statistics: Statistics | None = None
     ) -> None:
         self.engine = engine
-        self._past = as_past(None, engine.model.card.n_channels)
+        self._past = as_past(None, engine.model.config.n_channels)
         self._now: _Sentence
         self._statistics: Statistics | None = None
-        self.session = session or engine.model.card.sessions[-1]
+        self.session = session or engine.model.config.sessions[-1]
         self.follower: Follower | None = None
         if engine.adapting is not None:
             self.check_session(self.session)
@@ -184,11 +184,11 @@ class StreamingDecoder:
 
     @property
     def n_channels(self) -> int:
-        return self.engine.model.card.n_channels
+        return self.engine.model.config.n_channels
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        return self.engine.model.card.sessions
+        return self.engine.model.config.sessions
 
     @property
     def delay(self) -> Delay:
@@ -253,7 +253,7 @@ class StreamingDecoder:
 
     def push_scores(self, log_probs: np.ndarray) -> Partial:
         """Frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
-        frames = check_frames(log_probs, self.engine.model.card.classes)
+        frames = check_frames(log_probs, self.engine.model.config.classes)
         self._take(torch.from_numpy(frames)[None], self._now.model, None)
         return self.partial()
 
@@ -322,11 +322,11 @@ class StreamingDecoder:
 
     @property
     def _normalises(self) -> bool:
-        return self.engine.model.card.settings.front_end.normalise != "none"
+        return self.engine.model.config.settings.front_end.normalise != "none"
 
     @property
     def _no_frames(self) -> np.ndarray:
-        return np.empty((0, len(self.engine.model.card.classes)), np.float32)
+        return np.empty((0, len(self.engine.model.config.classes)), np.float32)
 
     @property
     def _device(self) -> torch.device:
@@ -375,7 +375,7 @@ class StreamingDecoder:
 
     def _remember(self) -> None:
         if self._rolls and self._now.bins:
-            front_end = self.engine.model.card.settings.front_end
+            front_end = self.engine.model.config.settings.front_end
             bins = np.concatenate(self._now.bins)
             self._past = remember(self._past, bins, front_end.log, front_end.rolling_bins)
 
@@ -383,7 +383,7 @@ class StreamingDecoder:
         return tuple(greedy(self.log_probs()))
 
     def _phonemes(self) -> list[str]:
-        return [self.engine.model.card.classes[token] for token in self._tokens()]
+        return [self.engine.model.config.classes[token] for token in self._tokens()]
 
     def _spelled(self) -> Hypothesis:
         best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
@@ -399,7 +399,7 @@ class StreamingDecoder:
 
 def open_search(model: Model, lm: str, lexicon: str, decoding: Decoding) -> WordSearch:
     """The word search of `arcuate decode`, over the classes of a model."""
-    names = model.card.classes
+    names = model.config.classes
     _, classes = arrange(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
@@ -409,12 +409,12 @@ def open_search(model: Model, lm: str, lexicon: str, decoding: Decoding) -> Word
 
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
-    refuse_both_ways(model.card.settings.encoder.causal)
+    refuse_both_ways(model.config.settings.encoder.causal)
     model = model.eval()
     hold_still(model)
-    rolls = model.card.settings.front_end.normalise == "block"
+    rolls = model.config.settings.front_end.normalise == "block"
     rolling = rolling_model(model) if rolls else model
-    names = model.card.classes
+    names = model.config.classes
     columns, _ = arrange(np.arange(len(names), dtype=np.float32)[None], names, "the model")
     silence = names.index("SIL") if "SIL" in names else SILENCE if len(names) > SILENCE else -1
     order = tuple(int(c) for c in columns[0])

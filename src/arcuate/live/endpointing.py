@@ -39,7 +39,7 @@ class Listener:
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
-        self._stride = decoder.engine.model.card.settings.front_end.patch.stride
+        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
         self._frame_s = self._stride * BIN_S
         self.state: Literal["closed", "listening", "speaking"] = "listening"
         self._opened = not settings.start.closed

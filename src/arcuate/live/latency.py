@@ -63,18 +63,18 @@ class Delay:
 
 def find_delay(model: Model) -> Delay:
     """Smoothing and stride by their settings; the encoder by watching when its frames come out."""
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     ahead = model.front_end.right
     return Delay(ahead * MS, (patch.stride - 1) * MS, max(0, watch(model) - ahead) * MS)
 
 
 def watch(model: Model) -> int:
     """Bins between the last bin of a patch and its frame, at most."""
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     state, n_out, late = model.start(0, _nothing(model)), 0, 0
     with torch.inference_mode():
         for n_in in range(1, patch.bins + 40 * patch.stride + model.front_end.right):
-            bins = torch.zeros(1, 1, model.card.n_channels, device=model.head.weight.device)
+            bins = torch.zeros(1, 1, model.config.n_channels, device=model.head.weight.device)
             outputs, state = model.step(state, bins)
             for frame in range(n_out, n_out + outputs.frames.shape[1]):
                 late = max(late, n_in - (frame * patch.stride + patch.bins))
@@ -86,5 +86,5 @@ def watch(model: Model) -> int:
 
 
 def _nothing(model: Model) -> BatchStatistics:
-    zeros = torch.zeros(1, model.card.n_channels, device=model.head.weight.device)
+    zeros = torch.zeros(1, model.config.n_channels, device=model.head.weight.device)
     return BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=zeros.device))

@@ -47,7 +47,7 @@ class LiveSession:
         self.listeners: list[Publish] = []  # others that are told, such as Redis
         self.recorder = recorder
         self.error: str | None = None
-        self._stride = decoder.engine.model.card.settings.front_end.patch.stride
+        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
         self.meter = Meter(deadline_ms=20.0 * self._stride)
         self._inbox: queue.Queue[tuple[float, Item | None]] = queue.Queue(ROOM)
         self._intake = Intake(decoder.n_channels, settings.faults)

@@ -54,13 +54,13 @@ T12 = ("6v superior", "6v inferior")
 
 def describe(decoder: StreamingDecoder, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
     engine, delay = decoder.engine, decoder.delay
-    patch = engine.model.card.settings.front_end.patch
+    patch = engine.model.config.settings.front_end.patch
     return {
         "n_channels": decoder.n_channels,
         "features": []
         if isinstance(source, RedisLogits)
         else features(decoder.n_channels, decoder.sessions[-1]),
-        "classes": list(engine.model.card.classes),
+        "classes": list(engine.model.config.classes),
         "sessions": list(decoder.sessions),
         "session": decoder.session,
         "frame_ms": 20 * patch.stride,

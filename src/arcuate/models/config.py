@@ -137,7 +137,7 @@ class TransformerEncoder(Settings):
 
 
 def _gru_unless_named(value: Any) -> Any:
-    """Cards and recipes written when there was one kind need not name it."""
+    """Configs and recipes written when there was one kind need not name it."""
     return {"kind": "gru", **value} if isinstance(value, dict) else value
 
 
@@ -198,7 +198,7 @@ class ModelSettings(Settings):
     output_init: Literal["default", "xavier"] = "default"
 
 
-class ModelCard(Settings):
+class ModelConfig(Settings):
     """What a checkpoint says about its model: with it, loading needs a path and nothing else."""
 
     settings: ModelSettings
@@ -207,7 +207,7 @@ class ModelCard(Settings):
     classes: tuple[str, ...] = Field(min_length=2, max_length=10_000)
 
     @model_validator(mode="after")
-    def _sessions_unique(self) -> "ModelCard":
+    def _sessions_unique(self) -> "ModelConfig":
         if len(set(self.sessions)) != len(self.sessions):
             raise ValueError("sessions must be distinct")
         return self
