@@ -15,7 +15,8 @@ from arcuate.decoding.frame_scores import BOUNDARIES, read_scores
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.word_search.search import word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb, read_references
+from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.evaluation.word_errors import read_references
 from arcuate.language.lexicon import spelled_lexicon
 from arcuate.language.ngram.model import LanguageModel
 

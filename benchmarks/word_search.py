@@ -24,7 +24,8 @@ from arcuate.decoding.config import Decoding
 from arcuate.decoding.frame_scores import FrameScores, read_scores
 from arcuate.decoding.word_search.search import WordSearch, word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb, read_references, read_weights
+from arcuate.evaluation.transcribe import peak_rss_mb, read_weights
+from arcuate.evaluation.word_errors import read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
 

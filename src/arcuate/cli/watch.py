@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from arcuate.cli.console import bar, counted, err, percent, say
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 
 SAMPLE_WIDTH = 100
 
@@ -72,7 +72,7 @@ class TerminalWatcher:
 def compare(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
     """Two lines, phoneme under phoneme; what was read wrongly stands in brackets, and in red where there is colour."""
     said, read = Text("  said  ", style="dim"), Text("  read  ", style="dim")
-    for true, heard in aligned(reference, hypothesis):
+    for true, heard in align(reference, hypothesis):
         wrong = true != heard
         above = "" if true == INSERTED else short(true)
         below = "-" if heard == DELETED else short(heard)

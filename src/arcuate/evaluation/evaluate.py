@@ -175,7 +175,9 @@ def evaluate(
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
-    scored = score_split(opened, split, data, checkpoint, SearchOptions(search, beam, head), progress=progress)
+    scored = score_split(
+        opened, split, data, checkpoint, SearchOptions(search, beam, head), progress=progress
+    )
     evaluation = Evaluation(
         opened,
         tuple(scored.results),
@@ -253,7 +255,9 @@ def open_store(source: ModelSource, data: str | Path | None) -> Store:
     if data is not None:
         return Store.open(Path(data))
     if source.trained_on is None:
-        raise UserError(f"{source.run.path} is an imported model and records no store; give one with --data STORE")
+        raise UserError(
+            f"{source.run.path} is an imported model and records no store; give one with --data STORE"
+        )
     path = Path(str(source.trained_on.get("path", "")))
     if not path.is_dir():
         raise UserError(f"the training store {path} of this run does not exist; give it with --data STORE")

@@ -72,15 +72,7 @@ class WordMetrics:
 
     @property
     def leakage_warning(self) -> str | None:
-        """One sentence if scored sentences occur in the language model's training text."""
-        if not self.n_in_lm_text:
-            return None
-        rate = self.wer_without_lm_text
-        without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
-        return (
-            f"leakage: the training text of the language model ({self.lm or 'unnamed'}) contains"
-            f" {self.n_in_lm_text} of {self.n_scored} sentences scored here; {without}"
-        )
+        return leakage_warning(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -103,6 +95,18 @@ class WordMetrics:
             "wer_by_session": self.by_session,
             "wer_by_corpus": self.by_corpus,
         }
+
+
+def leakage_warning(summary: Mapping[str, Any]) -> str | None:
+    """One sentence if scored sentences occur in the language model's training text."""
+    if not summary.get("n_in_lm_text"):
+        return None
+    rate = summary["wer_without_lm_text"]
+    without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
+    return (
+        f"leakage: the training text of the language model ({summary['lm'] or 'unnamed'}) contains"
+        f" {summary['n_in_lm_text']} of {summary['n_scored']} sentences scored here; {without}"
+    )
 
 
 def summarise_words(
@@ -153,7 +157,9 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
     rows = read_jsonl(path)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("text"), str):
-            raise UserError(f"{path} line {number} has no text; every line needs the reference text of a trial")
+            raise UserError(
+                f"{path} line {number} has no text; every line needs the reference text of a trial"
+            )
     if all("id" in row for row in rows):
         refuse_twice(str(path), [str(row["id"]) for row in rows])
     if ids is not None and all("id" in row for row in rows):
