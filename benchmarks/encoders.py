@@ -92,7 +92,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     """CPU seconds of a step: the mean over batches of the quickest of several tries, for busy neighbours slow some."""
     torch.set_num_threads(1)
     recipe, store = load_recipe(arm.recipe, arm.overrides), Store.open(data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     batches = PlannedBatches(
         store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (0, 1)

@@ -32,7 +32,7 @@ from arcuate.models.config import (
     SessionLayer,
     Smoothing,
 )
-from arcuate.models.front_end import count_frames, kernel
+from arcuate.models.front_end import kernel
 from arcuate.models.model import Model
 
 N_TRIALS, N_BINS, N_CHANNELS, N_SESSIONS, N_TOKENS = 8, 800, 512, 45, 40
@@ -92,7 +92,7 @@ def make_step(side: str) -> Callable[[], float]:
             outputs = model(bins, n_bins, session)
             log_probs, n_frames = outputs.log_probs["ctc"], outputs.n_frames
         else:
-            log_probs, n_frames = model(bins, session), count_frames(n_bins, PATCH)
+            log_probs, n_frames = model(bins, session), PATCH.count_frames(n_bins)
         loss = ctc_loss(log_probs, n_frames, tokens, n_tokens, CTC()).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0, error_if_nonfinite=True, foreach=True)

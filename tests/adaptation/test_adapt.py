@@ -23,16 +23,16 @@ from arcuate.adaptation.stream import (
     summarise_courses,
 )
 from arcuate.adaptation.word_labels import say, word_labels
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.config import Augment
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.word_search.search import word_search
+from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
-from arcuate.language.lexicon import _lexicon
+from arcuate.language.lexicon import make_lexicon
 from arcuate.models.io import load_model
 from arcuate.models.model import layer_of, one_day, with_session
 from arcuate.run import Run, find_checkpoint
@@ -487,16 +487,16 @@ def spoken(*phonemes: str) -> np.ndarray:
 def test_words_are_labelled_as_the_lexicon_says_them(n_frames: int) -> None:
     """In English "b" is said B IY; this lexicon knows better, and it is what the search has heard."""
     label = word_labels(small_search(), n_frames)
-    assert names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
+    assert token_names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
     silent = np.log(np.full((6, len(CLASSES)), 1e-6) + np.eye(len(CLASSES))[[0] * 6])
     assert label((silent - np.logaddexp.reduce(silent, axis=1)[:, None]).astype(np.float32)) == ()
 
 
 def test_words_that_are_said_in_two_ways_are_said_as_their_neighbours_want() -> None:
-    lexicon = _lexicon(
+    lexicon = make_lexicon(
         [("use", ("Y", "UW", "S")), ("use", ("Y", "UW", "Z")), ("to", ("T", "UW"))], CLASSES, "x"
     )
-    search = word_search(lexicon, small_ngram())
+    search = build_word_search(lexicon, small_ngram())
     assert " ".join(say(search, ["to", "use"])) == "T UW SIL Y UW Z SIL"
     assert " ".join(say(search, ["use"])) == "Y UW S SIL"
 

@@ -29,14 +29,14 @@ near_ties = []
 
 def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> tuple[np.ndarray, list]:
     """Whole-trial frame scores and the readings of the whole-trial search."""
-    from arcuate.decoding.decoder import as_batch
+    from arcuate.decoding.decoder import batch_statistics
 
     with torch.no_grad():
         outputs = model(
             torch.from_numpy(bins)[None],
             torch.tensor([len(bins)]),
             torch.tensor([session]),
-            as_batch(past, torch.device("cpu")),
+            batch_statistics(past, torch.device("cpu")),
         )
     log_probs = outputs.log_probs["ctc"][0].numpy()
     return log_probs, SEARCH.search(log_probs, 2)

@@ -11,7 +11,7 @@ from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Smoothing
 from arcuate.models.config import SessionLayer as SessionLayerSettings
-from arcuate.models.front_end import count_frames, cut_patches, kernel, normalise, project_patches, smooth
+from arcuate.models.front_end import cut_patches, kernel, normalise, project_patches, smooth
 from arcuate.models.gru import GRU, recur
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.session_layer import SessionLayer
@@ -50,8 +50,8 @@ def test_official_sizes():
 @pytest.mark.parametrize(("n_bins", "n_frames"), [(0, 1), (13, 1), (14, 1), (17, 1), (18, 2), (800, 197)])
 def test_count_frames(n_bins, n_frames):
     patch = Patch(bins=14, stride=4)
-    assert count_frames(n_bins, patch) == n_frames
-    assert count_frames(torch.tensor([n_bins]), patch).tolist() == [n_frames]
+    assert patch.count_frames(n_bins) == n_frames
+    assert patch.count_frames(torch.tensor([n_bins])).tolist() == [n_frames]
 
 
 def test_parameter_groups_hold_every_parameter_once():

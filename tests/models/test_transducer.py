@@ -12,7 +12,7 @@ from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeam, search_both
+from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
@@ -139,8 +139,8 @@ def test_one_trial_is_read_as_the_pages_show() -> None:
     bins = torch.randn(30, model.config.n_channels).numpy()
     outputs = decoder.outputs(bins, decoder.sessions[0])
     scores = outputs.log_probs["ctc"][0].numpy()
-    assert (scores == decoder.scores(bins, decoder.sessions[0])).all()
-    best = search_both(JointBeam(model.transducer), outputs.frames[0], scores)[0]
+    assert (scores == decoder.log_probs(bins, decoder.sessions[0])).all()
+    best = search_joint(JointBeamSearch(model.transducer), outputs.frames[0], scores)[0]
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
@@ -168,19 +168,23 @@ def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
     train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
     run, used = open_run(tmp_path / "run"), set()
-    for name in ("Greedy", "Beam", "JointBeam"):
+    for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
         make = getattr(arcuate.evaluation.trials, name)
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
         monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
     monkeypatch.setattr(
         arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [READ_NOTHING]
     )
-    monkeypatch.setattr(arcuate.evaluation.trials, "search_both", lambda searcher, *heard: [READ_NOTHING])
+    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *heard: [READ_NOTHING])
     for options, made, told in (
-        ({"head": "transducer"}, ("Beam", 8), {"search": "beam", "beam": 8}),
-        ({"head": "transducer", "beam": 3}, ("Beam", 3), {"search": "beam", "beam": 3}),
-        ({"head": "transducer", "search": "greedy"}, ("Greedy",), {"search": "greedy"}),
-        ({"head": "both", "search": "beam", "beam": 5}, ("JointBeam", 5), {"search": "beam", "beam": 5}),
+        ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
+        ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
+        ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
+        (
+            {"head": "both", "search": "beam", "beam": 5},
+            ("JointBeamSearch", 5),
+            {"search": "beam", "beam": 5},
+        ),
     ):
         used.clear()
         summary = evaluate(run, **options).to_dict()

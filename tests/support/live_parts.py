@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.word_search.search import WordSearch, word_search
-from arcuate.language.lexicon import _lexicon
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
+from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import to_model
 from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
@@ -51,11 +51,11 @@ def write_words(folder: Path) -> tuple[Path, Path]:
     return lexicon, arpa
 
 
-SEARCH_SETTINGS = Decoding(beam=25, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
+SEARCH_SETTINGS = DecodingConfig(beam=25, missing_silence_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
 
 
 def small_search() -> WordSearch:
-    return word_search(_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
+    return build_word_search(make_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
 
 
 def small_model(

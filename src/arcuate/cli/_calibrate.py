@@ -153,7 +153,7 @@ def old_trials(source: ModelSource, store: Store, model: Model) -> tuple[TrialIn
         return ()
     limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
     data = source.config.data.model_copy(update=limits)
-    return select(store, data, source.config.front_end.patch).train
+    return select(store, data, source.config.front_end.patch.count_frames).train
 
 
 def announce(plan: Plan) -> None:

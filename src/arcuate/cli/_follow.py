@@ -14,7 +14,7 @@ from arcuate.adaptation.stream import LEARNING, follow, summarise_courses
 from arcuate.cli._day_health import tell_health
 from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -125,7 +125,9 @@ def choose_trials(
     recipe = subject.config
     known = tuple(s for s in config.sessions if s in wanted)
     stored = "train" if split == "dev" else split
-    chosen = trials_of_split(store, recipe.data, recipe.front_end.patch, split, known) if known else ()
+    chosen = (
+        select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, known) if known else ()
+    )
     new = [
         t
         for t in store.trials
@@ -167,17 +169,17 @@ def label_reader(following: Following) -> Label:
         return greedy
     from arcuate.adaptation.word_labels import word_labels
     from arcuate.data.alphabet import CLASSES, SILENCE
-    from arcuate.decoding.config import Decoding
-    from arcuate.decoding.word_search.search import word_search
+    from arcuate.decoding.config import DecodingConfig
+    from arcuate.decoding.word_search.search import build_word_search
     from arcuate.evaluation.transcribe import read_weights
     from arcuate.language.lexicon import open_lexicon
-    from arcuate.language.ngram.open import open_model
+    from arcuate.language.ngram.io import open_model
 
-    settings = read_weights(following.config)[0] if following.config else Decoding()
+    settings = read_weights(following.config)[0] if following.config else DecodingConfig()
     with progress("reading the lexicon and the language model") as report:
         lexicon = open_lexicon(following.lexicon, CLASSES)
         model = open_model(following.lm, report)
-    return word_labels(word_search(lexicon, model, settings, boundary=SILENCE))
+    return word_labels(build_word_search(lexicon, model, settings, boundary=SILENCE))
 
 
 def show(run: Run, summary: dict[str, Any]) -> None:

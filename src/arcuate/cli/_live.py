@@ -18,6 +18,7 @@ from arcuate.adaptation.config import METHODS
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
+from arcuate.data.trial import BIN_MS
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import read_weights
 from arcuate.live.access import is_local, make_access
@@ -239,10 +240,10 @@ def refuse_taken_port(host: str, port: int) -> None:
 
 
 def load_decoder(asked: Asked) -> "StreamingDecoder":
-    from arcuate.decoding.config import Decoding
+    from arcuate.decoding.config import DecodingConfig
     from arcuate.live.decoder import StreamingDecoder
 
-    decoding = read_weights(asked.weights)[0] if asked.weights else Decoding()
+    decoding = read_weights(asked.weights)[0] if asked.weights else DecodingConfig()
     if asked.beam is not None:
         decoding = decoding.model_copy(update={"beam": asked.beam})
     with progress("loading") if asked.adapt else nullcontext() as report:
@@ -352,7 +353,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
     decoder.settle()
     standing = decoder.adaptation
     summary = {
-        **found.summary(20.0 * patch.stride),
+        **found.summary(float(BIN_MS * patch.stride)),
         "delay_ms": decoder.delay.total_ms,
         "real_time": real_time,
         "n_lexicon_words": len(decoder.engine.search.words) if decoder.engine.search else 0,
@@ -364,7 +365,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
         return
     stolen = summary["missed_while_stolen"]
     out.print(
-        f"per frame of {20 * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
+        f"per frame of {BIN_MS * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
         f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
         f" {summary['missed_deadlines']} of {summary['n_frames']:,} missed"
         + (f" ({stolen} while a hypervisor held the cores);" if stolen else ";")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
-from arcuate.decoding.frame_scores import FrameScores, write_scores
-from arcuate.decoding.transducer import refuse_without
+from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.results import PhonemeMetrics, result_row, summarise, write_results
 from arcuate.evaluation.trials import (
@@ -210,7 +210,7 @@ def score_split(
     transducer_beam = _choose_transducer_beam(head, options)
     validate = validate if head == "ctc" else config.validate_
     if head != "ctc":
-        require_transducer(source)
+        check_transducer(source)
     store = open_store(source, data)
     model = load_model(source.checkpoint)
     trials = _select_trials(source, store, split, model.config)
@@ -287,10 +287,10 @@ def choose_search(settings: Validate, options: SearchOptions) -> Validate:
     )
 
 
-def require_transducer(source: ModelSource) -> None:
+def check_transducer(source: ModelSource) -> None:
     """Raise an error if the model has no transducer."""
     if not source.config.transducer.enabled:
-        refuse_without(None, str(source.run.path))
+        require_transducer(None, str(source.run.path))
 
 
 def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Provenance:
@@ -319,7 +319,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
 def write_frame_scores(path: Path, results: Sequence[TrialResult]) -> None:
     """Write the log-probabilities of all trials to one .npz file."""
     frames = tuple(r.log_probs for r in results if r.log_probs is not None)
-    write_scores(path, FrameScores(CLASSES, frames, tuple(r.trial.id for r in results), path.name))
+    write_log_probs(path, FrameLogProbs(CLASSES, frames, tuple(r.trial.id for r in results), path.name))
 
 
 def _check_head(name: str) -> Head:
@@ -348,7 +348,7 @@ def _select_trials(
             " prepare the data with the channels of training"
         )
     settings = source.config
-    trials = trials_of_split(store, settings.data, settings.front_end.patch, split, config.sessions)
+    trials = select_split(store, settings.data, settings.front_end.patch.count_frames, split, config.sessions)
     if not trials:
         raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
     return trials

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import names
+from arcuate.data.alphabet import token_names
 from arcuate.data.store import Store
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -115,8 +115,8 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "mode": trial.mode,
         **({"mode_predicted": result.predicted_mode} if result.mode is not None else {}),
         "text": trial.text,
-        "reference": names(trial.tokens) if trial.tokens is not None else None,
-        "hypothesis": names(result.tokens),
+        "reference": token_names(trial.tokens) if trial.tokens is not None else None,
+        "hypothesis": token_names(result.tokens),
         "substitutions": counts.substitutions if counts else None,
         "insertions": counts.insertions if counts else None,
         "deletions": counts.deletions if counts else None,

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from arcuate.decoding.config import Decoding
+from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score_text
@@ -133,7 +133,7 @@ def transcript_row(transcript: Transcript, lm: str) -> dict[str, Any]:
     }
 
 
-def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
+def read_weights(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
     """Settings from a YAML file, and what `arcuate tune` noted in it."""
     try:
         tree = yaml.safe_load(path.read_text("utf-8"))
@@ -145,12 +145,12 @@ def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
     return parse_weights(tree, str(path)), tuned if isinstance(tuned, dict) else {}
 
 
-def parse_weights(tree: Mapping[str, Any], where: str) -> Decoding:
+def parse_weights(tree: Mapping[str, Any], where: str) -> DecodingConfig:
     """Settings of the search, checked; `where` they come from is named with a mistake."""
     try:
-        return Decoding.model_validate(tree)
+        return DecodingConfig.model_validate(tree, context={"migrate": True})
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(Decoding.model_fields)
+        known = ", ".join(DecodingConfig.model_fields)
         raise UserError(f"{where}: {place}: {problem['msg']}; known settings are {known}") from None

@@ -10,9 +10,14 @@ import torch
 from arcuate.data.batching import by_length, length_batches
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.joint import JointBeam, search_both
-from arcuate.decoding.transducer import Beam, Greedy, refuse_without, rescore
-from arcuate.decoding.transducer import search as search_transducer
+from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.transducer import (
+    TransducerBeamSearch,
+    TransducerGreedySearch,
+    require_transducer,
+    rescore,
+    search_transducer,
+)
 from arcuate.evaluation.metrics import Score, score
 from arcuate.losses.combined import HEADS, head_losses, weigh
 from arcuate.losses.config import Loss
@@ -51,9 +56,9 @@ def phoneme_search(settings: Validate) -> Search:
     if settings.search == "greedy":
         return greedy
     # Imported here: the Numba kernels cost half a second that the greedy search does not need.
-    from arcuate.decoding.prefix_beam import PhonemeSearch
+    from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
-    return PhonemeSearch(settings.beam).tokens
+    return PrefixBeamSearch(settings.beam).tokens
 
 
 def decode_trials(
@@ -129,11 +134,11 @@ def _decode_transducer(
 
     The n-best list of the joint search and the CTC hypothesis are rescored by both heads.
     """
-    network = refuse_without(model.transducer, "this model")
+    network = require_transducer(model.transducer, "this model")
     if head == "transducer":
-        searcher = Greedy(network) if beam is None else Beam(network, beam)
+        searcher = TransducerGreedySearch(network) if beam is None else TransducerBeamSearch(network, beam)
         return search_transducer(searcher, frames)[0].tokens
-    found = search_both(JointBeam(network, beam or TRANSDUCER_BEAM), frames, log_probs)
+    found = search_joint(JointBeamSearch(network, beam or TRANSDUCER_BEAM), frames, log_probs)
     candidates = [ctc_tokens, *(h.tokens for h in found)]
     found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), candidates)
     return found[0].tokens

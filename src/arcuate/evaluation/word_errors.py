@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.data.text import normalise_text
-from arcuate.decoding.frame_scores import refuse_twice
+from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, TextScore, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -161,7 +161,7 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
                 f"{path} line {number} has no text; every line needs the reference text of a trial"
             )
     if all("id" in row for row in rows):
-        refuse_twice(str(path), [str(row["id"]) for row in rows])
+        check_unique_ids(str(path), [str(row["id"]) for row in rows])
     if ids is not None and all("id" in row for row in rows):
         by_id = {str(row["id"]): row for row in rows}
         missing = [name for name in ids if name not in by_id]

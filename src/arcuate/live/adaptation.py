@@ -212,7 +212,7 @@ def make_adapting(
     settings = settings.model_copy(update={"own_input": False})
     label: Label = greedy
     if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
-        label = word_labels(search.weighed(search.settings), n_frames=1)
+        label = word_labels(search.with_settings(search.settings), n_frames=1)
     adapter = make_adapter(model, settings, noise, label)
     known = known_confidence(adapter, store, progress) if store and settings.method != "none" else {}
     return Adapting(adapter, search, store, known)

@@ -13,7 +13,7 @@ from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import GRUEncoder, ModelConfig, ModelSettings, SSMEncoder, TransformerEncoder
 from arcuate.models.denoiser import Denoiser, DenoiserState
-from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
+from arcuate.models.front_end import FrontEnd, FrontEndState, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.interfaces import EncoderState, Flow, Outputs, refuse_both_ways
 from arcuate.models.mode import ModeState, SpeakingMode
@@ -95,7 +95,7 @@ class Model(nn.Module):
         denoiser is led towards what the encoder makes of them. `layers` of the encoder (1 = the first) are read by
         the same head, for losses on the way.
         """
-        n_frames = count_frames(n_bins, self.config.settings.front_end.patch)
+        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         mode = self._tell_mode(bins if clean is None else clean, n_bins)
         frames, inner = self._frames(bins, n_bins, session, mode, layers)
         flow = None
@@ -126,7 +126,7 @@ class Model(nn.Module):
         ready = self.front_end(bins, n_bins, session)
         if self.mode is not None and mode is not None:
             ready = self.mode.condition(ready, mode[1][:, : ready.shape[1]])
-        n_frames = count_frames(n_bins, self.config.settings.front_end.patch)
+        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         start: EncoderState = self.encoder.start(len(bins))
         frames, _, inner = self.encoder.layered(ready, n_frames, start, layers)
         return frames, inner
@@ -147,7 +147,7 @@ class Model(nn.Module):
         with torch.no_grad():
             target, _ = self._frames(clean.clone(), n_bins, session, mode)
         self.train(training)
-        n_frames = count_frames(n_bins, self.config.settings.front_end.patch)
+        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         return denoiser.match(noisy, target, n_frames, times)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
