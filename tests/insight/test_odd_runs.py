@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,18 @@ import h5py
 import pytest
 
 import arcuate as package
-from arcuate.cli._train import Asked, train_run
 from arcuate.cli.evaluate import print_evaluation
+from arcuate.data.batching import training_batches
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
+from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.import_checkpoint import _Args
 from arcuate.run import Run, open_run
 from arcuate.training.start import refuse_other_data
-from support.messages import logged
 from support.official_checkpoints import write_nejm
 
 FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.checkpoint_every=1")
@@ -31,7 +30,7 @@ FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.ch
 @pytest.fixture(scope="module")
 def trained(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("odd") / "run"
-    train_run(Asked("tiny", FEW, cohort_store, path))
+    train("tiny", cohort_store, path, overrides=FEW)
     return path
 
 
@@ -97,32 +96,33 @@ def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store:
     session = spoil_session(store)
     for resume, path in ((True, run), (False, run.with_name("new"))):
         with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
-            train_run(Asked("tiny", FEW, store, path, resume=resume))
+            train("tiny", store, path, overrides=FEW, resume=resume)
 
 
 def test_loading_processes_inherit_no_open_files(
     cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = import_module("arcuate.cli._train")
-    start, seen = train.training_batches, []
+    start, seen = training_batches, []
 
     def watched(planned: Any, *rest: Any, **options: Any) -> Any:
         seen.append(dict(planned.store._files))
         return start(planned, *rest, **options)
 
-    monkeypatch.setattr(train, "training_batches", watched)
-    train_run(Asked("tiny", FEW, cohort_store, tmp_path / "run"))
+    monkeypatch.setattr("arcuate.experiments.train.training_batches", watched)
+    train("tiny", cohort_store, tmp_path / "run", overrides=FEW)
     assert seen == [{}]
 
 
-def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(run: Path, store: Path) -> None:
+def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(
+    run: Path, store: Path, messages: list[str]
+) -> None:
     hashes = json.loads((store / "manifest.json").read_text())["hashes"]
     edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
     with pytest.raises(UserError, match="other data"):
-        train_run(Asked("tiny", FEW, store, run, resume=True))
+        train("tiny", store, run, overrides=FEW, resume=True)
     same = evaluate(run).to_dict()
-    with logged() as messages:
-        other = evaluate(run, data=store).to_dict()
+    messages.clear()
+    other = evaluate(run, data=store).to_dict()
     assert (same["data_differ_in"], other["data_differ_in"]) == ([], ["train"])
     assert "the train trials of" in messages[0] and "differ" in messages[0]
 
@@ -140,13 +140,12 @@ def other_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_what_another_store_has_more_is_counted(run: Path, other_store: Path) -> None:
+def test_what_another_store_has_more_is_counted(run: Path, other_store: Path, messages: list[str]) -> None:
     store, known = Store.open(other_store), set(Store.open(Run(run).data()["path"]).sessions)
     unknown = [t for t in store.trials if t.split == "val" and t.session not in known]
     sessions = list(dict.fromkeys(t.session for t in unknown))
     assert unknown and len(sessions) < len(store.sessions)
-    with logged() as messages:
-        summary = evaluate(run, data=other_store).to_dict()
+    summary = evaluate(run, data=other_store).to_dict()
     assert summary["left_out"] == {"trials": len(unknown), "sessions": sessions}
     assert any(f"{len(unknown)} val trials" in said and sessions[0] in said for said in messages)
     assert summary["n_trials"] == sum(t.split == "val" for t in store.trials) - len(unknown)

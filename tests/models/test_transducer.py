@@ -8,7 +8,6 @@ import torch
 
 import arcuate.evaluation.trials
 from arcuate.cli._decode import Source, decode_source
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
@@ -16,6 +15,7 @@ from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.losses.config import CTC, RNNT, Loss
@@ -153,12 +153,12 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
         "train.log_every=2",
         "train.validate_every=6",
     ]
-    assert train_run(Asked("tiny", changes, cohort_store, tmp_path / "run"))["steps"] == 6
+    assert train("tiny", cohort_store, tmp_path / "run", overrides=changes).steps == 6
     rows = read_jsonl(Run(tmp_path / "run").metrics_file)
     for row in rows:
         assert row["loss"] == pytest.approx(0.3 * row["losses"]["ctc"] + row["losses"]["rnnt"], rel=1e-4)
-    train = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
-    assert train[-1] < train[0]
+    losses = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
+    assert losses[-1] < losses[0]
     for head in ("ctc", "transducer", "both"):
         told = evaluate(tmp_path / "run", label=head, head=head).to_dict()
         assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
@@ -166,7 +166,7 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
 
 def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path, monkeypatch):
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
-    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run, used = open_run(tmp_path / "run"), set()
     for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
         make = getattr(arcuate.evaluation.trials, name)
@@ -206,10 +206,10 @@ def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
         "train.keep_checkpoints=9",
     ]
     whole, again = tmp_path / "whole", tmp_path / "again"
-    train_run(Asked("mode-ssm-small", changes, cohort_store, whole))
+    train("mode-ssm-small", cohort_store, whole, overrides=changes)
     shutil.copytree(whole, again, symlinks=True)
     shutil.rmtree(again / "checkpoints" / "step-00000006")
-    train_run(Asked("mode-ssm-small", changes, cohort_store, again, resume=True))
+    train("mode-ssm-small", cohort_store, again, overrides=changes, resume=True)
     last = "checkpoints/last"
     for name in ("model.safetensors", "training.safetensors"):
         assert (whole / last / name).read_bytes() == (again / last / name).read_bytes()
@@ -217,7 +217,7 @@ def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
 
 def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     few = ["encoder.width=8", "train.steps=1", "train.log_every=1"]
-    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run = open_run(tmp_path / "run")
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):

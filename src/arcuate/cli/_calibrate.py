@@ -11,10 +11,9 @@ from rich.table import Table
 from arcuate.adaptation.calibration import Point, Sentences, curve_points, measure, split_day
 from arcuate.adaptation.config import Calibration
 from arcuate.cli._day_health import tell_health
-from arcuate.cli._train import store_facts
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import Selection, select
+from arcuate.data.selection import select
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
@@ -22,6 +21,7 @@ from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
 from arcuate.experiments.recipe import Recipe, run_recipe
+from arcuate.experiments.train import describe_store
 from arcuate.insight.report.sessions import FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
@@ -260,9 +260,7 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
     environment = describe(
         parent=f"{plan.asked.parent.resolve()}@{plan.source.checkpoint.name}",
         calibration=facts(plan),
-        data=store_facts(
-            plan.store, Selection((*plan.model.config.sessions, plan.asked.session), (), (), "val")
-        ),
+        data=describe_store(plan.store, (*plan.model.config.sessions, plan.asked.session)),
         n_parameters=count_parameters(new_config(plan)),
         selected_on=None,
         device=str(plan.model.head.weight.device),

@@ -10,13 +10,14 @@ from arcuate.cli._decode import Source, decode_source
 from arcuate.cli._decode import show as show_words
 from arcuate.cli._prepare import prepare_store
 from arcuate.cli._simulate import simulate_cohort
-from arcuate.cli._train import Asked, train_run
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.cli.evaluate import print_evaluation
+from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.transcribe import Transcript
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.runtime import choose_device
 from arcuate.run import Run
@@ -41,7 +42,8 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
     step(2, f"arcuate prepare {source} {store}")
     prepare_store(source, store)
     step(3, f"arcuate train tiny --data {store} --run {run} {' '.join(overrides)}")
-    train_run(Asked("tiny", overrides, store, run))
+    display = TrainingDisplay()
+    train("tiny", store, run, overrides=overrides, callbacks=[display], progress=display.report)
     step(4, f"arcuate evaluate {run} --split val")
     with progress("scoring trials") as report:
         evaluation = evaluate(run, progress=report)

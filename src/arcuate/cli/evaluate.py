@@ -118,7 +118,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 def headline(evaluation: "Evaluation") -> str:
     """The result in one sentence."""
-    from arcuate.cli.console import counted, percent
+    from arcuate.progress import counted, percent
 
     metrics, split = evaluation.metrics, evaluation.provenance.split
     if metrics.per is None:

@@ -26,7 +26,7 @@ from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
 from arcuate.models.runtime import set_up
-from arcuate.progress import Progress, logger
+from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run, read_json
 from arcuate.training.config import TrainingConfig, Validate, read_config
 
@@ -371,9 +371,10 @@ def _log_differences(source: ModelSource, store: Store, split: str, config: Mode
     excluded = _excluded_trials(store, split, config)
     if excluded.n_trials:
         names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")
+        trials = counted(excluded.n_trials, f"{split} trial")
         logger.info(
-            f"note: {excluded.n_trials} {split} trials in {len(excluded.sessions)} sessions unknown to the model"
-            f" are excluded: {names}; evaluate them with --adapt none, or calibrate the model"
+            f"note: {trials} in {counted(len(excluded.sessions), 'session')} unknown to the model excluded: {names};"
+            " evaluate them with --adapt none, or calibrate the model"
         )
 
 
