@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import arcuate.evaluation.evaluate
+import arcuate.evaluation.trials
 from arcuate.cli._decode import Source, decode_source
-from arcuate.cli._evaluate import Reading, evaluate_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.losses import rnnt_loss
@@ -169,9 +169,7 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
     losses = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
     assert losses[-1] < losses[0]
     for head in ("ctc", "transducer", "both"):
-        told = evaluate_run(
-            open_run(tmp_path / "run"), "val", None, "best", head, None, reading=Reading(head=head)
-        )
+        told = evaluate(tmp_path / "run", label=head, head=head).to_dict()
         assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
 
 
@@ -180,25 +178,29 @@ def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path
     train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run, used = open_run(tmp_path / "run"), set()
     for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
-        make = getattr(arcuate.evaluation.evaluate, name)
+        make = getattr(arcuate.evaluation.trials, name)
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
-        monkeypatch.setattr(arcuate.evaluation.evaluate, name, noting)
+        monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
     monkeypatch.setattr(
-        arcuate.evaluation.evaluate, "search_transducer", lambda searcher, frames: [READ_NOTHING]
+        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [READ_NOTHING]
     )
-    monkeypatch.setattr(arcuate.evaluation.evaluate, "search_joint", lambda searcher, *heard: [READ_NOTHING])
-    for reading, made, told in (
-        (Reading(head="transducer"), ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
-        (Reading(head="transducer", beam=3), ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
-        (Reading(head="transducer", search="greedy"), ("TransducerGreedySearch",), {"search": "greedy"}),
-        (Reading(head="both", search="beam", beam=5), ("JointBeamSearch", 5), {"search": "beam", "beam": 5}),
+    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *heard: [READ_NOTHING])
+    for options, made, told in (
+        ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
+        ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
+        ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
+        (
+            {"head": "both", "search": "beam", "beam": 5},
+            ("JointBeamSearch", 5),
+            {"search": "beam", "beam": 5},
+        ),
     ):
         used.clear()
-        summary = evaluate_run(run, "val", None, "best", None, None, reading=reading)
+        summary = evaluate(run, **options).to_dict()
         assert used == {made} and told.items() <= summary.items()
         assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in told)
     with pytest.raises(UserError, match="no greedy search"):
-        evaluate_run(run, "val", None, "best", None, None, reading=Reading(head="both", search="greedy"))
+        evaluate(run, head="both", search="greedy")
 
 
 def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
@@ -228,7 +230,7 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     run = open_run(tmp_path / "run")
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
-            evaluate_run(run, "val", None, "best", None, None, reading=Reading(head=head))
+            evaluate(run, head=head)
     with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
         decode_source(
             Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1

@@ -85,7 +85,7 @@ if __name__ == "__main__":
     import arcuate.cli._combine
     import arcuate.cli._compare
     import arcuate.cli._decode
-    import arcuate.cli._evaluate
+    import arcuate.evaluation.evaluate
     import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
 
     for line in sys.stdin:

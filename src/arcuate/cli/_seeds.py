@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arcuate.cli._evaluate import evaluate_run
-from arcuate.cli.console import counted, emit_json, percent, say
+from arcuate.cli.console import counted, emit_json, percent, progress, say
 from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.multi_seed import seed_settings, spread
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
@@ -153,7 +153,8 @@ def score(asked: Asked, split: str) -> None:
     there = results.is_file() and scores.is_file() and best.is_symlink()
     if there and read_json(results).get("checkpoint") == best.readlink().name:
         return
-    evaluate_run(run, split, asked.data, "best", None, scores)
+    with progress("scoring trials") as report:
+        evaluate(run, split=split, data=asked.data, scores=scores, progress=report)
 
 
 def summarise(asked: Asked, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from arcuate.cli.console import bar, counted, err, percent, say
 from arcuate.data.alphabet import SILENCE_NAME
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 
 _SAMPLE_WIDTH = 100
 
@@ -87,7 +87,7 @@ class TrainingDisplay:
 def align_lines(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
     """Reference above hypothesis, phoneme by phoneme; errors are in brackets, and red where there is colour."""
     above, below = Text("  reference   ", style="dim"), Text("  hypothesis  ", style="dim")
-    for expected, decoded in aligned(reference, hypothesis):
+    for expected, decoded in align(reference, hypothesis):
         wrong = expected != decoded
         top = "" if expected == INSERTED else _short(expected)
         bottom = "-" if decoded == DELETED else _short(decoded)

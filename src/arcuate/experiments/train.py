@@ -21,7 +21,7 @@ from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, trai
 from arcuate.data.config import Bucketed, Days
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
-from arcuate.evaluation.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
