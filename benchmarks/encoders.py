@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import Batch, BatchStatistics, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.experiments.train import build_model
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
@@ -97,7 +97,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     batches = PlannedBatches(
         store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, (0, 1)
     )
-    model = build(recipe, store, selection).train()
+    model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)
     step(model, optimizer, recipe, batches[0])  # warms up
     best = [
@@ -110,7 +110,7 @@ def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: 
     """CPU seconds of one optimizer step."""
     started = time.process_time()
     outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
-    losses = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
+    losses = weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
     optimizer.zero_grad(set_to_none=True)
     losses.mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -17,7 +17,7 @@ from arcuate.data.config import (
 from arcuate.data.selection import select, select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.models.config import FrontEnd, Patch
+from arcuate.models.config import FrontEndSettings, Patch
 from arcuate.models.front_end import normalise
 
 COUNT_FRAMES = Patch().count_frames
@@ -152,7 +152,7 @@ def test_data_that_do_not_fit_the_recipe_are_refused(cohort_store, settings: Dat
 @pytest.mark.parametrize("log", [False, True])
 def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> None:
     """Statistics of the store and normalisation of the model agree, of logarithms too."""
-    store, front_end = Store.open(cohort_store), FrontEnd(normalise="block", log=log)
+    store, front_end = Store.open(cohort_store), FrontEndSettings(normalise="block", log1p=log)
     first = store.trials[0]
     block = [
         t for t in store.trials if (t.session, t.split, t.block) == (first.session, first.split, first.block)

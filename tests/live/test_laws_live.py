@@ -13,7 +13,7 @@ from arcuate import StreamingDecoder
 from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.errors import UserError
 from arcuate.live.decoder import make_engine
-from arcuate.models.config import AnyEncoder, GRUEncoder
+from arcuate.models.config import AnyEncoderSettings, GRUSettings
 from arcuate.models.model import Model
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
 from support.live_parts import small_decoder, small_model, small_search
@@ -64,7 +64,7 @@ def chunks(n: int, cuts: list[int]) -> list[tuple[int, int]]:
 
 
 def test_every_registered_kind_of_encoder_is_put_to_the_law() -> None:
-    kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoder)}
+    kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoderSettings)}
     assert kinds == set(KINDS)
 
 
@@ -186,7 +186,7 @@ def test_mistakes_are_one_sentence() -> None:
     with pytest.raises(UserError, match="it knows day1, day2"):
         stream.reset("day9")
     both_ways = small_model().config.settings.model_copy(
-        update={"encoder": GRUEncoder(width=4, depth=1, bidirectional=True)}
+        update={"encoder": GRUSettings(width=4, depth=1, bidirectional=True)}
     )
     model = Model(small_model().config.model_copy(update={"settings": both_ways}))
     with pytest.raises(UserError, match="both directions and cannot stream"):

@@ -287,7 +287,7 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
     front_end = decoder.engine.model.config.settings.front_end
     split = None if asked.split == "all" else asked.split
     sessions = decoder.sessions if asked.adapt is None else store.sessions
-    found = prepare_replay(store, sessions, front_end.normalise, front_end.log, split, asked.session)
+    found = prepare_replay(store, sessions, front_end.normalise, front_end.log1p, split, asked.session)
     return found if asked.adapt is None else in_recorded_order(found, decoder)
 
 
@@ -310,7 +310,7 @@ def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     session = decoder.day.like if decoder.day else decoder.session  # of a new day the nearest known one
     last = [t for t in store.trials if t.session == session]
     if last:
-        decoder.seed(store.block_statistics(last[-1], front_end.log))
+        decoder.seed(store.block_statistics(last[-1], front_end.log1p))
 
 
 def make_source(asked: Asked, session: "LiveSession", prepared: "Prepared | None") -> "Source | None":

@@ -57,7 +57,7 @@ class RunningStatistics:
 
 
 def signed_log(bins: np.ndarray) -> np.ndarray:
-    """sign(x) · log(1 + |x|): the input of normalisation in a model with `front_end.log`."""
+    """sign(x) · log(1 + |x|): the input of normalisation in a model with `front_end.log1p`."""
     return np.sign(bins) * np.log1p(np.abs(bins))
 
 

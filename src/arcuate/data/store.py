@@ -179,7 +179,7 @@ class Store:
     def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over the trial's block within its source file, including the trial itself.
 
-        `log`: statistics of the logarithms, for a model with `front_end.log`.
+        `log`: statistics of the logarithms, for a model with `front_end.log1p`.
         """
         location = self._locations[info.id]
         file = self._open_session(location.session)

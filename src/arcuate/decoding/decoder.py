@@ -90,7 +90,7 @@ class Decoder:
             raise UserError(
                 f"this model normalises by {front_end.normalise}: pass statistics="
                 f"store.{'block' if front_end.normalise == 'block' else 'past'}_statistics(info"
-                f"{', log=True' if front_end.log else ''})"
+                f"{', log=True' if front_end.log1p else ''})"
             )
 
 

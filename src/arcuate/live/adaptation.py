@@ -33,7 +33,7 @@ from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
-from arcuate.models.model import Model, one_day
+from arcuate.models.model import Model, single_session_model
 from arcuate.progress import Progress
 from arcuate.run import Run
 
@@ -113,7 +113,7 @@ class Follower:
     def model(self, base: Model, day: Day) -> Model:
         """The model that reads a sentence of this day; its session is numbered 0."""
         layer = self.shared.adapter.layer(day)
-        return one_day(base, day.session, layer.weight, layer.bias)
+        return single_session_model(base, day.session, layer.weight, layer.bias)
 
     def learn(self, lesson: Lesson) -> None:
         """Learn from a sentence that was read, soon."""

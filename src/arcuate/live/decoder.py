@@ -30,9 +30,9 @@ from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import Adapting, Follower, Lesson, Standing, open_adapting
 from arcuate.live.history import as_past, hold_still, remember, rolling_model
 from arcuate.live.latency import Delay, find_delay
-from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.interfaces import require_causal
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, State
+from arcuate.models.model import Model, StreamState
 from arcuate.models.runtime import choose_device
 from arcuate.progress import Progress
 from arcuate.run import find_checkpoint
@@ -109,7 +109,7 @@ class Engine:
 class _Sentence:
     """A sentence half heard; a value."""
 
-    model: State
+    model: StreamState
     words: WordState | None
     fresh: np.ndarray  # (f, V) frames of the last push
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
@@ -357,7 +357,7 @@ class StreamingDecoder:
             statistics = self._now.model.front_end.statistics
             self.follower.learn(Lesson(self._base, bins, statistics, reading))
 
-    def _take(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
+    def _take(self, log_probs: torch.Tensor, state: StreamState, chunk: np.ndarray | None) -> None:
         frames, now, search = log_probs[0].float().cpu().numpy(), self._now, self.engine.search
         words = now.words
         if search is not None and words is not None and len(frames):
@@ -377,7 +377,7 @@ class StreamingDecoder:
         if self._rolls and self._now.bins:
             front_end = self.engine.model.config.settings.front_end
             bins = np.concatenate(self._now.bins)
-            self._past = remember(self._past, bins, front_end.log, front_end.rolling_bins)
+            self._past = remember(self._past, bins, front_end.log1p, front_end.rolling_bins)
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))
@@ -408,7 +408,7 @@ def open_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -
 
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
-    refuse_both_ways(model.config.settings.encoder.causal)
+    require_causal(model.config.settings.encoder.causal)
     model = model.eval()
     hold_still(model)
     rolls = model.config.settings.front_end.normalise == "block"

@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
-from arcuate.models.model import Model, outline
+from arcuate.models.model import Model, build_on_meta
 
 
 def rolling_model(model: Model) -> Model:
@@ -16,7 +16,7 @@ def rolling_model(model: Model) -> Model:
     config = model.config.model_copy(
         update={"settings": settings.model_copy(update={"front_end": front_end})}
     )
-    rolling = outline(config)
+    rolling = build_on_meta(config)
     rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return rolling.eval()
 

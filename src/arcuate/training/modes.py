@@ -18,7 +18,7 @@ from torch import Tensor
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.models.config import SpeakingMode
+from arcuate.models.config import SpeakingModeSettings
 from arcuate.models.mode import MODES
 from arcuate.models.mode import SpeakingMode as Head
 from arcuate.models.model import Model
@@ -66,7 +66,7 @@ def learn_modes(
     model.mode.fit(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
     settings = model.config.settings.mode
     energy = log_energy(evidence, settings.lags)
-    groups = [f"{t.session}/{t.block}" if settings.shared_by == "block" else t.id for t in trials]
+    groups = [f"{t.session}/{t.block}" if settings.infer_per == "block" else t.id for t in trials]
     vocalised = infer(energy, groups, known_modes(trials, settings))
     modes = Modes({t.id: float(p) for t, p in zip(trials, vocalised, strict=True)})
     n_frames = model.mode.count_frames(torch.tensor([t.n_bins for t in trials])).numpy()
@@ -114,7 +114,7 @@ def log_energy(evidence: np.ndarray, n_lags: int) -> np.ndarray:
     return np.log(np.maximum(parts[:, min(1, n_lags - 1)], 1e-6))
 
 
-def known_modes(trials: Sequence[TrialInfo], settings: SpeakingMode) -> np.ndarray:
+def known_modes(trials: Sequence[TrialInfo], settings: SpeakingModeSettings) -> np.ndarray:
     """1 vocalised, 0 silent, NaN where it is not known or not to be used. (N,)"""
     if settings.labels == "ignore":
         return np.full(len(trials), np.nan)
@@ -167,7 +167,7 @@ def read_modes(path: Path) -> Modes:
     return Modes(found)
 
 
-def describe_modes(trials: Sequence[TrialInfo], modes: Modes, settings: SpeakingMode) -> str:
+def describe_modes(trials: Sequence[TrialInfo], modes: Modes, settings: SpeakingModeSettings) -> str:
     """One line for the terminal."""
     known = known_modes(trials, settings)
     strange: dict[str, int] = defaultdict(int)
