@@ -16,13 +16,14 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.losses.config import CTC, RNNT, Loss
 from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Transducer
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
-from arcuate.run import Run, open_run, read_jsonl
+from arcuate.run import Run, open_run
 from arcuate.training.distributed import Encoding, as_outputs
 
 READ_NOTHING = Hypothesis(())

@@ -29,10 +29,9 @@ from arcuate.evaluation.word_errors import (
     mark_leakage,
     read_references,
 )
-from arcuate.files import check_target
+from arcuate.files import check_writable, write_jsonl, write_text
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
-from arcuate.run import write_aside, write_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +74,7 @@ class Task:
 
 
 def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> None:
-    check_target(hyps, *files_read(source))
+    check_writable(hyps, *files_read(source))
     summary, transcripts = decode_source(source, hyps, n_best)
     if as_json:
         emit_json(summary)
@@ -91,7 +90,7 @@ def decode_source(source: Source, hyps: Path, n_best: int) -> tuple[dict[str, An
             transcripts = transcribe(*task.both, task.references, n_best, report)
         else:
             transcripts = transcribe(task.search, task.trials, task.references, n_best, report)
-    write_lines(hyps, (transcript_row(t, task.facts["lm"]) for t in transcripts))
+    write_jsonl(hyps, (transcript_row(t, task.facts["lm"]) for t in transcripts))
     summary = {
         **summarise(transcripts, task.facts["lm"]),
         **task.facts,
@@ -114,7 +113,7 @@ def files_read(source: Source) -> tuple[Path | str | None, ...]:
 def tune_command(source: Source, weights: Path, budget: float, folds: int, as_json: bool) -> None:
     from arcuate.evaluation.tune import tune
 
-    check_target(weights, *files_read(source))
+    check_writable(weights, *files_read(source))
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for none")
     task = open_task(source)
@@ -135,7 +134,7 @@ def tune_command(source: Source, weights: Path, budget: float, folds: int, as_js
     }
     result = summarise(transcripts)
     tree = settings.model_dump(mode="json") | {"tuned": tuned | {"wer_on_tuned_trials": result["wer"]}}
-    write_aside(weights, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    write_text(weights, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     summary = {**settings.model_dump(mode="json"), **tuned, "wer": result["wer"], "cer": result["cer"]}
     summary |= {
         "n_without_reading": result["n_without_reading"],

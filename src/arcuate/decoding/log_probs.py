@@ -9,7 +9,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
-from arcuate.run import save_npz
+from arcuate.files import save_npz
 
 TOLERANCE = 0.02  # of a frame's sum, in nat: float16 files stay within 0.001
 
