@@ -31,7 +31,7 @@ import torch
 from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.experiments.recipe import load_recipe
@@ -40,7 +40,7 @@ from arcuate.live.decoder import make_engine, open_search, warm_up
 from arcuate.live.sources.replay import Prepared, prepare_replay
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
-from arcuate.models.model import Model, State
+from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
 
@@ -49,7 +49,7 @@ class Prompted(Model):
 
     told: Iterator[np.ndarray]
 
-    def _streamed(self, frames: torch.Tensor, state: State) -> Outputs:
+    def _streamed(self, frames: torch.Tensor, state: StreamState) -> Outputs:
         outputs = super()._streamed(frames, state)
         said = [next(self.told) for _ in range(frames.shape[1])]
         if not said:
@@ -120,7 +120,7 @@ def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
     decoder = StreamingDecoder.load(run)
     front_end = decoder.engine.model.config.settings.front_end
     store = Store.open(Path(str(Run(run).data()["path"])))
-    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log)
+    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log1p)
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
@@ -140,8 +140,8 @@ def streams(asked: argparse.Namespace) -> dict[str, Any]:
     gc.freeze()
     if asked.first:  # all cores
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    for _ in range(round(asked.seconds / BIN_S)):
-        due += BIN_S
+    for _ in range(round(asked.seconds / BIN_SECONDS)):
+        due += BIN_SECONDS
         found.n_late += wait_until(due)
         for k, decoder in enumerate(decoders):
             if not left[k]:

@@ -16,12 +16,12 @@ import torch
 from arcuate.adaptation.calibration import MixedPlan, curve_points, split_day
 from arcuate.adaptation.config import Calibration
 from arcuate.cli._calibrate import Asked, prepare_plan
-from arcuate.data.frames import Patch
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.calibrate import derive_recipe
 from arcuate.experiments.recipe import run_recipe
+from arcuate.models.config import Patch
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object

@@ -18,7 +18,7 @@ from scipy.io import loadmat
 
 from arcuate.data import alphabet as tokens
 from arcuate.data.pronunciation import pronounce
-from arcuate.data.readers import find_sources
+from arcuate.data.readers import find_source
 from arcuate.data.simulation import LAYOUTS, TRUTH, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
@@ -98,7 +98,7 @@ def test_hdf5_labels(b2t25: Path) -> None:
             labels = group["seq_class_ids"][:]
             assert labels.shape == (500,)
             assert labels.dtype == np.int32
-            assert tokens.names(labels[:length]) == pronounce(text).names
+            assert tokens.token_names(labels[:length]) == pronounce(text).names
             assert not labels[length:].any()
             letters = group["transcription"][:]
             assert "".join(chr(code) for code in letters[letters > 0]) == text
@@ -253,10 +253,10 @@ def test_an_interrupted_cohort_is_none(tmp_path: Path) -> None:
     child.join()
     assert child.exitcode == 9 and out.exists()
     with pytest.raises(UserError, match="no recordings"):
-        find_sources(out)
+        find_source(out)
     simulate(out, **COHORT)
     assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH, DESCRIPTION}
-    assert len(find_sources(out).files) == 6
+    assert len(find_source(out).files) == 6
 
 
 def test_a_failure_leaves_an_old_cohort_as_it_was(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from arcuate.cli._submit import WORDS, find_decodings, missing_words
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.data.alphabet import names
+from arcuate.data.alphabet import token_names
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
@@ -42,13 +42,12 @@ from arcuate.evaluation.combine.lists import (
 )
 from arcuate.evaluation.metrics import (
     Score,
-    bootstrap_interval,
-    leakage_warning,
     score,
     total,
     word_error_rate,
 )
-from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
+from arcuate.evaluation.word_errors import leakage_warning
 from arcuate.files import check_target
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
@@ -297,7 +296,9 @@ def phoneme_errors(
 
     def scores(frames: tuple[np.ndarray, ...] | list[np.ndarray]) -> list[Score]:
         return [
-            score(labels[t], names(greedy(f))) for t, f in zip(trials, frames, strict=True) if t in labels
+            score(labels[t], token_names(greedy(f)))
+            for t, f in zip(trials, frames, strict=True)
+            if t in labels
         ]
 
     single, mean = [scores(file.trials) for file in files], scores(pooled)

@@ -18,6 +18,7 @@ from arcuate.adaptation.config import METHODS
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
+from arcuate.data.trial import BIN_MS
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import read_weights
 from arcuate.live.access import is_local, make_access
@@ -190,12 +191,12 @@ def tell_unmeasured(decoder: "StreamingDecoder") -> None:
 
 
 def check_recording(asked: Asked) -> None:
-    from arcuate.data.readers.source import safe_name
+    from arcuate.data.readers.source import is_safe_name
     from arcuate.live.recorder import refuse_foreign
 
     if asked.day is not None and asked.record is None:
         raise UserError("--day names the day that is recorded: name a folder with --record too")
-    if asked.day is not None and not safe_name(asked.day):
+    if asked.day is not None and not is_safe_name(asked.day):
         raise UserError(f"{asked.day!r:.60} is no name of a day; choose one such as t15.2023.09.12")
     if asked.record is not None:
         refuse_foreign(asked.record)
@@ -286,7 +287,7 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
     front_end = decoder.engine.model.config.settings.front_end
     split = None if asked.split == "all" else asked.split
     sessions = decoder.sessions if asked.adapt is None else store.sessions
-    found = prepare_replay(store, sessions, front_end.normalise, front_end.log, split, asked.session)
+    found = prepare_replay(store, sessions, front_end.normalise, front_end.log1p, split, asked.session)
     return found if asked.adapt is None else in_recorded_order(found, decoder)
 
 
@@ -309,7 +310,7 @@ def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     session = decoder.day.like if decoder.day else decoder.session  # of a new day the nearest known one
     last = [t for t in store.trials if t.session == session]
     if last:
-        decoder.seed(store.block_statistics(last[-1], front_end.log))
+        decoder.seed(store.block_statistics(last[-1], front_end.log1p))
 
 
 def make_source(asked: Asked, session: "LiveSession", prepared: "Prepared | None") -> "Source | None":
@@ -352,7 +353,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
     decoder.settle()
     standing = decoder.adaptation
     summary = {
-        **found.summary(20.0 * patch.stride),
+        **found.summary(float(BIN_MS * patch.stride)),
         "delay_ms": decoder.delay.total_ms,
         "real_time": real_time,
         "n_lexicon_words": len(decoder.engine.search.words) if decoder.engine.search else 0,
@@ -364,7 +365,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
         return
     stolen = summary["missed_while_stolen"]
     out.print(
-        f"per frame of {20 * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
+        f"per frame of {BIN_MS * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
         f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
         f" {summary['missed_deadlines']} of {summary['n_frames']:,} missed"
         + (f" ({stolen} while a hypervisor held the cores);" if stolen else ";")

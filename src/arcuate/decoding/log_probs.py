@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
+from arcuate.run import save_npz
 
-BOUNDARY_NAMES = ("SIL", "|", ">", "<space>", " ")
-_BLANK_NAMES = ("BLANK", "<ctc>", "<blank>", "<pad>", "_")
 _TOLERANCE = 0.02  # of the log of a frame's sum, in nat; float16 files stay within 0.001
 
 
@@ -56,7 +55,7 @@ class FrameLogProbs:
     @property
     def boundary(self) -> int:
         """Class index of the word boundary, or -1."""
-        return len(self.classes) - 1 if self.classes[-1] in BOUNDARY_NAMES else -1
+        return boundary_index(self.classes)
 
 
 def reorder_classes(
@@ -72,9 +71,9 @@ def reorder_classes(
         raise UserError(
             f"{where}: {log_probs.shape[1]} columns need as many distinct class names, not {names}"
         )
-    blank = next((name for name in _BLANK_NAMES if name in names), None)
+    blank = next((name for name in BLANK_NAMES if name in names), None)
     if blank is None:
-        raise UserError(f"{where}: no class is the blank; name it {' or '.join(_BLANK_NAMES[:3])}")
+        raise UserError(f"{where}: no class is the blank; name it {' or '.join(BLANK_NAMES[:3])}")
     edge = boundary if boundary is not None else next((b for b in BOUNDARY_NAMES if b in names), None)
     folded = tuple(fold)
     unknown = [name for name in (*folded, *([edge] if edge else [])) if name not in names]
@@ -96,11 +95,7 @@ def reorder_classes(
         columns = [names.index(name) for name in (str(edge), *folded)]
         reordered = np.array(reordered, np.float32)
         reordered[:, -1] = np.logaddexp.reduce(log_probs[:, columns].astype(np.float32), axis=1)
-    last = (
-        ["SIL" if edge == "SIL" else BOUNDARY_NAMES[2] if edge not in BOUNDARY_NAMES else edge]
-        if edge
-        else []
-    )
+    last = [edge if edge in BOUNDARY_NAMES else ">"] if edge else []
     return reordered, (blank, *rest, *last)
 
 
@@ -152,3 +147,16 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     if missing:
         raise UserError(f"{path} lacks {' and '.join(missing)}; see docs/decoding.md for its layout")
     return arrays
+
+
+def write_log_probs(path: Path, log_probs: FrameLogProbs) -> None:
+    """Write an .npz file in the layout of `read_log_probs`, as float16."""
+    trials = log_probs.trials
+    logp = np.concatenate(trials) if trials else np.zeros((0, len(log_probs.classes)), np.float32)
+    arrays: dict[str, np.ndarray] = {
+        "logp": np.maximum(logp, np.finfo(np.float16).min).astype(np.float16),
+        "lengths": np.array([len(frames) for frames in trials], dtype=np.int32),
+        "classes": np.array(log_probs.classes, dtype=np.str_),
+        "trials": np.array(log_probs.ids or (), dtype=np.str_),
+    }
+    save_npz(path, arrays)

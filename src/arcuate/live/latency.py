@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.frames import count_frames
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_MS
 from arcuate.models.model import Model
 
 RECENT = 2000  # frames that quantiles on screen are of
@@ -45,8 +44,6 @@ class Meter:
 
 # How much later a frame comes out than its last bin went in, by design of the model.
 
-MS = 1000 * BIN_S  # per bin
-
 
 @dataclass(frozen=True)
 class Delay:
@@ -65,7 +62,9 @@ def find_delay(model: Model) -> Delay:
     """Smoothing and stride by their settings; the encoder by watching when its frames come out."""
     patch = model.config.settings.front_end.patch
     ahead = model.front_end.right
-    return Delay(ahead * MS, (patch.stride - 1) * MS, max(0, watch(model) - ahead) * MS)
+    encoder = max(0, watch(model) - ahead)
+    smoothing_ms, patch_ms, encoder_ms = (float(n * BIN_MS) for n in (ahead, patch.stride - 1, encoder))
+    return Delay(smoothing_ms, patch_ms, encoder_ms)
 
 
 def watch(model: Model) -> int:
@@ -79,7 +78,7 @@ def watch(model: Model) -> int:
             for frame in range(n_out, n_out + outputs.frames.shape[1]):
                 late = max(late, n_in - (frame * patch.stride + patch.bins))
             n_out += outputs.frames.shape[1]
-            due = count_frames(n_in, patch.bins, patch.stride) if n_in >= patch.bins else 0
+            due = patch.count_frames(n_in) if n_in >= patch.bins else 0
             if due > n_out:  # still held back
                 late = max(late, n_in - (n_out * patch.stride + patch.bins))
     return late

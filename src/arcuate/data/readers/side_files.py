@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from arcuate.data.readers.source import printable, session_date
+from arcuate.data.readers.source import replace_surrogates
+from arcuate.data.sessions import session_date
 
 CORPUS_TABLE = "t15_copyTaskData_description.csv"
 MODE_TABLE = "simulation_truth.jsonl"
@@ -67,7 +68,7 @@ def read_modes(path: Path) -> tuple[Modes, list[str]]:
         for line in _nonempty(lines):
             try:
                 row = json.loads(line)
-                modes[str(row["session"]), str(row["split"]), int(row["number"])] = printable(
+                modes[str(row["session"]), str(row["split"]), int(row["number"])] = replace_surrogates(
                     str(row["mode"])
                 )
             except (ValueError, KeyError, TypeError, RecursionError):
@@ -94,8 +95,6 @@ def _number(cell: str) -> int | None:
 def _day(cell: str) -> date | None:
     """2023-08-11, 2023.08.11, 20230811 or 8/11/2023 (the release is American)."""
     text = cell.strip()
-    if compact := re.fullmatch(r"(\d{4})(\d\d)(\d\d)", text):
-        text = ".".join(compact.groups())
-    elif american := re.match(r"(\d{1,2})\D(\d{1,2})\D(\d{4})(?!\d)", text):
+    if american := re.match(r"(\d{1,2})\D(\d{1,2})\D(\d{4})(?!\d)", text):
         text = f"{american[3]}.{american[1]}.{american[2]}"
     return session_date(text)
