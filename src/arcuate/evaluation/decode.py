@@ -308,7 +308,9 @@ def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[st
         if phones is not None:
             unknown = [p for p in phones if p not in lexicon.classes]
             if unknown or not phones:
-                wrong = f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
+                wrong = (
+                    f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
+                )
                 raise UserError(f"--word {given!r}: {wrong}")
             lexicon = lexicon.with_entries([(word, phones)])
     return lexicon.with_words(word for word in weights if word not in lexicon), weights

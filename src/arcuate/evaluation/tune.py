@@ -148,7 +148,9 @@ def tune(
     target = None if out is None else Path(out)
     check_target(target, *options.inputs)
     if folds == 1:
-        raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
+        raise UserError(
+            "--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting"
+        )
     task = open_task(options, progress)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
