@@ -25,7 +25,7 @@ from arcuate.models.runtime import Machine, count_cores, set_up
 from arcuate.run import Run, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
-from arcuate.training.curriculum import outline, settle
+from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
 from arcuate.training.environment import describe
 from arcuate.training.loop import train
@@ -69,7 +69,7 @@ def train_run(asked: Asked) -> dict[str, Any]:
     selection = select(store, recipe.data, recipe.front_end.patch)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
-    recipe = settle(recipe, per_epoch / recipe.train.accumulate)
+    recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
     refuse_early(asked, recipe)
     store.close()  # loading processes start from here, and must not inherit open files
     before = began_with(Run(asked.run)) if asked.resume else {}
@@ -298,7 +298,7 @@ def announce(
     if (workers := worker_count(recipe)) < recipe.data.workers:
         lines.append(f"data.workers={recipe.data.workers} is more than there are cores; using {workers}")
     if recipe.stages:
-        lines.append(outline(recipe))
+        lines.append(describe_stages(recipe.stages))
     batching, patch = recipe.data.batching, recipe.front_end.patch
     if world.size > 1:
         lines.append(f"{world.size} processes share every batch")
