@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
     model = build(recipe, store, selection)

@@ -26,7 +26,7 @@ from arcuate.models.config import (
     Encoder,
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     Patch,
     SessionLayer,
@@ -65,8 +65,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         patch=Patch(bins=4, stride=2),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder)
-    card = ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
-    model = Model(card)
+    config = ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
+    model = Model(config)
     with torch.no_grad():
         model.head.weight.mul_(12.0)
     save_model(tmp_path / "model", model)
@@ -107,7 +107,7 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
             "safety": {"min_confidence": 0, "full_doubt": 0.001},
         }
     )
-    if not load_model(folder).card.settings.encoder.causal:
+    if not load_model(folder).config.settings.encoder.causal:
         with pytest.raises(UserError, match="cannot stream"):
             make_engine(load_model(folder), None)
         return
@@ -149,7 +149,7 @@ def test_a_calibrated_model_knows_one_day_more_and_the_old_ones_as_before(
     told = calibrate(plan, Stop())
     assert told is not None and [p["sentences"] for p in told["curve"]] == [0, 3]
     old, new = load_model(folder), load_model(find_checkpoint(run))
-    assert new.card.sessions == (FIRST, SECOND, DRIFTED)
+    assert new.config.sessions == (FIRST, SECOND, DRIFTED)
     known = [t for t in store.trials if t.session == SECOND][:2]
     for a, b in zip(
         *(decode_trials(m.eval(), store, known, keep_scores=True) for m in (old, new)), strict=True

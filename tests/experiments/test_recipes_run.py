@@ -7,7 +7,7 @@ import pytest
 from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.experiments.recipe import load_recipe, recipe_names
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import count_parameters
 from arcuate.run import Run
 from arcuate.training import precision
@@ -55,13 +55,13 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
 def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
     recipe = load_recipe(name)
     size = recipe.data.published
-    card = ModelCard(
+    config = ModelConfig(
         settings=recipe.model,
         n_channels=size.channels,
         sessions=tuple(map(str, range(size.n_sessions))),
         classes=CLASSES,
     )
-    assert count_parameters(card) > 100_000
+    assert count_parameters(config) > 100_000
 
 
 @pytest.mark.parametrize("name", recipe_names())

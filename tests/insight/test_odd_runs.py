@@ -170,7 +170,7 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
 
     write_nejm(tmp_path / "official")
     model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm")).model
-    sessions, n_channels = model.card.sessions, model.card.n_channels
+    sessions, n_channels = model.config.sessions, model.config.n_channels
     from support.fabricate import Made, noise, write_hdf5
 
     for i, session in enumerate((*sessions, "t15.2030.01.01")):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.data.alphabet import BLANK, CLASSES, INDEX, PHONEMES
+from arcuate.data.alphabet import BLANK, CLASSES, PHONEMES
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import aligned, bootstrap_interval, score, total
 from arcuate.experiments.recipe import load_recipe
@@ -116,7 +116,7 @@ def example(
     rng: np.random.Generator, row: dict[str, Any], n_channels: int, stride: int = 4
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bins (T, C) with bursts where phonemes are, and frame scores (F, 41) that spell the hypothesis."""
-    tokens = [INDEX[name] for name in row["hypothesis"]]
+    tokens = [CLASSES.index(name) for name in row["hypothesis"]]
     n_frames = 3 * len(tokens) + 6
     logits = rng.normal(0, 0.8, (n_frames, len(CLASSES)))
     logits[:, BLANK] += 5

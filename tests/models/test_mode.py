@@ -126,7 +126,7 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     model = build(recipe, store, selection)
     modes = learn_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
@@ -156,7 +156,7 @@ def rows(run: Path) -> list[dict]:
 def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     recipe = run_recipe(Run(run))
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = [replace(t, mode=None) for t in selection.validation]
     summary = summarise(decode_trials(build(recipe, store, selection), store, trials), n_resamples=10)
     assert not {"mode_accuracy", "per_by_mode"} & summary.keys()
@@ -187,7 +187,7 @@ def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None
     """As in the real releases: nothing known, everything inferred, training goes on."""
     store = Store.open(cohort_store)
     recipe = load_recipe("tiny", SMALL)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = tuple(replace(t, mode=None) for t in selection.train)
     modes = learn_modes(build(recipe, store, selection), store, trials)
     assert len(modes.vocalised) == len(trials)

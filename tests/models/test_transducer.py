@@ -13,13 +13,13 @@ from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeam, search_both
+from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.losses.config import CTC, RNNT, Loss
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Transducer
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Transducer
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run, read_jsonl
@@ -40,7 +40,7 @@ def make_model(settings: Transducer) -> Model:
     model = ModelSettings(
         front_end=front_end, encoder=GRUEncoder(width=5, depth=1, dropout=0.0), transducer=settings
     )
-    return Model(ModelCard(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
+    return Model(ModelConfig(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
 
 
 def make_batch() -> tuple:
@@ -136,11 +136,11 @@ def test_one_trial_is_read_as_the_pages_show() -> None:
     """Outputs of one trial go into a search as they are: no padding, no gradient to take off."""
     model = make_model(KINDS[1])
     decoder = Decoder(model.eval())
-    bins = torch.randn(30, model.card.n_channels).numpy()
+    bins = torch.randn(30, model.config.n_channels).numpy()
     outputs = decoder.outputs(bins, decoder.sessions[0])
     scores = outputs.log_probs["ctc"][0].numpy()
-    assert (scores == decoder.scores(bins, decoder.sessions[0])).all()
-    best = search_both(JointBeam(model.transducer), outputs.frames[0], scores)[0]
+    assert (scores == decoder.log_probs(bins, decoder.sessions[0])).all()
+    best = search_joint(JointBeamSearch(model.transducer), outputs.frames[0], scores)[0]
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
@@ -170,19 +170,19 @@ def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
     train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
     run, used = open_run(tmp_path / "run"), set()
-    for name in ("Greedy", "Beam", "JointBeam"):
+    for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
         make = getattr(arcuate.evaluation.evaluate, name)
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
         monkeypatch.setattr(arcuate.evaluation.evaluate, name, noting)
     monkeypatch.setattr(
         arcuate.evaluation.evaluate, "search_transducer", lambda searcher, frames: [READ_NOTHING]
     )
-    monkeypatch.setattr(arcuate.evaluation.evaluate, "search_both", lambda searcher, *heard: [READ_NOTHING])
+    monkeypatch.setattr(arcuate.evaluation.evaluate, "search_joint", lambda searcher, *heard: [READ_NOTHING])
     for reading, made, told in (
-        (Reading(head="transducer"), ("Beam", 8), {"search": "beam", "beam": 8}),
-        (Reading(head="transducer", beam=3), ("Beam", 3), {"search": "beam", "beam": 3}),
-        (Reading(head="transducer", search="greedy"), ("Greedy",), {"search": "greedy"}),
-        (Reading(head="both", search="beam", beam=5), ("JointBeam", 5), {"search": "beam", "beam": 5}),
+        (Reading(head="transducer"), ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
+        (Reading(head="transducer", beam=3), ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
+        (Reading(head="transducer", search="greedy"), ("TransducerGreedySearch",), {"search": "greedy"}),
+        (Reading(head="both", search="beam", beam=5), ("JointBeamSearch", 5), {"search": "beam", "beam": 5}),
     ):
         used.clear()
         summary = evaluate_run(run, "val", None, "best", None, None, reading=reading)

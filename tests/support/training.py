@@ -17,5 +17,5 @@ def recipe_of(*overrides: str) -> Recipe:
 
 
 def training_of(store: Store, recipe: Recipe, folder: Path) -> Training:
-    model = build(recipe, store, select(store, recipe.data, recipe.front_end.patch))
+    model = build(recipe, store, select(store, recipe.data, recipe.front_end.patch.count_frames))
     return Training(model, recipe, create_run(folder, recipe, {}), "fp32")

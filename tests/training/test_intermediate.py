@@ -13,7 +13,7 @@ from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
     Encoder,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     SSMEncoder,
     TransformerEncoder,
@@ -34,7 +34,7 @@ each_kind = pytest.mark.parametrize("encoder", KINDS, ids=lambda e: f"{e.kind}-{
 def make(encoder: Encoder) -> Model:
     torch.manual_seed(0)
     settings = ModelSettings(encoder=encoder)
-    return Model(ModelCard(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
+    return Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
 
 
 def make_batch() -> tuple[torch.Tensor, ...]:

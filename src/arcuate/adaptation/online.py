@@ -195,7 +195,7 @@ class Adapter:
 
     def start_like(self, session: str) -> str:
         """The known session whose layer a day begins with."""
-        known = self.model.card.sessions
+        known = self.model.config.sessions
         return session if session in known else nearest_session(session, known)
 
     def before(self, day: Day, bins: Tensor | None = None) -> Model:

@@ -70,7 +70,7 @@ def check(experiment: Experiment) -> None:
     if experiment.split not in SPLITS:
         raise UserError(f"--split {experiment.split} cannot judge an ablation; choose {' or '.join(SPLITS)}")
     base = check_factors(experiment.recipe, experiment.overrides, experiment.factors)
-    selection = select(Store.open(experiment.data), base.data, base.front_end.patch)
+    selection = select(Store.open(experiment.data), base.data, base.front_end.patch.count_frames)
     if not selection.validation:
         raise UserError(f"{experiment.data} has no validation trials to judge by; set data.dev_fraction=0.1")
     if experiment.split == "dev" and selection.selected_on != "dev":

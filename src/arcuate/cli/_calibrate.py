@@ -23,7 +23,7 @@ from arcuate.evaluation.evaluate import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
 from arcuate.experiments.recipe import Recipe
 from arcuate.insight.report.sessions import FILE
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, count_parameters, layer_of, one_day, with_layers
 from arcuate.models.runtime import set_up
@@ -95,7 +95,7 @@ def prepare_plan(asked: Asked) -> Plan:
     day = split_day(store, asked.session, asked.sentences, subject.recipe.front_end.patch)
     store.refuse_changed((*day.first, *day.rest))
     old = old_trials(subject, store, model) if settings.rest else ()
-    recipe = derive_recipe(subject.recipe, model.card, asked.session, settings)
+    recipe = derive_recipe(subject.recipe, model.config, asked.session, settings)
     return Plan(asked, run, subject, store, model, recipe, settings, day, old, points(asked, len(day.first)))
 
 
@@ -111,14 +111,14 @@ def refuse_inside(run: Run, parent: Run) -> None:
 
 
 def refuse_misfits(model: Model, store: Store, asked: Asked) -> None:
-    if asked.session in model.card.sessions:
+    if asked.session in model.config.sessions:
         raise UserError(
             f"{asked.parent} knows session {asked.session} already; calibrate a new day, or train on with:"
             f" arcuate train RECIPE --from {asked.parent}"
         )
-    if model.card.n_channels != store.n_channels:
+    if model.config.n_channels != store.n_channels:
         raise UserError(
-            f"the model has {model.card.n_channels} channels, {store.path.name} has {store.n_channels}; prepare the"
+            f"the model has {model.config.n_channels} channels, {store.path.name} has {store.n_channels}; prepare the"
             " same channels as for training"
         )
 
@@ -140,12 +140,12 @@ def points(asked: Asked, n_sentences: int) -> tuple[int, ...]:
 
 def old_trials(subject: Subject, store: Store, model: Model) -> tuple[TrialInfo, ...]:
     """Training trials of the known sessions, as far as this store has them."""
-    known = tuple(s for s in store.sessions if s in model.card.sessions)
+    known = tuple(s for s in store.sessions if s in model.config.sessions)
     if not known:
         return ()
     limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
     data = subject.recipe.data.model_copy(update=limits)
-    return select(store, data, subject.recipe.front_end.patch).train
+    return select(store, data, subject.recipe.front_end.patch.count_frames).train
 
 
 def announce(plan: Plan) -> None:
@@ -153,7 +153,7 @@ def announce(plan: Plan) -> None:
     like = begin_with(model, session, settings)
     gap = days_between(session, like) if like != "mean" else None
     when = "" if gap is None else f", {counted(abs(gap), 'day')} {'before' if gap > 0 else 'after'} it"
-    if not model.card.settings.front_end.session_layer.enabled:
+    if not model.config.settings.front_end.session_layer.enabled:
         say(
             "the model has no session layers: all known days get one that changes nothing, the new day its own"
         )
@@ -161,7 +161,7 @@ def announce(plan: Plan) -> None:
     say(f"{session}: {counted(len(plan.day.first), 'sentence')}, beginning with {source}")
     if len(plan.day.first) < plan.asked.sentences:
         say(f"note: {plan.asked.sentences} sentences were asked for, the day has {len(plan.day.first)}")
-    tell_health(plan.store, session, nearest_session(session, model.card.sessions))
+    tell_health(plan.store, session, nearest_session(session, model.config.sessions))
     if settings.rest and not plan.old:
         say(
             "note: this store has no trials of the known days, so none are mixed in; other weights move all the same"
@@ -178,7 +178,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "session": plan.asked.session,
         "began_as": like,
         "days_later": days_between(
-            plan.asked.session, nearest_session(plan.asked.session, plan.model.card.sessions)
+            plan.asked.session, nearest_session(plan.asked.session, plan.model.config.sessions)
         ),
         "sentences": len(plan.day.first),
         "held_back": len(plan.day.rest),
@@ -253,9 +253,9 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
         parent=f"{plan.asked.parent.resolve()}@{plan.subject.folder.name}",
         calibration=facts(plan),
         data=store_facts(
-            plan.store, Selection((*plan.model.card.sessions, plan.asked.session), (), (), "val")
+            plan.store, Selection((*plan.model.config.sessions, plan.asked.session), (), (), "val")
         ),
-        n_parameters=count_parameters(new_card(plan)),
+        n_parameters=count_parameters(new_config(plan)),
         selected_on=None,
         device=str(plan.model.head.weight.device),
     )
@@ -274,14 +274,14 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
     )
 
 
-def new_card(plan: Plan) -> ModelCard:
+def new_config(plan: Plan) -> ModelConfig:
     """The model that comes out, described."""
-    card = plan.model.card
-    return ModelCard(
-        settings=with_layers(card.settings),
-        n_channels=card.n_channels,
-        sessions=(*card.sessions, plan.asked.session),
-        classes=card.classes,
+    config = plan.model.config
+    return ModelConfig(
+        settings=with_layers(config.settings),
+        n_channels=config.n_channels,
+        sessions=(*config.sessions, plan.asked.session),
+        classes=config.classes,
     )
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rich.table import Table
 
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
-from arcuate.decoding.transducer import refuse_without
+from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import (
     HEAD_BEAM,
@@ -25,8 +25,8 @@ from arcuate.evaluation.evaluate import (
     write_scores,
 )
 from arcuate.experiments.recipe import Recipe, run_recipe
-from arcuate.models.config import ModelCard
-from arcuate.models.io import load_card, load_model
+from arcuate.models.config import ModelConfig
+from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
 from arcuate.models.runtime import set_up
 from arcuate.run import Run, find_checkpoint, open_run, read_json
@@ -77,8 +77,8 @@ class Scored:
     results: list[TrialResult]
 
     @property
-    def card(self) -> ModelCard:
-        return self.model.card
+    def config(self) -> ModelConfig:
+        return self.model.config
 
 
 def evaluate_command(
@@ -125,7 +125,7 @@ def evaluate_run(
     summary = {
         **summarise(scored.results),
         **provenance(scored, split, label),
-        "left_out": left_out(scored.store, split, scored.card),
+        "left_out": left_out(scored.store, split, scored.config),
     }
     write_results(run, split, label, scored.results, summary, scored.store)
     if scores is not None:
@@ -153,9 +153,9 @@ def score_run(
         refuse_without_transducer(subject)
     store = Store.open(data or remembered_store(subject))
     model = load_model(subject.folder)
-    trials = choose_trials(subject, store, split, model.card)
+    trials = choose_trials(subject, store, split, model.config)
     machine = set_up(recipe.runtime, recipe.encoder.width, recipe.validate_.batch_size)
-    tell_differences(subject, store, split, model.card)
+    tell_differences(subject, store, split, model.config)
     with nullcontext() if quiet else progress("checking trials") as report:
         store.refuse_changed(trials, report)
     with nullcontext() if quiet else progress("scoring trials") as report:
@@ -177,7 +177,7 @@ def score_run(
 
 def refuse_without_transducer(subject: Subject) -> None:
     if not subject.recipe.transducer.enabled:
-        refuse_without(None, str(subject.run.path))
+        require_transducer(None, str(subject.run.path))
 
 
 def check_head(name: str) -> Head:
@@ -222,7 +222,7 @@ def find_subject(run: Run, checkpoint: str) -> Subject:
     folder = find_checkpoint(run.path, checkpoint)
     if run.recipe_file.is_file():
         return Subject(run, folder, run_recipe(run), run.data())
-    settings = load_card(folder).settings
+    settings = load_model_config(folder).settings
     recipe = Recipe(
         name=run.name,
         front_end=settings.front_end,
@@ -235,29 +235,31 @@ def find_subject(run: Run, checkpoint: str) -> Subject:
     return Subject(run, folder, recipe, None)
 
 
-def choose_trials(subject: Subject, store: Store, split: str, card: ModelCard) -> tuple[TrialInfo, ...]:
+def choose_trials(subject: Subject, store: Store, split: str, config: ModelConfig) -> tuple[TrialInfo, ...]:
     """The trials to score: those of the split in sessions that the model knows."""
-    if card.n_channels != store.n_channels:
-        raise UserError(f"the model has {card.n_channels} channels, {store.path.name} has {store.n_channels}")
+    if config.n_channels != store.n_channels:
+        raise UserError(
+            f"the model has {config.n_channels} channels, {store.path.name} has {store.n_channels}"
+        )
     recipe = subject.recipe
-    trials = trials_of_split(store, recipe.data, recipe.front_end.patch, split, card.sessions)
+    trials = select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, config.sessions)
     if not trials:
         raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
     return trials
 
 
-def left_out(store: Store, split: str, card: ModelCard) -> dict[str, Any]:
+def left_out(store: Store, split: str, config: ModelConfig) -> dict[str, Any]:
     """Trials of the split that the model cannot read, because they are of sessions it has no layer for."""
     stored = "train" if split == "dev" else split
-    unknown = [t.session for t in store.trials if t.split == stored and t.session not in card.sessions]
+    unknown = [t.session for t in store.trials if t.split == stored and t.session not in config.sessions]
     return {"trials": len(unknown), "sessions": list(dict.fromkeys(unknown))}
 
 
-def tell_differences(subject: Subject, store: Store, split: str, card: ModelCard) -> None:
+def tell_differences(subject: Subject, store: Store, split: str, config: ModelConfig) -> None:
     """Where the store is not the one of training, or has more than the model knows, a person should hear it."""
     if differ := changed_splits(subject, store):
         say(f"note: {store.path} has other {' and '.join(differ)} trials than the run was trained with")
-    missing = left_out(store, split, card)
+    missing = left_out(store, split, config)
     if missing["trials"]:
         names = ", ".join(missing["sessions"][:3]) + (" …" if len(missing["sessions"]) > 3 else "")
         say(

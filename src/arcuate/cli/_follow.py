@@ -24,14 +24,14 @@ from arcuate.cli._evaluate import (
 )
 from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import phoneme_search, summarise, write_results, write_scores
 from arcuate.evaluation.transcribe import peak_rss_mb
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.models.runtime import set_up
@@ -73,7 +73,7 @@ def follow_run(
     recipe, validate = subject.recipe, searched(subject.recipe.validate_, reading)
     store = Store.open(data or remembered_store(subject))
     model = load_model(subject.folder)
-    trials = choose_trials(subject, store, split, model.card, following.sessions)
+    trials = choose_trials(subject, store, split, model.config, following.sessions)
     tell_days(store, model, trials)
     machine = set_up(recipe.runtime, recipe.encoder.width, 1)
     tell_unmeasured(store, model, settings)
@@ -106,12 +106,12 @@ def adaptation(following: Following) -> Adaptation:
 
 
 def choose_trials(
-    subject: Subject, store: Store, split: str, card: ModelCard, sessions: Sequence[str]
+    subject: Subject, store: Store, split: str, config: ModelConfig, sessions: Sequence[str]
 ) -> tuple[TrialInfo, ...]:
     """The trials of a split in known and unknown sessions alike."""
-    if card.n_channels != store.n_channels:
+    if config.n_channels != store.n_channels:
         raise UserError(
-            f"the model has {card.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation moves"
+            f"the model has {config.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation moves"
             " a layer, it cannot add channels: prepare the same channels as for training"
         )
     missing = [s for s in sessions if s not in store.sessions]
@@ -121,13 +121,15 @@ def choose_trials(
         )
     wanted = set(sessions or store.sessions)
     recipe = subject.recipe
-    known = tuple(s for s in card.sessions if s in wanted)
+    known = tuple(s for s in config.sessions if s in wanted)
     stored = "train" if split == "dev" else split
-    chosen = trials_of_split(store, recipe.data, recipe.front_end.patch, split, known) if known else ()
+    chosen = (
+        select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, known) if known else ()
+    )
     new = [
         t
         for t in store.trials
-        if t.session in wanted and t.session not in card.sessions and t.split == stored
+        if t.session in wanted and t.session not in config.sessions and t.split == stored
     ]
     trials = (*chosen, *(t for t in new if t.usable or split != "train"))
     if not trials:
@@ -138,11 +140,11 @@ def choose_trials(
 def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
     """How days that the model was not trained on are read."""
     for session in dict.fromkeys(t.session for t in trials):
-        if session in model.card.sessions:
+        if session in model.config.sessions:
             continue
-        like = nearest_session(session, model.card.sessions)
+        like = nearest_session(session, model.config.sessions)
         tell_health(store, session, like)
-        if not model.card.settings.front_end.session_layer.enabled:
+        if not model.config.settings.front_end.session_layer.enabled:
             say(f"{session} is new to the model, which has no session layers and reads it as any other day")
             continue
         gap = days_between(session, like)
@@ -152,7 +154,7 @@ def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
 
 def tell_unmeasured(store: Store, model: Model, settings: Adaptation) -> None:
     """Where the store has no known day, nobody can say how sure the model usually is."""
-    if settings.method in LEARNING and not set(store.sessions) & set(model.card.sessions):
+    if settings.method in LEARNING and not set(store.sessions) & set(model.config.sessions):
         say(
             f"note: {store.path.name} has no day that the model knows, so how much a day has drifted cannot be measured"
             " and every step is a whole one"
@@ -165,17 +167,17 @@ def label_reader(following: Following) -> Label:
         return greedy
     from arcuate.adaptation.word_labels import word_labels
     from arcuate.data.alphabet import CLASSES, SILENCE
-    from arcuate.decoding.config import Decoding
-    from arcuate.decoding.word_search.search import word_search
+    from arcuate.decoding.config import DecodingConfig
+    from arcuate.decoding.word_search.search import build_word_search
     from arcuate.evaluation.transcribe import read_weights
     from arcuate.language.lexicon import open_lexicon
-    from arcuate.language.ngram.open import open_model
+    from arcuate.language.ngram.io import open_model
 
-    settings = read_weights(following.config)[0] if following.config else Decoding()
+    settings = read_weights(following.config)[0] if following.config else DecodingConfig()
     with progress("reading the lexicon and the language model") as report:
         lexicon = open_lexicon(following.lexicon, CLASSES)
         model = open_model(following.lm, report)
-    return word_labels(word_search(lexicon, model, settings, boundary=SILENCE))
+    return word_labels(build_word_search(lexicon, model, settings, boundary=SILENCE))
 
 
 def show(run: Run, summary: dict[str, Any]) -> None:

@@ -12,14 +12,14 @@ import torch
 
 from arcuate.cli.console import counted, emit_json, percent, progress, say
 from arcuate.cli.watch import TerminalWatcher
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import Bucketed, Days
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.evaluation.evaluate import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
-from arcuate.models.config import ModelCard, Runtime
+from arcuate.models.config import ModelConfig, Runtime
 from arcuate.models.model import Model
 from arcuate.models.runtime import Machine, count_cores, set_up
 from arcuate.run import Run, refuse_taken
@@ -66,7 +66,7 @@ def train_run(asked: Asked) -> dict[str, Any]:
     if not asked.dry_run:
         refuse_taken(asked.run, asked.resume)
     store = Store.open(asked.data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # a look into every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
     recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
@@ -192,10 +192,10 @@ def same_threads(recipe: Recipe, before: dict[str, Any]) -> Runtime:
 
 def build(recipe: Recipe, store: Store, selection: Selection) -> Model:
     torch.manual_seed(recipe.train.seed)
-    card = ModelCard(
+    config = ModelConfig(
         settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=CLASSES
     )
-    return Model(card)
+    return Model(config)
 
 
 def train_in(
@@ -270,7 +270,7 @@ def validator(
             model, store, mine, batch_size=settings.batch_size, loss=training.loss, search=search
         )
         if results and results[0].trial.tokens is not None:
-            show(names(results[0].trial.tokens), names(results[0].tokens))
+            show(token_names(results[0].trial.tokens), token_names(results[0].tokens))
         sums = world.sum(session_sums(results, selection.sessions))
         cost = {"seconds": time.perf_counter() - started}
         return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}

@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from arcuate.cli.console import bar, counted, err, percent, say
+from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
 
 SAMPLE_WIDTH = 100
@@ -87,4 +88,4 @@ def compare(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, 
 
 
 def short(phoneme: str) -> str:
-    return "|" if phoneme == "SIL" else phoneme
+    return "|" if phoneme == SILENCE_NAME else phoneme

@@ -9,13 +9,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import by_length, length_batches
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.joint import JointBeam, search_both
-from arcuate.decoding.transducer import Beam, Greedy, refuse_without, rescore
-from arcuate.decoding.transducer import search as search_transducer
+from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.transducer import (
+    TransducerBeamSearch,
+    TransducerGreedySearch,
+    require_transducer,
+    rescore,
+    search_transducer,
+)
 from arcuate.evaluation.metrics import Score, bootstrap_interval, score, total
 from arcuate.losses.combined import HEADS, head_losses, weigh
 from arcuate.losses.config import Loss
@@ -55,9 +60,9 @@ def phoneme_search(settings: Validate) -> Search:
     if settings.search == "greedy":
         return greedy
     # Compiled code: half a second that the greedy search need not pay.
-    from arcuate.decoding.prefix_beam import PhonemeSearch
+    from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
-    return PhonemeSearch(settings.beam).tokens
+    return PrefixBeamSearch(settings.beam).tokens
 
 
 def decode_trials(
@@ -79,13 +84,13 @@ def decode_trials(
     `search` reads the CTC head; another head is read with a beam of `head_beam`, greedily where that is None.
     """
     device = next(model.parameters()).device
-    front_end = model.card.settings.front_end
+    front_end = model.config.settings.front_end
     results: dict[int, TrialResult] = {}
     training = model.training
     model.eval()
     with torch.inference_mode():
         plan = by_length(trials, batch_size)
-        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.wanted, plan):
+        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
             batch = batch.to(device)
             said = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, said)
@@ -130,11 +135,11 @@ def read_transducer(
     beam: int | None,
 ) -> tuple[int, ...]:
     """Tokens of one trial by its transducer, or by both heads in one pass and what CTC alone had read."""
-    network = refuse_without(model.transducer, "this model")
+    network = require_transducer(model.transducer, "this model")
     if head == "transducer":
-        searcher = Greedy(network) if beam is None else Beam(network, beam)
+        searcher = TransducerGreedySearch(network) if beam is None else TransducerBeamSearch(network, beam)
         return search_transducer(searcher, frames)[0].tokens
-    found = search_both(JointBeam(network, beam or HEAD_BEAM), frames, log_probs)
+    found = search_joint(JointBeamSearch(network, beam or HEAD_BEAM), frames, log_probs)
     readings = [ctc_tokens, *(h.tokens for h in found)]
     found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), readings)
     return found[0].tokens
@@ -245,8 +250,8 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "mode": trial.mode,
         **({"mode_said": result.said_mode} if result.mode is not None else {}),
         "text": trial.text,
-        "reference": names(trial.tokens) if trial.tokens is not None else None,
-        "hypothesis": names(result.tokens),
+        "reference": token_names(trial.tokens) if trial.tokens is not None else None,
+        "hypothesis": token_names(result.tokens),
         "substitutions": counted.substitutions if counted else None,
         "insertions": counted.insertions if counted else None,
         "deletions": counted.deletions if counted else None,

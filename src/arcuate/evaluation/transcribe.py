@@ -15,9 +15,9 @@ import yaml
 from pydantic import ValidationError
 
 from arcuate.data.text import normalise_text
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import refuse_twice
+from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, ScoredTrial, score_text, summarise_words
 from arcuate.language.ngram.model import LanguageModel
@@ -166,7 +166,7 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
         if not isinstance(row.get("text"), str):
             raise UserError(f"{path} line {number} has no text; every line needs the words of a trial")
     if all("id" in row for row in rows):
-        refuse_twice(str(path), [str(row["id"]) for row in rows])
+        check_unique_ids(str(path), [str(row["id"]) for row in rows])
     if ids is not None and all("id" in row for row in rows):
         known = {str(row["id"]): row for row in rows}
         missing = [name for name in ids if name not in known]
@@ -193,7 +193,7 @@ def optional(row: Mapping[str, Any], key: str) -> str | None:
     return str(row[key]) if row.get(key) is not None else None
 
 
-def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
+def read_weights(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
     """Settings from a YAML file, and what `arcuate tune` noted in it."""
     try:
         tree = yaml.safe_load(path.read_text("utf-8"))
@@ -205,14 +205,14 @@ def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
     return parse_weights(tree, str(path)), tuned if isinstance(tuned, dict) else {}
 
 
-def parse_weights(tree: Mapping[str, Any], where: str) -> Decoding:
+def parse_weights(tree: Mapping[str, Any], where: str) -> DecodingConfig:
     """Settings of the search, checked; `where` they come from is named with a mistake."""
     try:
-        return Decoding.model_validate(tree)
+        return DecodingConfig.model_validate(tree, context={"migrate": True})
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(Decoding.model_fields)
+        known = ", ".join(DecodingConfig.model_fields)
         raise UserError(f"{where}: {place}: {problem['msg']}; known settings are {known}") from None
 
 

@@ -205,14 +205,14 @@ def make_adapting(
     progress: Progress | None = None,
 ) -> Adapting:
     """An adapter for streams: a trial's own input is never there before it is read."""
-    if search is not None and model.card.classes != CLASSES:
+    if search is not None and model.config.classes != CLASSES:
         raise UserError(
             "adapting to words needs the classes of this benchmark; decode phonemes, with lm=None"
         )
     settings = settings.model_copy(update={"own_input": False})
     label: Label = greedy
     if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
-        label = word_labels(search.weighed(search.settings), n_frames=1)
+        label = word_labels(search.with_settings(search.settings), n_frames=1)
     adapter = make_adapter(model, settings, noise, label)
     known = known_confidence(adapter, store, progress) if store and settings.method != "none" else {}
     return Adapting(adapter, search, store, known)
@@ -251,9 +251,9 @@ def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store
     if data is None:
         return None
     store = data if isinstance(data, Store) else Store.open(data)
-    if store.n_channels != model.card.n_channels:
+    if store.n_channels != model.config.n_channels:
         raise UserError(
-            f"{store.path} has {store.n_channels} channels where the model reads {model.card.n_channels}"
+            f"{store.path} has {store.n_channels} channels where the model reads {model.config.n_channels}"
         )
     return store
 

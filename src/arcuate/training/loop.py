@@ -128,7 +128,7 @@ def backward(
     training.optimizer.zero_grad(set_to_none=True)
     # loss, blank frames, frames, tokens read, tokens said, trials, losses by head
     seen = torch.zeros(6 + len(HEADS), device=device)
-    heard = torch.zeros(len(model.card.classes), device=device)
+    heard = torch.zeros(len(model.config.classes), device=device)
     for batch in drawn:
         torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
         with autocast(training.precision, device):

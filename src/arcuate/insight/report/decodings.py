@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
 from arcuate.insight.report.evidence import Decoding, Evidence
 from arcuate.insight.report.markup import BOUNDARY, Html, brief, counted, join, percent, spoken, tag
@@ -88,6 +89,6 @@ def key() -> Html:
         (chip("T", "D"), "T read as D"),
         (chip(INSERTED, "T"), "T added"),
         (chip("T", DELETED), "T missed"),
-        (chip("SIL", "SIL"), "boundary between words"),
+        (chip(SILENCE_NAME, SILENCE_NAME), "boundary between words"),
     )
     return tag("p", *(tag("span", mark, " ", words) for mark, words in entries), class_="legend")
