@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import Batch, BatchStatistics, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
+from arcuate.experiments.train import build_model
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
@@ -97,7 +97,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     batches = PlannedBatches(
         store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (0, 1)
     )
-    model = build(recipe, store, selection).train()
+    model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)
     step(model, optimizer, recipe, batches[0])  # warms up
     best = [

@@ -24,7 +24,8 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb, read_references, read_weights
+from arcuate.evaluation.transcribe import peak_rss_mb, read_weights
+from arcuate.evaluation.word_errors import read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from arcuate.cli._decode import Source, decode_source
-from arcuate.cli._train import Asked, train_run
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.transducer import HeadWeights, rescore
 from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, lay_out
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
+from arcuate.experiments.train import train
 from arcuate.models.config import Transducer as TransducerSettings
 from arcuate.models.transducer import Transducer
 from arcuate.run import read_jsonl
@@ -94,7 +94,7 @@ def test_a_reading_in_phonemes_leads_to_its_words(both: JointWordSearch) -> None
 def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("words") / "run"
     small = ["encoder.width=16", "transducer.enabled=true", "transducer.width=8", "train.steps=3"]
-    train_run(Asked("tiny", [*small, "data.batching.batch_size=4"], cohort_store, path))
+    train("tiny", cohort_store, path, overrides=[*small, "data.batching.batch_size=4"])
     return path
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.experiments.train import train
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import count_parameters
 from arcuate.run import Run
@@ -72,9 +72,7 @@ def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_
     if recipe.encoder.kind == "transformer":
         small.append("encoder.heads=2")
     small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
-    told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
-    assert told is not None
-    assert told["steps"] == 2
+    assert train(name, cohort_store, tmp_path / "run", overrides=small).steps == 2
 
 
 @pytest.mark.parametrize("layers", [True, False])
@@ -94,8 +92,8 @@ def test_recipes_step_in_mixed_precision(
     small.append(f"front_end.session_layer.enabled={str(layers).lower()}")
     loss = {}
     for kind in ("fp32", "bf16"):
-        asked = Asked(name, [*small, f"train.precision.kind={kind}"], cohort_store, tmp_path / kind)
-        assert train_run(asked) is not None
+        changed = [*small, f"train.precision.kind={kind}"]
+        assert train(name, cohort_store, tmp_path / kind, overrides=changed).steps > 0
         run = Run(tmp_path / kind)
         assert run.environment()["precision"] == kind
         loss[kind] = [row["loss"] for row in run.metrics() if row["split"] == "train"]

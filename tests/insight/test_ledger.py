@@ -168,7 +168,7 @@ def test_runs_and_ledger_on_the_command_line(tmp_path: Path) -> None:
     rows = json.loads(listed.stdout, parse_constant=lambda c: pytest.fail(c))
     assert [r["name"] for r in rows] == ["a", "b"] and rows[1]["changes"][0]["path"] == "schedule.peak_lr"
     shown = arcuate("runs", cwd=tmp_path)
-    assert shown.returncode == 0 and "peak 0.003 → 0.01" in shown.stdout
+    assert shown.returncode == 0 and "peak_lr 0.003 → 0.01" in shown.stdout
     assert arcuate("ledger", tmp_path / "runs", "--out", tmp_path / "DIARY.md").returncode == 0
     assert (tmp_path / "DIARY.md").read_text("utf-8") == arcuate("ledger", tmp_path / "runs").stdout
 

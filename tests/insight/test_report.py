@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from arcuate.data.alphabet import BLANK, CLASSES, PHONEMES
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import aligned, bootstrap_interval, score, total
+from arcuate.evaluation.metrics import align, score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.report import write_report
 from arcuate.insight.report.axes import linear_ticks, log_ticks, png
@@ -488,7 +489,7 @@ def test_alignment_shows_as_many_errors_as_are_counted() -> None:
     for _ in range(50):
         _, reference = sentence(rng)
         hypothesis = misread(rng, reference, 0.4)
-        assert sum(a != b for a, b in aligned(reference, hypothesis)) == score(reference, hypothesis).errors
+        assert sum(a != b for a, b in align(reference, hypothesis)) == score(reference, hypothesis).errors
 
 
 def test_report_needs_no_torch() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import by_length, length_batches
 from arcuate.data.store import Store
+from arcuate.experiments.train import train
 from arcuate.losses.combined import flow_loss
 from arcuate.models.config import Denoiser as Settings
 from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch
@@ -115,7 +115,7 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
         "{name: denoise, steps: 60, lr_factor: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
     )
     more = ["train.log_every=10", "train.validate_every=35", "train.keep_checkpoints=9", stages]
-    train_run(Asked("tiny", [*small, *noise, *more], cohort_store, tmp_path / "run"))
+    train("tiny", cohort_store, tmp_path / "run", overrides=[*small, *noise, *more])
     rows = [r for r in Run(tmp_path / "run").metrics() if r["split"] == "train"]
     losses = [r["losses"]["denoise"] for r in rows if r["stage"] == "denoise"]
     assert losses[0] < 1.01  # it begins by doing nothing, which is a loss of 1

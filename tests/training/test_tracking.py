@@ -392,7 +392,7 @@ def test_a_run_tracked_by_both_is_stopped_and_resumed(cohort_store: Path, tmp_pa
     events = [(s, round(v, 5)) for s, v in curve(read_events(run), "train/loss")]
     assert events == [(s, pytest.approx(v, abs=1e-4)) for s, v in trained]
     assert [r["val/per"] for r in sent if "val/per" in r] == [r["per"] for r in rows if r["split"] == "val"]
-    assert "\n  said  " in done.stderr and "\n  read  " in done.stderr
+    assert "\n  reference  " in done.stderr and "\n  hypothesis  " in done.stderr
     assert_no_transcripts(cohort_store, run)
 
 

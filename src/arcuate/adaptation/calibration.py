@@ -10,9 +10,9 @@ from arcuate.data.selection import can_align
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import LIVE_CORPUS
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import TrialResult
-from arcuate.evaluation.metrics import bootstrap_interval, total
-from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.metrics import total
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
+from arcuate.evaluation.trials import TrialResult
 from arcuate.models.config import Patch
 
 FLAT_TRIALS = 20  # looked at to find out whether anything is recorded at all

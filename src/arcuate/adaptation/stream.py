@@ -17,9 +17,9 @@ from arcuate.data.batching import move_statistics, read_statistics
 from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.evaluation.evaluate import Search, TrialResult
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.trials import Search, TrialResult
 from arcuate.progress import Progress
 
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances

@@ -79,10 +79,14 @@ def check(experiment: Experiment) -> None:
 
 def scorer(experiment: Experiment) -> Any:
     def score(run: Run) -> None:
-        from arcuate.cli._evaluate import evaluate_run
+        from arcuate.evaluation.evaluate import evaluate
 
-        evaluate_run(
-            run, experiment.split, experiment.data, experiment.checkpoint, experiment.label, None, quiet=True
+        evaluate(
+            run,
+            split=experiment.split,
+            data=experiment.data,
+            checkpoint=experiment.checkpoint,
+            label=experiment.label,
         )
 
     return score

@@ -11,17 +11,17 @@ from rich.table import Table
 from arcuate.adaptation.calibration import Point, Sentences, curve_points, measure, split_day
 from arcuate.adaptation.config import Calibration
 from arcuate.cli._day_health import tell_health
-from arcuate.cli._evaluate import Subject, find_subject
-from arcuate.cli._train import store_facts
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import Selection, select
+from arcuate.data.selection import select
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import TrialResult, decode_trials
+from arcuate.evaluation.evaluate import ModelSource, find_source
+from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
-from arcuate.experiments.recipe import Recipe
+from arcuate.experiments.recipe import Recipe, run_recipe
+from arcuate.experiments.train import describe_store
 from arcuate.insight.report.sessions import FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
@@ -54,7 +54,7 @@ class Plan:
 
     asked: Asked
     run: Run
-    subject: Subject
+    source: ModelSource
     store: Store
     model: Model
     recipe: Recipe
@@ -84,19 +84,19 @@ def calibrate_command(asked: Asked, as_json: bool) -> int:
 def prepare_plan(asked: Asked) -> Plan:
     """Checks everything that can be wrong before the first step."""
     settings = read_set(Calibration, asked.settings, "rest=0")
-    subject = find_subject(open_run(asked.parent), asked.checkpoint)
-    run = Run(asked.run or asked.parent.resolve().with_name(f"{subject.run.name}-{asked.session}"))
-    refuse_inside(run, subject.run)
+    source = find_source(open_run(asked.parent), asked.checkpoint)
+    run = Run(asked.run or asked.parent.resolve().with_name(f"{source.run.name}-{asked.session}"))
+    refuse_inside(run, source.run)
     if not asked.dry_run:
         refuse_taken(run.path, resumes=False)
     store = Store.open(asked.data)
-    model = load_model(subject.folder)
+    model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
-    day = split_day(store, asked.session, asked.sentences, subject.recipe.front_end.patch)
+    day = split_day(store, asked.session, asked.sentences, source.config.front_end.patch)
     store.refuse_changed((*day.first, *day.rest))
-    old = old_trials(subject, store, model) if settings.rest else ()
-    recipe = derive_recipe(subject.recipe, model.config, asked.session, settings)
-    return Plan(asked, run, subject, store, model, recipe, settings, day, old, points(asked, len(day.first)))
+    old = old_trials(source, store, model) if settings.rest else ()
+    recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
+    return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.first)))
 
 
 def refuse_inside(run: Run, parent: Run) -> None:
@@ -138,14 +138,22 @@ def points(asked: Asked, n_sentences: int) -> tuple[int, ...]:
     return tuple(sorted({0, *named, n_sentences}))
 
 
-def old_trials(subject: Subject, store: Store, model: Model) -> tuple[TrialInfo, ...]:
+def _recipe_of(source: ModelSource) -> Recipe:
+    """The recipe of a run, or one with the settings of an imported model."""
+    if source.trained_on is not None:
+        return run_recipe(source.run)
+    settings = {name: getattr(source.config, name) for name in type(source.config.model).model_fields}
+    return Recipe(name=source.run.name, **settings)
+
+
+def old_trials(source: ModelSource, store: Store, model: Model) -> tuple[TrialInfo, ...]:
     """Training trials of the known sessions, as far as this store has them."""
     known = tuple(s for s in store.sessions if s in model.config.sessions)
     if not known:
         return ()
     limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
-    data = subject.recipe.data.model_copy(update=limits)
-    return select(store, data, subject.recipe.front_end.patch.count_frames).train
+    data = source.config.data.model_copy(update=limits)
+    return select(store, data, source.config.front_end.patch.count_frames).train
 
 
 def announce(plan: Plan) -> None:
@@ -200,7 +208,7 @@ def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
 def calibrate_alone(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     aside = plan.run.path.with_name(f".{plan.run.path.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    device = set_up(plan.subject.recipe.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
+    device = set_up(plan.source.config.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
     plan.model.to(device)
     try:
         with progress("calibrating") as report:
@@ -250,11 +258,9 @@ def uncalibrated(plan: Plan) -> Model:
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
     environment = describe(
-        parent=f"{plan.asked.parent.resolve()}@{plan.subject.folder.name}",
+        parent=f"{plan.asked.parent.resolve()}@{plan.source.checkpoint.name}",
         calibration=facts(plan),
-        data=store_facts(
-            plan.store, Selection((*plan.model.config.sessions, plan.asked.session), (), (), "val")
-        ),
+        data=describe_store(plan.store, (*plan.model.config.sessions, plan.asked.session)),
         n_parameters=count_parameters(new_config(plan)),
         selected_on=None,
         device=str(plan.model.head.weight.device),

@@ -42,13 +42,12 @@ from arcuate.evaluation.combine.lists import (
 )
 from arcuate.evaluation.metrics import (
     Score,
-    bootstrap_interval,
-    leakage_warning,
     score,
     total,
     word_error_rate,
 )
-from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
+from arcuate.evaluation.word_errors import leakage_warning
 from arcuate.files import check_target
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel

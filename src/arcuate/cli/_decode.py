@@ -14,18 +14,20 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import leakage_warning
 from arcuate.evaluation.transcribe import (
-    Reference,
     Transcript,
-    digest_references,
-    mark_leakage,
     parse_weights,
-    read_references,
     read_weights,
     summarise,
     transcribe,
     transcript_row,
+)
+from arcuate.evaluation.word_errors import (
+    Reference,
+    digest_references,
+    leakage_warning,
+    mark_leakage,
+    read_references,
 )
 from arcuate.files import check_target
 from arcuate.language.lexicon import Lexicon, open_lexicon
@@ -252,15 +254,18 @@ def run_trials(
     source: Source,
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """The trials of a split as one checkpoint of a run hears them; their own texts are the references."""
-    from arcuate.cli._evaluate import find_subject, refuse_without_transducer, score_run
     from arcuate.data.alphabet import CLASSES, SILENCE
     from arcuate.decoding.transducer import require_transducer
+    from arcuate.evaluation.evaluate import check_transducer, find_source, score_split
     from arcuate.run import open_run
 
     both, run = source.head == "both", open_run(source.scores)
     if both:
-        refuse_without_transducer(find_subject(run, source.checkpoint))
-    scored = score_run(run, source.split, source.data, source.checkpoint, keep_frames=both)
+        check_transducer(find_source(run, source.checkpoint))
+    with progress("scoring trials") as report:
+        scored = score_split(
+            run, source.split, source.data, source.checkpoint, keep_frames=both, progress=report
+        )
     results = scored.results
     frames = [
         reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None

@@ -43,12 +43,12 @@ def drift_command(asked: Asked, as_json: bool) -> None:
         raise UserError(f"{asked.store} has no trial long enough to measure; prepare some recordings first")
     rates = None
     if run is not None:
-        from arcuate.cli._evaluate import AS_TRAINED
         from arcuate.cli._follow import Following, follow_run
+        from arcuate.evaluation.evaluate import SearchOptions
 
         label = f"drift-{asked.adapt}"  # of its own: an evaluation of the user's stays as it is
         rates = follow_run(
-            run, asked.split, asked.store, "best", label, None, Following(asked.adapt), AS_TRAINED
+            run, asked.split, asked.store, "best", label, None, Following(asked.adapt), SearchOptions()
         )
     reference = choose_reference(days, asked.reference, rates)
     groups = list_arrays(store.layout, store.n_channels)

@@ -12,16 +12,6 @@ from arcuate.adaptation.config import METHODS, Adaptation
 from arcuate.adaptation.online import Label, make_adapter
 from arcuate.adaptation.stream import LEARNING, follow, summarise_courses
 from arcuate.cli._day_health import tell_health
-from arcuate.cli._evaluate import (
-    Reading,
-    Scored,
-    Subject,
-    check_places,
-    find_subject,
-    provenance,
-    remembered_store,
-    searched,
-)
 from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.set_option import read_set
 from arcuate.data.selection import select_split
@@ -29,8 +19,20 @@ from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import phoneme_search, summarise, write_results, write_scores
+from arcuate.evaluation.evaluate import (
+    ModelSource,
+    ScoredSplit,
+    SearchOptions,
+    check_outputs,
+    choose_search,
+    find_provenance,
+    find_source,
+    open_store,
+    write_frame_scores,
+)
+from arcuate.evaluation.results import summarise, write_results
 from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.evaluation.trials import phoneme_search
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
@@ -58,21 +60,21 @@ def follow_run(
     label: str | None,
     scores: Path | None,
     following: Following,
-    reading: Reading,
+    reading: SearchOptions,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate --adapt` does; returns the summary it writes to results/<split>.<label>.json."""
     settings = adaptation(following)
     label = label or f"adapt-{settings.method}"
-    check_places(label, scores)
+    check_outputs(label, scores)
     if reading.head != "ctc":
         raise UserError("--adapt learns through the CTC head; use --head ctc")
     if following.lm is None and (following.config is not None or following.lexicon != "default"):
         raise UserError("--lexicon and --config belong to a language model; name one with --lm")
-    subject = find_subject(run, checkpoint)
-    recipe, validate = subject.recipe, searched(subject.recipe.validate_, reading)
-    store = Store.open(data or remembered_store(subject))
-    model = load_model(subject.folder)
+    subject = find_source(run, checkpoint)
+    recipe, validate = subject.config, choose_search(subject.config.validate_, reading)
+    store = open_store(subject, data)
+    model = load_model(subject.checkpoint)
     trials = choose_trials(subject, store, split, model.config, following.sessions)
     tell_days(store, model, trials)
     machine = set_up(recipe.runtime, recipe.encoder.width, 1)
@@ -84,10 +86,10 @@ def follow_run(
     with nullcontext() if quiet else progress("reading trials") as report:
         courses = follow(adapter, store, trials, phoneme_search(validate), True, report)
     results = [f.result for course in courses for f in course.trials]
-    scored = Scored(subject, store, model, validate, "ctc", None, results)
+    scored = ScoredSplit(subject, store, model, validate, "ctc", None, results)
     summary = {
-        **summarise(results),
-        **provenance(scored, split, label),
+        **summarise(results).to_dict(),
+        **find_provenance(scored, split, label).to_dict(),
         "adapt": settings.model_dump(mode="json"),
         "labels_by": "greedy" if reader is greedy else f"words of {following.lm}",
         **summarise_courses(courses),
@@ -95,7 +97,7 @@ def follow_run(
     }
     write_results(run, split, label, results, summary, store)
     if scores is not None:
-        write_scores(scores, results)
+        write_frame_scores(scores, results)
     return summary
 
 
@@ -106,7 +108,7 @@ def adaptation(following: Following) -> Adaptation:
 
 
 def choose_trials(
-    subject: Subject, store: Store, split: str, config: ModelConfig, sessions: Sequence[str]
+    subject: ModelSource, store: Store, split: str, config: ModelConfig, sessions: Sequence[str]
 ) -> tuple[TrialInfo, ...]:
     """The trials of a split in known and unknown sessions alike."""
     if config.n_channels != store.n_channels:
@@ -120,7 +122,7 @@ def choose_trials(
             f"{store.path.name} has no session {missing[0]}; it holds {', '.join(store.sessions)}"
         )
     wanted = set(sessions or store.sessions)
-    recipe = subject.recipe
+    recipe = subject.config
     known = tuple(s for s in config.sessions if s in wanted)
     stored = "train" if split == "dev" else split
     chosen = (

@@ -9,6 +9,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
+from arcuate.run import save_npz
 
 TOLERANCE = 0.02  # of a frame's sum, in nat: float16 files stay within 0.001
 
@@ -145,3 +146,15 @@ def load_parts(path: Path) -> dict[str, np.ndarray]:
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}; see docs/decoding.md for its layout")
     return parts
+
+
+def write_log_probs(path: Path, scores: FrameLogProbs) -> None:
+    """Write frame scores in the layout of `read_log_probs`, as float16."""
+    logp = np.concatenate(scores.trials) if scores.trials else np.zeros((0, len(scores.classes)), np.float32)
+    arrays: dict[str, np.ndarray] = {
+        "logp": np.maximum(logp, np.finfo(np.float16).min).astype(np.float16),
+        "lengths": np.array([len(frames) for frames in scores.trials], dtype=np.int32),
+        "classes": np.array(scores.classes, dtype=np.str_),
+        "trials": np.array(scores.ids or (), dtype=np.str_),
+    }
+    save_npz(path, arrays)

@@ -20,7 +20,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score
-from arcuate.evaluation.transcribe import Reference
+from arcuate.evaluation.word_errors import Reference
 
 N_BEST = 20
 SUBSET = 150

@@ -82,7 +82,7 @@ def train(
         training.position += settings.accumulate
         skipped_by = None if verdict.applies_update else verdict.kind
         training.tally.add(numbers, sum(b.n_counted for b in drawn), waiting, skipped_by)
-        leaving = world.any(stop.signal is not None)
+        leaving = world.any(stop.requested)
 
         if verdict.action != "keep":
             act(training, verdict, numbers, drawn, watcher, world)
@@ -104,8 +104,8 @@ def train(
         scheduled = validated or training.step % settings.checkpoint_every == 0
         if scheduled or leaving:
             checkpoint(training, improved, scheduled, world)
-    if leaving and stop.signal is None:
-        stop.signal = signal.SIGTERM  # another process was told to stop, and this one goes with it
+    if leaving and not stop.requested:
+        stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
 
 
 def rates_now(training: Training) -> dict[str, float]:

@@ -9,7 +9,7 @@ from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.data.arrays import list_features
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.greedy import TokenSpan, token_spans
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.report.axes import Scale, columns_axis, place, rule, shade, text
 from arcuate.insight.report.evidence import Decoding, Evidence, Example
 from arcuate.insight.report.markup import (
@@ -171,7 +171,7 @@ def read_labels(found: Sequence[TokenSpan], decoding: Decoding | None) -> list[L
     labels = []
     read = [token_name(s.token) for s in found]
     pairs = (
-        [p for p in aligned(reference, read) if p[1] != DELETED]
+        [p for p in align(reference, read) if p[1] != DELETED]
         if reference is not None
         else [(r, r) for r in read]
     )
@@ -199,7 +199,7 @@ def said_labels(found: Sequence[TokenSpan], decoding: Decoding | None) -> list[L
             labels.append(Label(f"−{brief(name)}", frame, "del", f"{spoken(name)} missed"))
         waiting.clear()
 
-    for said, name in aligned(decoding.reference, read):
+    for said, name in align(decoding.reference, read):
         if name == DELETED:
             waiting.append(said)
             continue
