@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arcuate.losses.config import Loss
+from arcuate.losses.config import LossSettings
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import StageLosses
 from arcuate.training.schedule import AnySchedule, Plateau, WarmupCosine
@@ -28,7 +28,7 @@ def cautions(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[s
         yield f"train.steps {steps} ends this run before its stages, which add up to {planned} steps, are over"
     for name, _ in StageLosses() if recipe.stages else ():
         weight = getattr(recipe.loss, name).weight
-        if weight != getattr(Loss(), name).weight:
+        if weight != getattr(LossSettings(), name).weight:
             yield (
                 f"loss.{name}.weight {weight:g} does not count, for every stage weighs the losses itself; set"
                 f" stages.NAME.losses.{name}"
@@ -116,7 +116,7 @@ def _scale(old: Unit, new: Unit) -> str:
 
 
 def _eps_follows_reduction(old: Unit, new: Unit) -> bool:
-    """Loss and eps scaled alike at the same rate leave Adam's updates as they were."""
+    """LossSettings and eps scaled alike at the same rate leave Adam's updates as they were."""
     if not _same(old.rate, new.rate) or old.reduction == new.reduction:
         return False
     ratio = new.eps / old.eps if new.reduction == "sum_per_trial" else old.eps / new.eps

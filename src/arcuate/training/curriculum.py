@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, model_validator
 
 from arcuate.config import Settings, parse_settings, to_tree
-from arcuate.losses.config import Loss
+from arcuate.losses.config import LossSettings
 from arcuate.training.schedule import MAX_STEPS, Steps
 
 Component = Literal["front_end", "encoder", "ctc", "transducer", "mode", "denoiser"]
@@ -26,7 +26,7 @@ _NEEDS: dict[str, Component] = {"rnnt": "transducer", "mode": "mode", "denoise":
 
 
 class StageLosses(Settings):
-    """Loss weights of a stage, in place of `loss.*.weight`; a loss that is not named has weight 0."""
+    """LossSettings weights of a stage, in place of `loss.*.weight`; a loss that is not named has weight 0."""
 
     ctc: _Weight = Field(0.0, description="Weight of the CTC loss.")
     rnnt: _Weight = Field(0.0, description="Weight of the RNN-T loss.")
@@ -190,7 +190,7 @@ def stage_at(stages: Sequence[Stage], index: int) -> Stage | None:
     return stages[min(index, len(stages) - 1)] if stages else None
 
 
-def stage_loss(loss: Loss, stage: Stage | None) -> Loss:
+def stage_loss(loss: LossSettings, stage: Stage | None) -> LossSettings:
     """Return the loss settings with the weights of a stage."""
     if stage is None:
         return loss
