@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.cli._decode import Source, decode_source
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.transducer import HeadWeights, rescore
 from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, synthetic_frames
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 from arcuate.experiments.train import train
 from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
@@ -102,12 +102,11 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
-    source = Source(run, "default", "default", head="both", beam=20)
-    summary, transcripts = decode_source(source, tmp_path / "words.jsonl", n_best=2)
-    assert summary["head"] == "both"
-    assert summary["wer"] is not None
+    words = decode(run, head="both", beam=20, out=tmp_path / "words.jsonl", n_best=2)
+    assert words.search.head == "both"
+    assert words.wer is not None
     rows = read_jsonl(tmp_path / "words.jsonl")
-    assert len(rows) == len(transcripts) == summary["n_trials"]
+    assert len(rows) == len(words) == words.to_dict()["n_trials"]
     assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
 
 
@@ -115,6 +114,6 @@ def test_refused_without_a_transducer(run: Path, tmp_path: Path) -> None:
     scores = tmp_path / "scores.npz"
     scores.write_bytes(b"")
     with pytest.raises(UserError, match="needs a run folder"):
-        decode_source(Source(scores, "default", "default", head="both"), tmp_path / "out", 1)
+        decode(scores, head="both")
     with pytest.raises(UserError, match="choose ctc or both"):
-        decode_source(Source(run, "default", "default", head="rnn"), tmp_path / "out", 1)
+        decode(run, head="rnn")

@@ -30,7 +30,7 @@ from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
-from arcuate.training.curriculum import outline, settle
+from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
 from arcuate.training.environment import describe
 from arcuate.training.loop import train as train_loop
@@ -126,7 +126,7 @@ def train(
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
-    recipe = settle(recipe, per_epoch / recipe.train.accumulate)
+    recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
     if not dry_run:
         _check_run_folder(run, recipe, resume)
     store.close()  # loader processes are started from here and must not inherit open files
@@ -253,7 +253,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
             f"data.workers={recipe.data.workers} exceeds the number of cores; using {counted(workers, 'worker')}"
         )
     if recipe.stages:
-        logger.info(outline(recipe))
+        logger.info(describe_stages(recipe.stages))
     if setup.world.size > 1:
         logger.info(f"{setup.world.size} processes share every batch")
     if selection.unaligned:
