@@ -40,7 +40,7 @@ from arcuate.live.decoder import make_engine, open_search, warm_up
 from arcuate.live.sources.replay import Prepared, prepare_replay
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
-from arcuate.models.model import Model, State
+from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
 
@@ -49,7 +49,7 @@ class Prompted(Model):
 
     told: Iterator[np.ndarray]
 
-    def _streamed(self, frames: torch.Tensor, state: State) -> Outputs:
+    def _streamed(self, frames: torch.Tensor, state: StreamState) -> Outputs:
         outputs = super()._streamed(frames, state)
         said = [next(self.told) for _ in range(frames.shape[1])]
         if not said:
@@ -120,7 +120,7 @@ def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
     decoder = StreamingDecoder.load(run)
     front_end = decoder.engine.model.config.settings.front_end
     store = Store.open(Path(str(Run(run).data()["path"])))
-    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log)
+    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log1p)
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:

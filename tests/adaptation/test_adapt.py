@@ -24,7 +24,7 @@ from arcuate.adaptation.stream import (
 )
 from arcuate.adaptation.word_labels import say, word_labels
 from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -34,7 +34,7 @@ from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
 from arcuate.language.lexicon import make_lexicon
 from arcuate.models.io import load_model
-from arcuate.models.model import layer_of, one_day, with_session
+from arcuate.models.model import add_session, copy_session_layer, single_session_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, speak
@@ -324,7 +324,7 @@ def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_d
     own = [trials_of(store, s, "val")[:12] for s in (FIRST, SECOND)]
     sure = []
     for session, trials in zip((FIRST, SECOND), own, strict=True):
-        model = one_day(adapter.model, session, *layer_of(adapter.model, session))
+        model = single_session_model(adapter.model, session, *copy_session_layer(adapter.model, session))
         sure.append([confidence(read(model, normalised_bins(adapter, store, t))) for t in trials])
     found = known_confidence(adapter, store)
     assert list(found) == [FIRST, SECOND] and [list(found[s]) for s in found] == sure
@@ -434,7 +434,7 @@ def test_a_model_without_session_layers_reads_the_same_with_them_added(
     session = torch.tensor([0, 1])
     with torch.inference_mode():
         plain = model(bins, n_bins, session).log_probs["ctc"]
-        grown = with_session(model, "t15.2030.09.09", FIRST)
+        grown = add_session(model, "t15.2030.09.09", FIRST)
         added = grown.eval()(bins, n_bins, torch.tensor([0, 2])).log_probs["ctc"]
     assert (
         grown.config.sessions[-1] == "t15.2030.09.09"
@@ -624,7 +624,9 @@ def test_summaries_add_up(new_days: Path) -> None:
 
 def test_augmentation_of_the_recipe_makes_the_copies(new_days: Path) -> None:
     quiet = make_adapter(
-        load_model(find_checkpoint(new_days / "run")), Adaptation(method="one-step", rate=0.02), Augment()
+        load_model(find_checkpoint(new_days / "run")),
+        Adaptation(method="one-step", rate=0.02),
+        AugmentationConfig(),
     )
     store = Store.open(new_days / "store")
     trials = trials_of(store, DRIFTED)[:4]

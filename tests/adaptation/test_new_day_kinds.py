@@ -14,7 +14,7 @@ from arcuate.adaptation.stream import follow_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
 from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
@@ -23,16 +23,16 @@ from arcuate.evaluation.trials import decode_trials
 from arcuate.live.adaptation import make_adapting
 from arcuate.live.decoder import make_engine
 from arcuate.models.config import (
-    Encoder,
-    FrontEnd,
-    GRUEncoder,
+    EncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SmoothingSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
@@ -40,10 +40,10 @@ from arcuate.run import find_checkpoint, open_run
 from arcuate.training.signals import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
-GRU = GRUEncoder(width=12, depth=1)
-SSM = SSMEncoder(width=8, depth=1, heads=2, state=3, taps=3)
-TRANSFORMER = TransformerEncoder(width=8, depth=1, heads=2, expansion=2, context=16, buckets=8)
-KINDS: list[tuple[Encoder, bool]] = [
+GRU = GRUSettings(width=12, depth=1)
+SSM = SSMSettings(width=8, depth=1, n_heads=2, state_dim=3, conv_kernel=3)
+TRANSFORMER = TransformerSettings(width=8, depth=1, n_heads=2, ffn_expansion=2, context=16, n_buckets=8)
+KINDS: list[tuple[EncoderSettings, bool]] = [
     *((encoder, layers) for encoder in (GRU, SSM, TRANSFORMER) for layers in (True, False)),
     (GRU.model_copy(update={"bidirectional": True}), True),
     (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
@@ -58,10 +58,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model that nobody trained, but which is sure of what it says."""
     encoder, layers = request.param
     torch.manual_seed(1)
-    front_end = FrontEnd(
+    front_end = FrontEndSettings(
         normalise="none",
-        smoothing=Smoothing(sd=0.0),
-        session_layer=SessionLayer(enabled=layers),
+        smoothing=SmoothingSettings(sd=0.0),
+        session_layer=SessionLayerSettings(enabled=layers),
         patch=Patch(bins=4, stride=2),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder)
@@ -86,7 +86,7 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
         }
     )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    adapter = make_adapter(model, settings, Augment(white_noise_sd=0.2))
+    adapter = make_adapter(model, settings, AugmentationConfig(white_noise_sd=0.2))
     day = adapter.start(DRIFTED)
     for trial in [t for t in store.trials if t.session == DRIFTED][:5]:
         _, after = follow_trial(adapter, day, store, trial, greedy, False)
@@ -98,7 +98,7 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
 
 
 def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path) -> None:
-    store, noise = Store.open(new_days / "store"), Augment(white_noise_sd=0.2)
+    store, noise = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
     settings = Adaptation.model_validate(
         {
             "method": "one-step",

@@ -29,7 +29,7 @@ from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Prepared
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, outline
+from arcuate.models.model import Model, build_on_meta
 from arcuate.run import Run, find_checkpoint
 from support.cli import one_object
 from support.days import DEAD, DRIFTED, FIRST, SAME, SECOND
@@ -50,7 +50,7 @@ def model_of(folder: Path, normalise: str) -> Model:
     config = model.config.model_copy(
         update={"settings": settings.model_copy(update={"front_end": front_end})}
     )
-    other = outline(config)
+    other = build_on_meta(config)
     other.load_state_dict(model.state_dict(), assign=True)
     return other.eval()
 

@@ -26,8 +26,14 @@ from arcuate.files import write_json
 from arcuate.insight.report.sessions import FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, count_parameters, layer_of, one_day, with_layers
-from arcuate.models.runtime import set_up
+from arcuate.models.model import (
+    Model,
+    copy_session_layer,
+    count_parameters,
+    enable_session_layers,
+    single_session_model,
+)
+from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
 from arcuate.run import Run, lock_run, open_run, refuse_taken
 from arcuate.training.environment import describe
@@ -94,7 +100,7 @@ def prepare_plan(asked: Asked) -> Plan:
     model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
     day = split_day(store, asked.session, asked.sentences, source.config.front_end.patch)
-    store.refuse_changed((*day.first, *day.rest))
+    store.check_unchanged((*day.first, *day.rest))
     old = old_trials(source, store, model) if settings.rest else ()
     recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
     return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.first)))
@@ -209,7 +215,9 @@ def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
 def calibrate_alone(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     aside = plan.run.path.with_name(f".{plan.run.path.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    device = set_up(plan.source.config.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
+    device = configure_runtime(
+        plan.source.config.runtime, plan.recipe.encoder.width, plan.settings.batch_size
+    ).device
     plan.model.to(device)
     try:
         with progress("calibrating") as report:
@@ -254,7 +262,7 @@ def measure_points(plan: Plan, aside: Path, stop: Stop, report: Progress) -> lis
 def uncalibrated(plan: Plan) -> Model:
     """The model as it reads the day without calibration: with the nearest day's layer, or the mean."""
     like = begin_with(plan.model, plan.asked.session, plan.settings)
-    return one_day(plan.model, plan.asked.session, *layer_of(plan.model, like)).eval()
+    return single_session_model(plan.model, plan.asked.session, *copy_session_layer(plan.model, like)).eval()
 
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
@@ -285,7 +293,7 @@ def new_config(plan: Plan) -> ModelConfig:
     """The model that comes out, described."""
     config = plan.model.config
     return ModelConfig(
-        settings=with_layers(config.settings),
+        settings=enable_session_layers(config.settings),
         n_channels=config.n_channels,
         sessions=(*config.sessions, plan.asked.session),
         classes=config.classes,

@@ -36,7 +36,7 @@ from arcuate.evaluation.trials import phoneme_search
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.runtime import set_up
+from arcuate.models.runtime import configure_runtime
 from arcuate.run import Run
 
 
@@ -77,12 +77,12 @@ def follow_run(
     model = load_model(subject.checkpoint)
     trials = choose_trials(subject, store, split, model.config, following.sessions)
     tell_days(store, model, trials)
-    machine = set_up(recipe.runtime, recipe.encoder.width, 1)
+    machine = configure_runtime(recipe.runtime, recipe.encoder.width, 1)
     tell_unmeasured(store, model, settings)
     reader = label_reader(following)
     adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)
     with nullcontext() if quiet else progress("checking trials") as report:
-        store.refuse_changed(trials, report)
+        store.check_unchanged(trials, report)
     with nullcontext() if quiet else progress("reading trials") as report:
         courses = follow(adapter, store, trials, phoneme_search(validate), True, report)
     results = [f.result for course in courses for f in course.trials]

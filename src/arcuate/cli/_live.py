@@ -191,12 +191,12 @@ def tell_unmeasured(decoder: "StreamingDecoder") -> None:
 
 
 def check_recording(asked: Asked) -> None:
-    from arcuate.data.readers.source import safe_name
+    from arcuate.data.readers.source import is_safe_name
     from arcuate.live.recorder import refuse_foreign
 
     if asked.day is not None and asked.record is None:
         raise UserError("--day names the day that is recorded: name a folder with --record too")
-    if asked.day is not None and not safe_name(asked.day):
+    if asked.day is not None and not is_safe_name(asked.day):
         raise UserError(f"{asked.day!r:.60} is no name of a day; choose one such as t15.2023.09.12")
     if asked.record is not None:
         refuse_foreign(asked.record)
@@ -287,7 +287,7 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
     front_end = decoder.engine.model.config.settings.front_end
     split = None if asked.split == "all" else asked.split
     sessions = decoder.sessions if asked.adapt is None else store.sessions
-    found = prepare_replay(store, sessions, front_end.normalise, front_end.log, split, asked.session)
+    found = prepare_replay(store, sessions, front_end.normalise, front_end.log1p, split, asked.session)
     return found if asked.adapt is None else in_recorded_order(found, decoder)
 
 
@@ -310,7 +310,7 @@ def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     session = decoder.day.like if decoder.day else decoder.session  # of a new day the nearest known one
     last = [t for t in store.trials if t.session == session]
     if last:
-        decoder.seed(store.block_statistics(last[-1], front_end.log))
+        decoder.seed(store.block_statistics(last[-1], front_end.log1p))
 
 
 def make_source(asked: Asked, session: "LiveSession", prepared: "Prepared | None") -> "Source | None":

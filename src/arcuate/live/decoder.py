@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.state import Day
 from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
-from arcuate.data.readers.source import safe_name
+from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
@@ -30,9 +30,9 @@ from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import Adapting, Follower, Lesson, Standing, open_adapting
 from arcuate.live.history import as_past, hold_still, remember, rolling_model
 from arcuate.live.latency import Delay, find_delay
-from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.interfaces import require_causal
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, State
+from arcuate.models.model import Model, StreamState
 from arcuate.models.runtime import choose_device
 from arcuate.progress import Progress
 from arcuate.run import find_checkpoint
@@ -109,7 +109,7 @@ class Engine:
 class _Sentence:
     """A sentence half heard; a value."""
 
-    model: State
+    model: StreamState
     words: WordState | None
     fresh: np.ndarray  # (f, V) frames of the last push
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
@@ -309,7 +309,7 @@ class StreamingDecoder:
 
     def check_session(self, session: str) -> None:
         """Refuse a session that this stream cannot hear."""
-        if self.engine.adapting is not None and safe_name(session):
+        if self.engine.adapting is not None and is_safe_name(session):
             return  # a day that the model does not know is read with the layer of the nearest one
         if session not in self.sessions:
             new = "; follow a new day with adapt, or add it with arcuate calibrate"
@@ -357,7 +357,7 @@ class StreamingDecoder:
             statistics = self._now.model.front_end.statistics
             self.follower.learn(Lesson(self._base, bins, statistics, reading))
 
-    def _take(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
+    def _take(self, log_probs: torch.Tensor, state: StreamState, chunk: np.ndarray | None) -> None:
         frames, now, search = log_probs[0].float().cpu().numpy(), self._now, self.engine.search
         words = now.words
         if search is not None and words is not None and len(frames):
@@ -377,7 +377,7 @@ class StreamingDecoder:
         if self._rolls and self._now.bins:
             front_end = self.engine.model.config.settings.front_end
             bins = np.concatenate(self._now.bins)
-            self._past = remember(self._past, bins, front_end.log, front_end.rolling_bins)
+            self._past = remember(self._past, bins, front_end.log1p, front_end.rolling_bins)
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))
@@ -408,7 +408,7 @@ def open_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -
 
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
-    refuse_both_ways(model.config.settings.encoder.causal)
+    require_causal(model.config.settings.encoder.causal)
     model = model.eval()
     hold_still(model)
     rolls = model.config.settings.front_end.normalise == "block"

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from arcuate.config import Settings
 from arcuate.errors import UserError
 from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
-from arcuate.models.io import CARD, STATE, WEIGHTS, checksum, save_model, save_tensors
+from arcuate.models.io import CONFIG_FILE, STATE_FILE, WEIGHTS_FILE, checksum, save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.curriculum import StageProgress
-from arcuate.training.metrics import Tally
-from arcuate.training.optim import PlateauState
+from arcuate.training.guard import migrate_state
+from arcuate.training.metrics import IntervalMetrics
+from arcuate.training.schedule import PlateauState
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -66,7 +67,7 @@ class Saved(Settings):
     plateaus: tuple[PlateauState, PlateauState]
     best: Best
     validations: list[tuple[Count, float]]
-    tally: Tally
+    tally: IntervalMetrics
     guard: dict[str, Any]
     good: list[Count] = Field(max_length=3)
     rewound_to: Count | None
@@ -77,6 +78,11 @@ class Saved(Settings):
     scaler: dict[str, int | float]
     files_at: FilesAt
     files: dict[str, str]
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _migrate_guard(cls, given: Any) -> Any:
+        return migrate_state(given) if isinstance(given, dict) else given
 
 
 def seal(state: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def save_checkpoint(
         save_model(temporary, model)
         save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / TENSORS)
         files = {p.name: checksum(p) for p in sorted(temporary.iterdir())}
-        write_json(temporary / STATE, seal({"step": step, **state, "files": files}))
+        write_json(temporary / STATE_FILE, seal({"step": step, **state, "files": files}))
         if folder.exists():
             make_room(run, folder, step)
     return folder
@@ -199,16 +205,16 @@ def mend_bests(run: Run, best: Best, bests: dict[str, Best]) -> None:
 def position_of(folder: Path) -> int | None:
     """Where in the data a checkpoint was made; None where there is none that can be read."""
     try:
-        return unseal(read_json(folder / STATE), str(folder / STATE)).position
+        return unseal(read_json(folder / STATE_FILE), str(folder / STATE_FILE)).position
     except UserError:
         return None
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Refuses a checkpoint that is cut short or changed."""
-    saved = unseal(read_json(folder / STATE), str(folder / STATE))
-    if saved.files.keys() != {CARD, WEIGHTS, TENSORS}:
-        raise UserError(f"{folder / STATE} does not name the files of a checkpoint")
+    saved = unseal(read_json(folder / STATE_FILE), str(folder / STATE_FILE))
+    if saved.files.keys() != {CONFIG_FILE, WEIGHTS_FILE, TENSORS}:
+        raise UserError(f"{folder / STATE_FILE} does not name the files of a checkpoint")
     if NAMED.fullmatch(folder.name) and int(folder.name[5:]) != saved.step:
         raise UserError(f"{folder} holds the checkpoint of step {saved.step}, which is not its name")
     for name, expected in saved.files.items():

@@ -132,7 +132,8 @@ def _sentence(row: dict[str, Any]) -> str:
     did = {
         "skip": "skipped the step",
         "rewind": "rewound",
-        "cool": "lowered the rate",
+        "reduce_lr": "lowered the rate",
+        "cool": "lowered the rate",  # in runs of earlier versions
         "stop": "stopped the run",
     }
     action = did.get(str(row.get("action")), str(row.get("action") or "noted it"))
