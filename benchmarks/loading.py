@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.experiments.train import build_model
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.training.loop import forward_augmented
-from arcuate.training.optim import make_optimizer, set_rates
+from arcuate.training.optim import make_optimizer, set_learning_rates
 
 BLOCK = 5  # batches read ahead, as a worker would
 
@@ -31,10 +31,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
-    model = build(recipe, store, selection)
+    planned = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
+    model = build_model(recipe, store, selection)
     optimizer = make_optimizer(model, recipe.optimizer)
     loading, training = [], []
     for first in range(0, arguments.batches, BLOCK):  # in turns, so that a busy machine slows both alike
@@ -42,9 +44,11 @@ def main() -> None:
         batches = [planned[position] for position in range(first, first + BLOCK)]
         read = time.process_time()
         for batch in batches:
-            set_rates(optimizer, recipe, batch.position)
+            set_learning_rates(optimizer, recipe, batch.position)
             outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
-            loss = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean()
+            loss = weighted_loss(
+                compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
+            ).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

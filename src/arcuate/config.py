@@ -86,6 +86,26 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     put(tree, keys, read_value(text), ())
 
 
+Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
+    """Set every override in the tree. Values of a mapping are used as they are; those of strings are read as YAML."""
+    if isinstance(overrides, str):
+        raise UserError(
+            f"overrides must be a mapping or a list, got the text {overrides!r}; write [{overrides!r}]"
+        )
+    if not isinstance(overrides, Mapping):
+        for override in overrides:
+            apply_override(tree, override)
+        return
+    for path, value in overrides.items():
+        keys = path.split(".")
+        if not all(keys):
+            raise UserError(f"override {path!r} is not of the form key.sub, such as train.steps")
+        put(tree, keys, value, ())
+
+
 def read_value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
@@ -213,7 +233,7 @@ def nearest(path: str, known: Sequence[str]) -> str | None:
     """The known setting a misspelt one most likely meant: a sibling first, then the same word elsewhere."""
     parent, _, leaf = path.rpartition(".")
     if leaf in ("lr", "learning_rate"):
-        return "schedule.peak"
+        return "schedule.peak_lr"
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
     if close := difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]

@@ -4,22 +4,25 @@ import json
 import re
 import subprocess
 import sys
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from arcuate.cli._evaluate import headline
-from arcuate.cli._prepare import leakage_line, prepare_store
 from arcuate.cli._recipes import diff_command
 from arcuate.cli.console import TimeLeft, bar, counted
+from arcuate.cli.evaluate import headline
+from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
-from arcuate.data.prepare import prepare
+from arcuate.data.prepare import prepare_store
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, bootstrap_interval
+from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
+from arcuate.evaluation.metrics import Score
+from arcuate.evaluation.results import PhonemeMetrics
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
+from arcuate.experiments.train import train, worker_count
+from arcuate.run import Run
 from support.fabricate import Made, noise, write_hdf5
 from support.forking import arcuate
 
@@ -59,11 +62,11 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("schedule.kind=constant", ["schedule of kind constant needs schedule.rate", "schedule.rate=VALUE"]),
+        ("schedule.kind=constant", ["schedule of kind constant needs schedule.lr", "schedule.lr=VALUE"]),
         ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
         ("schedule=constant", ["schedule.kind=constant"]),
         ("data.sessions=x", ["a list is wanted", "data.sessions=[x]"]),
-        ("data.batching.kind=foo", ["days, shuffled, bucketed"]),
+        ("data.batching.kind=foo", ["sessions, shuffled, bucketed"]),
     ],
 )
 def test_a_value_of_the_wrong_form_is_told_the_right_one(override: str, words: list[str]) -> None:
@@ -74,8 +77,8 @@ def test_a_value_of_the_wrong_form_is_told_the_right_one(override: str, words: l
 
 
 def test_the_form_that_is_told_works() -> None:
-    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.rate=0.01", "data.sessions=[x]"])
-    assert (recipe.schedule.kind, recipe.schedule.peak, recipe.data.sessions) == ("constant", 0.01, ("x",))
+    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.01", "data.sessions=[x]"])
+    assert (recipe.schedule.kind, recipe.schedule.peak_lr, recipe.data.sessions) == ("constant", 0.01, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -123,16 +126,17 @@ def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [Made(noise())])
-    prepare_store(tmp_path / "source", tmp_path / "store")
-    said = capsys.readouterr()
-    assert "1 trial in 1 session, 8 channels" in said.out
-    assert "leakage: 0 recordings in two splits" in said.err
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    print_summary(report, tmp_path / "store")
+    assert "1 trial in 1 session, 8 channels" in capsys.readouterr().out
+    assert report.leakage is not None
+    assert "leakage: 0 recordings in two splits" in leakage_line(report.leakage)
 
 
 def test_the_line_about_leakage_counts_what_is_shared(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [Made(noise(seed=1))])
-    report = prepare(tmp_path / "source", tmp_path / "store")
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert report.leakage is not None
     line = leakage_line(report.leakage)
     assert "1 recording in two splits" in line and "1 of 1 val sentences in train" in line
@@ -147,21 +151,21 @@ def test_one_trial_gives_no_interval() -> None:
     )  # the second has nothing to divide by
     low, high = bootstrap_interval([one, Score(length=10)])
     assert low == 0.0 and high == 0.2
-    summary: dict[str, Any] = {"per": 0.2, "per_low": None, "per_high": None, "n_scored": 1, "split": "val"}
-    summary |= {"selected_on": "dev", "substitutions": 2, "insertions": 0, "deletions": 0, "n_tokens": 10}
-    assert "no interval from a single trial, on 1 val trial:" in headline(summary)
+    metrics = PhonemeMetrics(one, None, (None, None), 1, 1, None, {}, {}, None, None, None)
+    provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, None, "ctc", None, None)
+    evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
+    assert "no interval from a single trial, on 1 val trial:" in headline(evaluation)
 
 
-def test_more_workers_than_cores_are_told_and_not_started(
-    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_more_workers_than_cores_are_reported_and_not_started(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, messages: list[str]
 ) -> None:
-    train = import_module("arcuate.cli._train")  # the package's own `train` is the command
-    monkeypatch.setattr(train, "count_cores", lambda: 3)
+    monkeypatch.setattr("arcuate.experiments.train.count_cores", lambda: 3)
     recipe = load_recipe("tiny", ["data.workers=200"])
-    assert train.worker_count(recipe) == 3
-    assert train.worker_count(load_recipe("tiny", ["data.workers=1"])) == 1
-    train.train_run(train.Asked("tiny", ["data.workers=200"], cohort_store, tmp_path / "run", dry_run=True))
-    assert "data.workers=200 is more than there are cores; using 3" in capsys.readouterr().err
+    assert worker_count(recipe) == 3
+    assert worker_count(load_recipe("tiny", ["data.workers=1"])) == 1
+    train("tiny", cohort_store, tmp_path / "run", overrides={"data.workers": 200}, dry_run=True)
+    assert "data.workers=200 exceeds the number of cores; using 3 workers" in messages
 
 
 def test_curves_stand_two_by_two_at_most() -> None:

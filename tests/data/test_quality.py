@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.data.frames import count_frames
-from arcuate.data.quality import can_align, inspect, judge, write_table
-from arcuate.data.readers import Problem, Reading
+from arcuate.data.quality import find_problems, quality_rows, write_quality_csv
+from arcuate.data.readers import Problem, ReadResult
+from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
+from arcuate.models.config import Patch
 from support.fabricate import LABEL, noise
 
 
@@ -40,15 +41,15 @@ def with_constant(n_channels: int) -> np.ndarray:
         (with_constant(3), LABEL, "constant channels", 3),
         (noise(2, 20), (7,), "too short", 0.04),
         (noise(1501, 20), LABEL, "too long", 30.02),
-        (noise(22, 20), (1, 2, 3, 4), "cannot align", 3),
-        (noise(22, 20), (1, 2, 2), "cannot align", 3),
+        (noise(3, 20), (1, 2, 3, 4), "label too long", 4),
+        (noise(3, 20), (1, 2, 2), "label too long", 4),
     ],
     ids=["nan", "inf", "constant", "short", "long", "labels", "repeats"],
 )
 def test_each_case_is_named_with_its_number(
     bins: np.ndarray, tokens: tuple[int, ...], reason: str, number: float
 ) -> None:
-    found = {problem.reason: problem.number for problem in inspect(trial(bins, tokens))}
+    found = {problem.reason: problem.number for problem in find_problems(trial(bins, tokens))}
     assert found == {reason: number}
 
 
@@ -59,31 +60,32 @@ def test_each_case_is_named_with_its_number(
         (with_constant(2), LABEL),  # exactly 10 %
         (noise(3, 20), (7,)),  # 60 ms
         (noise(1500, 20), LABEL),  # exactly 30 s
-        (noise(22, 20), (1, 2, 3)),  # as many frames as tokens
+        (noise(3, 20), (1, 2, 3)),  # as many bins as tokens
         (noise(22, 20), None),
     ],
 )
 def test_what_just_passes_passes(bins: np.ndarray, tokens: tuple[int, ...] | None) -> None:
-    assert inspect(trial(bins, tokens)) == []
+    assert find_problems(trial(bins, tokens)) == []
 
 
 def test_an_empty_trial_is_judged_and_not_tripped_over() -> None:
-    reasons = {problem.reason for problem in inspect(trial(noise(0, 20)))}
-    assert reasons == {"constant channels", "too short", "cannot align"}
+    reasons = {problem.reason for problem in find_problems(trial(noise(0, 20)))}
+    assert reasons == {"constant channels", "too short", "label too long"}
 
 
 def test_longer_patches_leave_fewer_frames() -> None:
     label = tuple(range(1, 13))
-    assert inspect(trial(noise(60), label)) == []
-    assert [problem.reason for problem in inspect(trial(noise(60), label), 32, 4)] == ["cannot align"]
+    assert can_align(label, Patch(bins=14, stride=4).count_frames(60))
+    assert not can_align(label, Patch(bins=32, stride=4).count_frames(60))
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 12))
-def test_frames_are_the_windows_that_fit(n_bins: int, patch: int, stride: int) -> None:
-    padded = max(n_bins, patch)
-    windows = len(range(0, padded - patch + 1, stride))
-    assert count_frames(n_bins, patch, stride) == windows
-    assert count_frames(np.array([n_bins]), patch, stride).tolist() == [windows]
+def test_frames_are_the_windows_that_fit(n_bins: int, size: int, stride: int) -> None:
+    patch = Patch(bins=max(size, stride), stride=stride)
+    padded = max(n_bins, patch.bins)
+    windows = len(range(0, padded - patch.bins + 1, stride))
+    assert patch.count_frames(n_bins) == windows
+    assert patch.count_frames(np.array([n_bins])).tolist() == [windows]
 
 
 @given(st.lists(st.integers(1, 3), max_size=6), st.integers(1, 12))
@@ -91,7 +93,7 @@ def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_f
     path: list[int] = []
     for token in tokens:
         path += [0, token] if path and path[-1] == token else [token]
-    assert can_align(n_frames, tokens, patch_bins=1, stride=1) == (len(path) <= n_frames)
+    assert can_align(tokens, n_frames) == (len(path) <= n_frames)
 
 
 @pytest.mark.parametrize(
@@ -99,18 +101,21 @@ def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_f
 )
 def test_only_training_is_kept_from_bad_trials(split: Split, action: str) -> None:
     bad = trial(with_value(np.nan), split=split)
-    (row,) = judge(Reading(bad.id, bad), inspect(bad))
+    (row,) = quality_rows(ReadResult(bad.id, bad), find_problems(bad))
     assert (row.trial, row.action) == (f"t15.2023.08.11/{split}/0000", action)
 
 
 def test_remarks_are_kept_and_unreadable_trials_are_missing() -> None:
     problems = (Problem("unknown words", 1, "", "note"), Problem("unreadable", None, "", "unreadable"))
-    assert [row.action for row in judge(Reading("s/train/0000", None, problems), ())] == ["kept", "missing"]
+    assert [row.action for row in quality_rows(ReadResult("s/train/0000", None, problems), ())] == [
+        "kept",
+        "missing",
+    ]
 
 
 def test_the_table_can_be_read_back(tmp_path: Path) -> None:
     bad = trial(with_value(np.nan))
-    write_table(tmp_path / "quality.csv", judge(Reading(bad.id, bad), inspect(bad)))
+    write_quality_csv(tmp_path / "quality.csv", quality_rows(ReadResult(bad.id, bad), find_problems(bad)))
     with (tmp_path / "quality.csv").open(newline="") as stream:
         (row,) = csv.DictReader(stream)
     assert (row["trial"], row["reason"], row["number"]) == (bad.id, "non-finite", "2")

@@ -14,16 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.data.alphabet import BLANK, CLASSES, INDEX, PHONEMES
+from arcuate.data.alphabet import BLANK, CLASSES, PHONEMES
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import aligned, bootstrap_interval, score, total
+from arcuate.evaluation.metrics import align, score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
+from arcuate.files import write_json, write_jsonl
 from arcuate.insight.report import write_report
 from arcuate.insight.report.axes import linear_ticks, log_ticks, png
 from arcuate.insight.report.curves import MAX_POINTS, series
 from arcuate.insight.report.markup import HEARD_IN, ORDER
 from arcuate.insight.report.raster import brightness
-from arcuate.run import Run, create_run, write_json, write_lines
+from arcuate.run import Run, create_run
 from support.pages import Outline, check_page
 
 WORDS = {
@@ -116,7 +118,7 @@ def example(
     rng: np.random.Generator, row: dict[str, Any], n_channels: int, stride: int = 4
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bins (T, C) with bursts where phonemes are, and frame scores (F, 41) that spell the hypothesis."""
-    tokens = [INDEX[name] for name in row["hypothesis"]]
+    tokens = [CLASSES.index(name) for name in row["hypothesis"]]
     n_frames = 3 * len(tokens) + 6
     logits = rng.normal(0, 0.8, (n_frames, len(CLASSES)))
     logits[:, BLANK] += 5
@@ -199,7 +201,7 @@ def make_run(
     }
     recipe = load_recipe("tiny", [f"train.steps={max(steps, 100)}", "data.dev_fraction=0.1"])
     run = create_run(path, recipe, environment)
-    write_lines(run.metrics_file, metrics(rng, steps, every, validate_every))
+    write_jsonl(run.metrics_file, metrics(rng, steps, every, validate_every))
     if split:
         rows = [
             result(
@@ -220,7 +222,7 @@ def write_results(
     channels: int,
     n_examples: int = 3,
 ) -> None:
-    write_lines(run.results_file(split), rows)
+    write_jsonl(run.results_file(split), rows)
     write_json(run.results_file(split, ending="json"), summary(rows, split))
     shown = sorted(rows, key=lambda r: abs(len(r["hypothesis"]) - 28))[:n_examples]
     arrays: dict[str, np.ndarray] = {"trials": np.array([r["trial"] for r in shown], dtype=np.str_)}
@@ -488,7 +490,7 @@ def test_alignment_shows_as_many_errors_as_are_counted() -> None:
     for _ in range(50):
         _, reference = sentence(rng)
         hypothesis = misread(rng, reference, 0.4)
-        assert sum(a != b for a, b in aligned(reference, hypothesis)) == score(reference, hypothesis).errors
+        assert sum(a != b for a, b in align(reference, hypothesis)) == score(reference, hypothesis).errors
 
 
 def test_report_needs_no_torch() -> None:

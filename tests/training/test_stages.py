@@ -7,34 +7,36 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli._train import Asked, train_run
+from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.train import train
 from arcuate.models.io import load_model
 from arcuate.run import Run
 from arcuate.training.checks import cautions
-from arcuate.training.config import Stage, StageLosses
-from arcuate.training.curriculum import StageProgress, settle, weighed
+from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
 
 SMALL = [
-    *("encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"),
+    *("encoder.width=8", "encoder.depth=1", "encoder.n_heads=2", "encoder.state_dim=4", "transducer.width=8"),
     *("denoiser.width=4", "data.batching.batch_size=4", "front_end.patch={bins: 8, stride: 8}"),
     *("train.log_every=2", "train.validate_every=4", "train.checkpoint_every=3", "ema.decay=0.9"),
 ]
 STEPS = ["stages.ctc.steps=4", "stages.1.steps=4", "stages.mode.steps=3", "stages.3.steps=3"]
 
 
-def train(store: Path, run: Path, *more: str) -> Path:
-    train_run(Asked("mode-ssm-small", [*SMALL, *STEPS, *more], store, run))
+def train_stages(store: Path, run: Path, *more: str) -> Path:
+    display = TrainingDisplay()
+    overrides = [*SMALL, *STEPS, *more]
+    train("mode-ssm-small", store, run, overrides=overrides, callbacks=[display], progress=display.report)
     return run
 
 
 @pytest.fixture(scope="module")
 def whole(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(cohort_store, tmp_path_factory.mktemp("stages") / "run")
+    return train_stages(cohort_store, tmp_path_factory.mktemp("stages") / "run")
 
 
 def rows_of(run: Path, split: str) -> list[dict]:
@@ -55,16 +57,16 @@ def test_a_run_is_as_long_as_its_stages() -> None:
 
 
 def test_epochs_become_steps_with_the_data() -> None:
-    recipe = settle(load_recipe("mode-ssm"), steps_per_epoch=10.4)
+    recipe = resolve_epochs(load_recipe("mode-ssm"), steps_per_epoch=10.4)
     assert [s.steps for s in recipe.stages] == [104, 156, 104, 52]
     assert [s.epochs for s in recipe.stages] == [None] * 4
     assert recipe.train.steps == 416
-    assert settle(recipe, 3.0) == recipe
+    assert resolve_epochs(recipe, 3.0) == recipe
 
 
 @pytest.mark.parametrize("name", ["mode-ssm", "mode-ssm-small"])
 def test_weights_are_those_of_the_description(name: str) -> None:
-    weights = [stage.losses.counted for stage in load_recipe(name).stages]
+    weights = [stage.losses.active for stage in load_recipe(name).stages]
     assert weights == [
         {"ctc": 1.0},
         {"ctc": 0.3, "rnnt": 1.0},
@@ -78,7 +80,7 @@ def test_weights_are_those_of_the_description(name: str) -> None:
     [
         (["stages.7.steps=2"], "0 (ctc), 1 (transducer)"),
         (["stages.nosuch.steps=2"], "nosuch"),
-        (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' weigh 0"),
+        (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' have weight 0"),
         (["denoiser.enabled=false"], "stages.denoise.losses.denoise=0"),
         (["denoiser.enabled=false", "stages.0.train=[denoiser, ctc]"], "does not have"),
         (["stages.0.train=[memory]"], "stages.0.train"),
@@ -86,9 +88,12 @@ def test_weights_are_those_of_the_description(name: str) -> None:
         (["stages.0.stps=4"], "did you mean 'stages.0.steps'"),
         (["stages.0.losses.foo=1"], "stages.0.losses has ctc, denoise, mode, rnnt"),
         (["stages=[]"], "set train.steps"),
-        (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs a length"),
+        (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs exactly one of steps and epochs"),
         (["stages.1.name=ctc"], "two stages are called 'ctc'"),
-        (["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"], "stage 'mode' of 150 steps"),
+        (
+            ["schedule.warmup_fraction=0", "schedule.warmup_steps=160", "stages.2.schedule=restart"],
+            "stage 'mode' of 150 steps",
+        ),
         (["stages.0.epochs=0"], "stages.0.epochs"),
     ],
 )  # fmt: skip
@@ -99,13 +104,14 @@ def test_mistakes_are_told_in_one_sentence(overrides: list[str], said: str) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_a_bare_on_is_a_schedule() -> None:
-    """YAML takes it for true; the remedies that messages name write it so."""
-    overrides = ["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"]
-    overrides += ["stages.mode.schedule=on", "stages.denoise.schedule=on"]
-    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["on"] * 4
+def test_stages_can_continue_the_schedule() -> None:
+    overrides = ["schedule.warmup_fraction=0", "schedule.warmup_steps=160", "stages.2.schedule=restart"]
+    overrides += ["stages.mode.schedule=continue", "stages.denoise.schedule=continue"]
+    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["continue"] * 4
     with pytest.raises(UserError, match="no switch"):
         load_recipe("mode-ssm-small", ["stages.0.schedule=off"])
+    with pytest.raises(UserError, match="anew is now called restart"):
+        load_recipe("mode-ssm-small", ["stages.0.schedule=anew"])
 
 
 def test_weights_that_stages_set_aside_are_told() -> None:
@@ -113,19 +119,19 @@ def test_weights_that_stages_set_aside_are_told() -> None:
     (line,) = cautions(changed, True, "cpu")
     assert "loss.ctc.weight 0.5 does not count" in line
     for name in ("mode-ssm", "mode-ssm-small"):
-        assert not list(cautions(settle(load_recipe(name), 10.0), True, "cuda"))
+        assert not list(cautions(resolve_epochs(load_recipe(name), 10.0), True, "cuda"))
 
 
 def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
     recipe = load_recipe("mode-ssm-small")
-    loss = weighed(recipe.loss, recipe.stages[0])
+    loss = stage_loss(recipe.loss, recipe.stages[0])
     assert (loss.ctc.weight, loss.rnnt.weight, loss.mode.weight, loss.denoise.weight) == (1.0, 0.0, 0.0, 0.0)
     assert loss.ctc.reduction == recipe.loss.ctc.reduction
-    assert weighed(recipe.loss, None) is recipe.loss
+    assert stage_loss(recipe.loss, None) is recipe.loss
 
 
 def test_a_stage_ends_by_its_length_or_when_nothing_improves() -> None:
-    stage = Stage(name="a", steps=10, plateau=2, gain=0.1, losses=StageLosses(ctc=1.0))
+    stage = Stage(name="a", steps=10, patience=2, min_improvement=0.1, losses=StageLosses(ctc=1.0))
     progress = StageProgress(0, began=5)
     assert not progress.is_over(stage, 14)
     assert progress.is_over(stage, 15)
@@ -167,7 +173,7 @@ def test_the_best_of_every_stage_keeps_a_name(whole: Path) -> None:
 
 
 def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None:
-    run = train(
+    run = train_stages(
         cohort_store,
         tmp_path / "run",
         *("stages.ctc.train=[ctc]", "train.steps=4", "train.keep_checkpoints=9", "ema.decay=0"),
@@ -179,7 +185,7 @@ def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None
 
 def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: Path) -> None:
     """Weights that went on learning have seen all steps, those of the last stage only its own."""
-    run = train(cohort_store, tmp_path / "run", "stages.ctc.train=[encoder, ctc]", "train.steps=8")
+    run = train_stages(cohort_store, tmp_path / "run", "stages.ctc.train=[encoder, ctc]", "train.steps=8")
     from safetensors.torch import load_file
 
     tensors = load_file(run / "checkpoints/last/training.safetensors")
@@ -189,44 +195,49 @@ def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: 
 
 
 def test_a_stage_ends_early_where_nothing_improves(
-    cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cohort_store: Path, tmp_path: Path, messages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(
+    run = train_stages(
         cohort_store, tmp_path / "run",
-        *("stages.0.plateau=1", "stages.0.gain=0.99", "stages.0.steps=40"),
+        *("stages.0.patience=1", "stages.0.min_improvement=0.99", "stages.0.steps=40"),
         *("train.validate_every=2", "train.log_every=3"),
     )  # fmt: skip
     rows = rows_of(run, "val")
     assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
-    told = capsys.readouterr().err
-    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in told
-    assert "training trials silent, all by their labels" in told
-    ends = [line.split("stage ")[1] for line in told.splitlines() if " is over" in line]
-    assert ends[0].startswith("ctc is over, 1 validation without a gain, best PER ")
-    assert ends[0].endswith("; next: transducer")
+    logged = "\n".join(messages)
+    assert "stages, in steps: ctc 40 or fewer, transducer 4, mode 3, denoise 3" in logged
+    assert "training trials silent, all by their labels" in logged
+    shown = capsys.readouterr().err
+    ends = [
+        line.split(" stage ")[1] for line in shown.splitlines() if " stage " in line and " complete" in line
+    ]
+    assert ends[0].startswith("ctc complete, 1 validation without improvement, best PER ")
+    assert ends[0].endswith("; next stage: transducer")
     assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
     assert "without" not in ends[1] and "next" not in ends[3]
-    assert "14/14" in told  # the bar ends where the run does
+    assert "14/14" in shown  # the bar ends where the run does
 
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:
     more = [
-        "schedule={kind: linear, peak: 0.001, floor: 0.0}",
+        "schedule={kind: linear, peak_lr: 0.001, min_lr: 0.0}",
         "train.log_every=1",
-        "stages.2.rate=0.5",
-        "stages.3.rate=1",
+        "stages.2.lr_factor=0.5",
+        "stages.3.lr_factor=1",
     ]
-    more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["anew", "anew", "anew", '"on"'])]
-    rates = [r["lr"] for r in rows_of(train(cohort_store, tmp_path / "run", *more), "train")]
+    more += [
+        f"stages.{i}.schedule={how}" for i, how in enumerate(["restart", "restart", "restart", "continue"])
+    ]
+    rates = [r["lr"] for r in rows_of(train_stages(cohort_store, tmp_path / "run", *more), "train")]
     assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
     assert rates[8] == pytest.approx(0.5e-3)
     assert rates[11:] == pytest.approx([1e-3 * (1 - n / 14) for n in (11, 12, 13)])
 
 
 def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_path: Path) -> None:
-    run = train(
+    run = train_stages(
         cohort_store, tmp_path / "run",
         *("train.accumulate=2", "data.batching.batch_size=16", "stages.ctc.epochs=1", "train.steps=6"),
     )  # fmt: skip

@@ -20,8 +20,9 @@ from arcuate.experiments.ablation import (
     read_factors,
     work,
 )
+from arcuate.files import write_json, write_text
 from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
-from arcuate.run import Run, write_aside, write_json
+from arcuate.run import Run
 from arcuate.training.signals import listening
 
 CHECKPOINTS = ("last", "best")
@@ -70,7 +71,7 @@ def check(experiment: Experiment) -> None:
     if experiment.split not in SPLITS:
         raise UserError(f"--split {experiment.split} cannot judge an ablation; choose {' or '.join(SPLITS)}")
     base = check_factors(experiment.recipe, experiment.overrides, experiment.factors)
-    selection = select(Store.open(experiment.data), base.data, base.front_end.patch)
+    selection = select(Store.open(experiment.data), base.data, base.front_end.patch.count_frames)
     if not selection.validation:
         raise UserError(f"{experiment.data} has no validation trials to judge by; set data.dev_fraction=0.1")
     if experiment.split == "dev" and selection.selected_on != "dev":
@@ -79,10 +80,14 @@ def check(experiment: Experiment) -> None:
 
 def scorer(experiment: Experiment) -> Any:
     def score(run: Run) -> None:
-        from arcuate.cli._evaluate import evaluate_run
+        from arcuate.evaluation.evaluate import evaluate
 
-        evaluate_run(
-            run, experiment.split, experiment.data, experiment.checkpoint, experiment.label, None, quiet=True
+        evaluate(
+            run,
+            split=experiment.split,
+            data=experiment.data,
+            checkpoint=experiment.checkpoint,
+            label=experiment.label,
         )
 
     return score
@@ -112,10 +117,10 @@ def plan(experiment: Experiment, as_json: bool) -> int:
 def write(ablation: Ablation, summary: dict[str, Any]) -> None:
     folder = ablation.experiment.out
     write_json(folder / "ablation.json", summary)
-    write_aside(folder / "ablation.html", ablation_page(ablation, summary))
-    write_aside(folder / "arms.svg", arms_svg(ablation))
+    write_text(folder / "ablation.html", ablation_page(ablation, summary))
+    write_text(folder / "arms.svg", arms_svg(ablation))
     if ablation.n_asked:
-        write_aside(folder / "effects.svg", effects_svg(ablation))
+        write_text(folder / "effects.svg", effects_svg(ablation))
 
 
 def show(ablation: Ablation, summary: dict[str, Any]) -> None:

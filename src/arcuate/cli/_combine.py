@@ -9,9 +9,9 @@ from rich.table import Table
 
 from arcuate.cli._submit import WORDS, find_decodings, missing_words
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.data.alphabet import names
-from arcuate.decoding.frame_scores import FrameScores
+from arcuate.data.alphabet import token_names
 from arcuate.decoding.greedy import greedy
+from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import (
     choose_by_features,
@@ -42,17 +42,16 @@ from arcuate.evaluation.combine.lists import (
 )
 from arcuate.evaluation.metrics import (
     Score,
-    bootstrap_interval,
-    leakage_warning,
     score,
     total,
     word_error_rate,
 )
-from arcuate.evaluation.significance import score_difference
-from arcuate.files import check_target
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
+from arcuate.evaluation.word_errors import leakage_warning
+from arcuate.files import check_writable, read_jsonl, write_jsonl
+from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.open import open_model
-from arcuate.run import open_run, read_jsonl, write_lines
+from arcuate.run import open_run
 
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
 
@@ -80,7 +79,7 @@ class Asked:
 def combine_command(asked: Asked, as_json: bool) -> None:
     check(asked)
     for target in (asked.out, asked.save_weights):
-        check_target(target, *asked.sources, asked.references, asked.weights, asked.lm, asked.llm)
+        check_writable(target, *asked.sources, asked.references, asked.weights, asked.lm, asked.llm)
     if asked.method == "auto" and only_frames(asked):
         say("no words were decoded yet: the mean of the frame scores (--method geometric)")
         asked = replace(asked, method="geometric")
@@ -142,8 +141,8 @@ def combine_words(asked: Asked) -> dict[str, Any]:
     if warning := leakage_warning(summary):
         say(warning)
     if asked.out:
-        check_target(asked.out, *files_of(asked))
-        write_lines(asked.out, (row(found, text) for found, text in zip(lists, texts, strict=True)))
+        check_writable(asked.out, *files_of(asked))
+        write_jsonl(asked.out, (row(found, text) for found, text in zip(lists, texts, strict=True)))
         summary["out"] = str(asked.out)
     return summary
 
@@ -291,13 +290,15 @@ def find_labels(asked: Asked) -> dict[str, list[str]]:
 
 
 def phoneme_errors(
-    files: list[FrameScores], pooled: list[np.ndarray], labels: dict[str, list[str]]
+    files: list[FrameLogProbs], pooled: list[np.ndarray], labels: dict[str, list[str]]
 ) -> dict[str, Any]:
     trials = files[0].ids or ()
 
     def scores(frames: tuple[np.ndarray, ...] | list[np.ndarray]) -> list[Score]:
         return [
-            score(labels[t], names(greedy(f))) for t, f in zip(trials, frames, strict=True) if t in labels
+            score(labels[t], token_names(greedy(f)))
+            for t, f in zip(trials, frames, strict=True)
+            if t in labels
         ]
 
     single, mean = [scores(file.trials) for file in files], scores(pooled)

@@ -7,11 +7,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import check_output, emit_json, out, percent, say
+from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
+from arcuate.files import write_text
 from arcuate.insight.ledger.compare import Comparison, compare, runs_of, score_missing, to_json
 from arcuate.insight.ledger.scores import method
-from arcuate.run import Run, write_aside
+from arcuate.run import Run
 
 LAST = "last"
 OVER = ("trials", "sessions")
@@ -34,10 +35,11 @@ def compare_command(
                 f"{run.path} has no results {split}.{label}; make them with: arcuate evaluate {run.path}"
                 f" --split {split} --label {label}"
             )
-        from arcuate.cli._evaluate import evaluate_run
+        from arcuate.evaluation.evaluate import evaluate
 
         say(f"{run.path} was not evaluated on {split} yet; doing it now")
-        evaluate_run(run, split, None, "best", None, None)
+        with progress("scoring trials") as report:
+            evaluate(run, split=split, progress=report)
 
     score_missing(runs, split, label, score)
     comparison = compare(runs, split, label, over)
@@ -45,7 +47,7 @@ def compare_command(
     if html is not None:
         from arcuate.insight.ledger.page import comparison_page
 
-        write_aside(html, comparison_page(comparison))
+        write_text(html, comparison_page(comparison))
     if as_json:
         emit_json({**found, "html": str(html) if html else None})
     else:

@@ -3,23 +3,23 @@
 from pathlib import Path
 
 from arcuate.cli.console import counted, emit_json, out, say
+from arcuate.files import read_json
 from arcuate.models.import_checkpoint import import_checkpoint
 from arcuate.models.io import load_model
-from arcuate.run import read_json
 
 
 def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | None, as_json: bool) -> None:
     names = [name.strip() for name in sessions.split(",")] if sessions else None
     folder = import_checkpoint(checkpoint, out_path, kind, names)
     model = load_model(folder)
-    card = model.card
+    config = model.config
     facts = {
         **read_json(folder / "import.json"),
         "model": str(folder),
         "kind": kind,
         "n_parameters": sum(p.numel() for p in model.parameters()),
-        "n_channels": card.n_channels,
-        "sessions": list(card.sessions),
+        "n_channels": config.n_channels,
+        "sessions": list(config.sessions),
     }
     if as_json:
         emit_json(facts)
@@ -31,8 +31,8 @@ def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | 
         )
     parts = (
         (facts["n_parameters"], "parameter"),
-        (card.n_channels, "channel"),
-        (len(card.sessions), "session"),
+        (config.n_channels, "channel"),
+        (len(config.sessions), "session"),
     )
     size = ", ".join(counted(n, noun) for n, noun in parts)
     out.print(f"{folder}: {size}", soft_wrap=True, markup=False)

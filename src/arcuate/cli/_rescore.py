@@ -12,11 +12,11 @@ from arcuate.cli.console import emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import oracle, scored_trials
 from arcuate.evaluation.combine.lists import attach_references
-from arcuate.evaluation.metrics import leakage_warning, summarise_words, total
+from arcuate.evaluation.metrics import total
 from arcuate.evaluation.rescoring.nbest import Blend, NBest, best_text, fit_blends, read_nbest, search_balance
 from arcuate.evaluation.significance import score_difference
-from arcuate.files import check_target
-from arcuate.run import write_lines
+from arcuate.evaluation.word_errors import leakage_warning, summarise_words
+from arcuate.files import check_writable, write_jsonl
 
 ALPHA = 0.5  # where nothing is given and nothing can be fitted
 
@@ -38,7 +38,7 @@ class Asked:
 
 
 def rescore_command(asked: Asked, as_json: bool) -> None:
-    check_target(asked.out, asked.hyps, asked.references, asked.context)
+    check_writable(asked.out, asked.hyps, asked.references, asked.context)
     lists = read_nbest(asked.hyps, asked.limit)
     if asked.references:
         attached = attach_references([nbest.found for nbest in lists], asked.references)
@@ -57,7 +57,7 @@ def rescore_command(asked: Asked, as_json: bool) -> None:
     if warning := leakage_warning(summary):
         say(warning)
     if asked.out:
-        write_lines(asked.out, (row(*parts) for parts in zip(lists, texts, scores, causal, strict=True)))
+        write_jsonl(asked.out, (row(*parts) for parts in zip(lists, texts, scores, causal, strict=True)))
         summary["out"] = str(asked.out)
     emit_json(summary) if as_json else show(summary)
 
@@ -127,7 +127,7 @@ def summarise(asked: Asked, lists: Sequence[NBest], texts: Sequence[str]) -> dic
     ngram = f"n-gram of {asked.hyps.name}" if named == {"None"} else " / ".join(sorted(named))
     name = f"{ngram} + {asked.llm.stem}"
     gap = score_difference([t.score.words for t in after], [t.score.words for t in before])
-    return summarise_words(after, lm=name, n_trials=len(lists)) | {
+    return summarise_words(after, lm=name, n_trials=len(lists)).to_dict() | {
         "wer_before": total(t.score.words for t in before).rate,
         "oracle_wer": oracle([f for f in found if f.reference is not None]).rate,
         "against_before": vars(gap) if gap else None,

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.evaluation.metrics import Score, bootstrap_interval, total
+from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import read_json
 from arcuate.insight.report.axes import Scale, band, columns_axis, dot, linear, path, rows_axis, rule, text
 from arcuate.insight.report.evidence import Decoding, Evidence, Results
 from arcuate.insight.report.markup import (
@@ -21,7 +23,7 @@ from arcuate.insight.report.markup import (
     tag,
     whole,
 )
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 
 LEFT, TOP, PLOT = 62, 16, 210
 MAX_BLOCKS = 600

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from fastapi import WebSocket, WebSocketDisconnect
 
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.live.access import Bucket
 from arcuate.live.broadcast import parse_command
 from arcuate.live.config import Limits
 from arcuate.live.messages import Chunk, End, Item, Mark
 from arcuate.live.session import LiveSession
-from arcuate.run import to_line
 
 HEADER = struct.Struct("<IId")
 UNKNOWN = 0xFFFFFFFF
@@ -46,7 +46,7 @@ def parse_frames(message: bytes, limits: Limits) -> Chunk:
     if not 1 <= n_channels <= 65536 or n_bytes % (4 * n_channels):
         raise UserError(f"{n_bytes} bytes are not whole bins of {n_channels} channels")
     bins = np.frombuffer(message, "<f4", offset=HEADER.size).reshape(-1, n_channels)
-    if len(bins) * BIN_S > limits.chunk_s:
+    if len(bins) * BIN_SECONDS > limits.chunk_s:
         raise UserError(
             f"{len(bins)} bins in one message are too many; send at most {limits.chunk_s:g} s at once"
         )
@@ -105,4 +105,4 @@ class Sender:
             if not session.put(item, wait=False):
                 raise UserError("decoding is behind; these bins were dropped")
         except UserError as error:
-            await socket.send_text(to_line({"type": "refused", "what": str(error)}))
+            await socket.send_text(to_json_line({"type": "refused", "what": str(error)}))
