@@ -106,6 +106,19 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
         put(tree, keys, value, ())
 
 
+def override_list(overrides: Overrides) -> list[str]:
+    """Overrides as the command line takes them, `key.sub=value`."""
+    if isinstance(overrides, Mapping):
+        return [f"{path}={to_yaml_line(value)}" for path, value in overrides.items()]
+    return list(overrides)
+
+
+def to_yaml_line(value: Any) -> str:
+    """A plain value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
 def read_value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)

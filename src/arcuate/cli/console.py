@@ -53,7 +53,7 @@ class _MessageHandler(logging.Handler):
     """Prints what the library logs; warnings are marked as such."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = "warning: " if record.levelno >= logging.WARNING else ""
+        prefix = {logging.WARNING: "warning: ", logging.ERROR: "error: "}.get(record.levelno, "")
         say(prefix + record.getMessage())
 
 
@@ -100,7 +100,7 @@ def bar() -> Bar:
 
 @contextmanager
 def progress(description: str) -> Iterator[Progress]:
-    """A progress bar with time left, as a function of (done, total, what)."""
+    """A progress bar with the remaining time, as a progress function."""
     with bar() as shown:
         task = shown.add_task(description, total=None)
 
