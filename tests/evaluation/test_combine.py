@@ -14,12 +14,12 @@ from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.combine import combine
 from arcuate.evaluation.combine.frames import read_frames
-from arcuate.run import to_line
+from arcuate.files import to_json_line
 
 
 def summary_of(*sources: Path, **options: Any) -> dict[str, Any]:
     """The JSON output of a combination."""
-    line = to_line(combine(*sources, **options).to_dict())
+    line = to_json_line(combine(*sources, **options).to_dict())
     return json.loads(line, parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
 
 

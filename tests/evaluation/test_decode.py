@@ -232,11 +232,11 @@ def test_words_that_cannot_be_added(files: Path, tmp_path: Path, word: str) -> N
 
 def test_trials_named_twice_are_refused(files: Path, tmp_path: Path) -> None:
     scores = edited(files, tmp_path / "s.npz", trials=["a", "b", "a", "c"])
-    assert "'a' is there twice" in refused(files, "--out", str(tmp_path / "o"), scores=scores)
+    assert "'a' occurs twice" in refused(files, "--out", str(tmp_path / "o"), scores=scores)
     rows = "".join(f'{{"id": "{i}", "text": "see"}}\n' for i in "0113")
     (tmp_path / "r.jsonl").write_text(rows)
     said = refused(files, "--out", str(tmp_path / "o"), "--references", str(tmp_path / "r.jsonl"))
-    assert "'1' is there twice" in said
+    assert "'1' occurs twice" in said
 
 
 def test_what_cannot_be_written_is_told_before_the_work(files: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from arcuate.evaluation.rescoring.rescore import (
     search_acoustic_weight,
     to_score_weights,
 )
-from arcuate.run import to_line
+from arcuate.files import to_json_line
 from support.rescoring import MISSING
 
 needs_llm = pytest.mark.skipif(bool(MISSING), reason=f"the extra llm is not installed ({', '.join(MISSING)})")
@@ -203,7 +203,7 @@ def test_rescoring_scores_fits_and_writes(small_model: Path, tmp_path: Path) -> 
     ]
     rows.append({"id": "none", "session": "s0", "text": "", "reference": "a", "nbest": []})
     hyps, out = write(tmp_path / "h.jsonl", *rows), tmp_path / "new.jsonl"
-    summary = json.loads(to_line(rescore(hyps, small_model, out=out).to_dict()))
+    summary = json.loads(to_json_line(rescore(hyps, small_model, out=out).to_dict()))
     assert summary["wer_before"] == pytest.approx(21 / 41) and summary["wer"] == pytest.approx(1 / 41)
     assert summary["cross_fitted"] is True and small_model.stem in summary["lm"]
     assert summary["oracle_wer"] == pytest.approx(1 / 41) and summary["seconds_per_sentence"] > 0
@@ -237,7 +237,7 @@ def test_rescoring_with_fixed_causal_scores(tmp_path: Path, monkeypatch: pytest.
     ]
     hyps = write(tmp_path / "h.jsonl", *rows, {"id": "none", "reference": "a", "nbest": []})
     result = rescore(hyps, tmp_path, out=tmp_path / "new.jsonl")
-    summary = json.loads(to_line(result.to_dict()))
+    summary = json.loads(to_json_line(result.to_dict()))
     assert summary["wer_before"] == pytest.approx(21 / 41) and summary["wer"] == pytest.approx(1 / 41)
     assert summary["cross_fitted"] is True and summary["folds"] == 5 and summary["llm"] == "fake"
     assert summary["wer_fitted_on_same_trials"] == pytest.approx(1 / 41)

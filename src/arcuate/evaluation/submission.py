@@ -16,9 +16,9 @@ from typing import Any, Literal
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
-from arcuate.files import check_target
+from arcuate.files import check_writable, read_jsonl, write_text
 from arcuate.progress import logger
-from arcuate.run import Run, RunLike, open_run, read_jsonl, write_aside
+from arcuate.run import Run, RunLike, open_run
 
 Format = Literal["b2t25", "b2t24"]
 WORDS_LABEL = "words"  # default label of word decodings in a run folder
@@ -70,7 +70,7 @@ def submit(
         raise UserError(f"--format is {format!r}; choose b2t25 or b2t24")
     path, target = Path(source), Path(out)
     decodings = path if path.is_file() else find_decodings(open_run(source), split, label)
-    check_target(target, decodings)
+    check_writable(target, decodings)
     texts = read_texts(decodings)
     kind: Format = guess_format(texts) if format is None else ("b2t24" if format == "b2t24" else "b2t25")
     n_empty = count_empty(texts, allow_empty)
@@ -170,7 +170,7 @@ def check_count(format: Format, split: str, n: int) -> tuple[bool | None, str]:
 
 def write_submission(path: Path, texts: Sequence[SubmittedText], format: Format) -> None:
     """Write a submission and read it back."""
-    write_aside(path, _to_csv(texts) if format == "b2t25" else "".join(f"{text.text}\n" for text in texts))
+    write_text(path, _to_csv(texts) if format == "b2t25" else "".join(f"{text.text}\n" for text in texts))
     if path.is_file():  # a pipe cannot be read back
         _check_written(path, texts, format)
 

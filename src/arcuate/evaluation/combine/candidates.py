@@ -10,8 +10,8 @@ from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.word_errors import ScoredTrial, occurs_in_lm_text
+from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.run import read_jsonl
 
 _MAX_CANDIDATES = 10_000  # per trial; expected errors need the square of it
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from arcuate.evaluation.combine.candidates import (
     read_candidates,
     score_candidates,
 )
-from arcuate.evaluation.combine.frames import FrameCombination, combine_frames
+from arcuate.evaluation.combine.frames import FrameCombination, Mean, combine_frames
 from arcuate.evaluation.combine.linear import (
     CAUSAL_WEIGHT,
     NGRAM_WEIGHT,
@@ -36,11 +36,11 @@ from arcuate.evaluation.metrics import score_text, total, word_error_rate
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.submission import WORDS_LABEL, find_decodings, missing_decodings
 from arcuate.evaluation.word_errors import WordMetrics, summarise_words
-from arcuate.files import check_target, to_frame
+from arcuate.files import check_writable, read_jsonl, to_frame, write_jsonl
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.progress import Progress, logger
-from arcuate.run import RunLike, open_run, read_jsonl, write_lines
+from arcuate.run import RunLike, open_run
 
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
 
@@ -208,12 +208,12 @@ def combine(
     )
     _check_options(options)
     for file in (target, save_file):
-        check_target(file, *options.sources, references_file, weights_file, options.lm, options.llm)
+        check_writable(file, *options.sources, references_file, weights_file, options.lm, options.llm)
     if method == "auto" and _has_only_frames(options):
         logger.info("no words were decoded yet; averaging the frame scores (--method geometric)")
         method = "geometric"
-    if method == "arithmetic" or method == "geometric":
-        return combine_frames(options.sources, method, split, label, target)
+    if method in ("arithmetic", "geometric"):
+        return combine_frames(options.sources, cast(Mean, method), split, label, target)
     return _combine_words(options, progress)
 
 
@@ -277,7 +277,7 @@ def _has_only_frames(options: _Options) -> bool:
 
 def _combine_words(options: _Options, progress: Progress | None) -> WordCombination:
     files = [_find_words(path, options) if path.is_dir() else path for path in options.sources]
-    check_target(options.out, *files)
+    check_writable(options.out, *files)
     lists = _read_sources(options, files)
     if options.references:
         lists = attach_references(lists, options.references)
@@ -301,7 +301,7 @@ def _combine_words(options: _Options, progress: Progress | None) -> WordCombinat
     if warning := metrics.words.leakage_warning:
         logger.info(warning)
     if options.out:
-        write_lines(options.out, combination.rows())
+        write_jsonl(options.out, combination.rows())
     return combination
 
 

@@ -14,7 +14,8 @@ from arcuate.errors import UserError
 from arcuate.evaluation.combine.candidates import check_same_trials
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import Difference, bootstrap_interval, score_difference
-from arcuate.run import open_run, read_jsonl
+from arcuate.files import read_jsonl
+from arcuate.run import open_run
 
 Mean = Literal["arithmetic", "geometric"]
 _FLOOR = -1e4  # replaces −inf, which a single model would force on a geometric mean

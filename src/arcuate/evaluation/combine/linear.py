@@ -18,8 +18,8 @@ from arcuate.errors import UserError
 from arcuate.evaluation.combine.candidates import CandidateList, finite_number
 from arcuate.evaluation.combine.voting import expected_errors
 from arcuate.evaluation.metrics import score
+from arcuate.files import write_text
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.run import write_aside
 
 # Features of the candidates themselves with their packaged weights, fitted on ten-seed lists of two participants
 # (docs/combine.md also gives the result of transferring weights between participants). Decoders delete more phonemes
@@ -241,7 +241,7 @@ def write_weights(path: Path, choice: LinearChoice, about: Mapping[str, Any]) ->
         "weights": {name: round(float(w), 6) for name, w in zip(choice.names, choice.weights, strict=True)},
         "about": dict(about),
     }
-    write_aside(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
 def read_weights(path: Path, names: Sequence[str]) -> np.ndarray:

@@ -25,9 +25,8 @@ from arcuate.evaluation.combine.linear import assign_folds, cross_fit, make_exam
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.word_errors import WordMetrics, summarise_words
-from arcuate.files import check_target, to_frame
+from arcuate.files import check_writable, read_jsonl, to_frame, write_jsonl
 from arcuate.progress import Progress, logger
-from arcuate.run import read_jsonl, write_lines
 
 _DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
 
@@ -145,7 +144,7 @@ def rescore(
     hyps, llm = Path(hyps), Path(llm)
     files = (None if p is None else Path(p) for p in (references, context, out))
     references_file, context_file, target = files
-    check_target(target, hyps, references_file, context_file)
+    check_writable(target, hyps, references_file, context_file)
     lists = read_n_best(hyps, n_best)
     if references_file:
         attached = attach_references([entry.candidates for entry in lists], references_file)
@@ -190,7 +189,7 @@ def rescore(
     if warning := rescoring.metrics.leakage_warning:
         logger.info(warning)
     if target:
-        write_lines(target, rescoring.rows)
+        write_jsonl(target, rescoring.rows)
     return rescoring
 
 
