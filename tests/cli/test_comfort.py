@@ -1,6 +1,5 @@
 """Small comforts: completion, hints that name the working form, one session and two sessions."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli._prepare import leakage_line, prepare_store
-from arcuate.cli._recipes import diff_command
 from arcuate.cli.console import TimeLeft, bar, counted
 from arcuate.cli.evaluate import headline
+from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
-from arcuate.data.prepare import prepare
+from arcuate.data.prepare import prepare_store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
 from arcuate.evaluation.metrics import Score
 from arcuate.evaluation.results import PhonemeMetrics
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
+from arcuate.experiments.recipe_summary import compare_recipes
 from arcuate.experiments.train import train, worker_count
 from arcuate.run import Run
 from support.fabricate import Made, noise, write_hdf5
@@ -65,7 +64,7 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
         ("schedule.kind=constant", ["schedule of kind constant needs schedule.lr", "schedule.lr=VALUE"]),
         ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
         ("schedule=constant", ["schedule.kind=constant"]),
-        ("data.sessions=x", ["a list is wanted", "data.sessions=[x]"]),
+        ("data.sessions=x", ["expected a list", "data.sessions=[x]"]),
         ("data.batching.kind=foo", ["sessions, shuffled, bucketed"]),
     ],
 )
@@ -105,17 +104,15 @@ def test_an_unknown_option_hints_at_the_setting() -> None:
 # --- recipes diff ------------------------------------------------------------------------------------------
 
 
-def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_can_be_compared(tmp_path: Path) -> None:
     for name, steps in (("one", 7), ("two", 9)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").write_text(
             to_yaml(load_recipe("b2t25-gru", [f"train.steps={steps}"]))
         )
-    diff_command(str(tmp_path / "one"), str(tmp_path / "two"), as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    told = compare_recipes(tmp_path / "one", tmp_path / "two").to_dict()
     assert told["changes"] == [{"path": "train.steps", "before": 7, "after": 9}]
-    diff_command(str(tmp_path / "one"), None, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    told = compare_recipes(tmp_path / "one").to_dict()
     assert (told["a"], told["b"]) == ("b2t25-gru", str(tmp_path / "one"))
     assert told["changes"] == [{"path": "train.steps", "before": 120000, "after": 7}]
 
@@ -126,16 +123,17 @@ def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [Made(noise())])
-    prepare_store(tmp_path / "source", tmp_path / "store")
-    said = capsys.readouterr()
-    assert "1 trial in 1 session, 8 channels" in said.out
-    assert "leakage: 0 recordings in two splits" in said.err
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    print_summary(report, tmp_path / "store")
+    assert "1 trial in 1 session, 8 channels" in capsys.readouterr().out
+    assert report.leakage is not None
+    assert "leakage: 0 recordings in two splits" in leakage_line(report.leakage)
 
 
 def test_the_line_about_leakage_counts_what_is_shared(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [Made(noise(seed=1))])
-    report = prepare(tmp_path / "source", tmp_path / "store")
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert report.leakage is not None
     line = leakage_line(report.leakage)
     assert "1 recording in two splits" in line and "1 of 1 val sentences in train" in line

@@ -78,7 +78,7 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
         (["e:optimizer.eps=1e-8"], "changes nothing"),
         (["n:notes=hello"], "changes nothing"),
         (["e:optimizer.epz=1"], "optimizer.eps"),
-        (["e:optimizer.eps=-1"], "refused"),
+        (["e:optimizer.eps=-1"], "invalid"),
         (["s:train.seed=3"], "--seeds"),
         (["s:data.max_sessions=1"], "different trials"),
         (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, lr: 0.1}"], "both set"),

@@ -115,7 +115,7 @@ def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path, mo
     assert [seed.is_complete for seed in summary.seeds] == [False, True]
     told = summary.to_dict()
     assert told["n_finished"] == 1
-    assert "exists already" in told["seeds"][0]["error"]
+    assert "exists and is not empty" in told["seeds"][0]["error"]
     assert told["seeds"][1]["error"] is None
     assert told["mean_per"] == told["seeds"][1]["best_per"]
     assert told["sd_per"] is None
@@ -180,7 +180,7 @@ def test_another_recipe_cannot_go_on(ensemble, cohort_store):
 def test_strangers_are_left_alone(cohort_store, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert "notes.txt" in refusal(cohort_store, tmp_path, resume=True)
-    assert "exists already" in refusal(cohort_store, tmp_path)
+    assert "exists and is not empty" in refusal(cohort_store, tmp_path)
 
 
 @pytest.mark.parametrize("size", ["2", "x", ""])

@@ -137,7 +137,7 @@ def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
         (["loss.intermediate.layers=[0]"], "greater than or equal to 1"),
         (["loss.intermediate.layers=[1,1]"], "twice"),
         (["loss.intermediate.layers=1"], r"loss\.intermediate\.layers=\[1\]"),
-        (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is refused"),
+        (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is invalid"),
     ],
 )
 def test_refusals(overrides, words):

@@ -35,7 +35,7 @@ from arcuate.models.model import (
 )
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
-from arcuate.run import Run, lock_run, open_run, refuse_taken
+from arcuate.run import Run, lock_run, open_run, check_run_folder
 from arcuate.training.environment import describe
 from arcuate.training.signals import Stop, listening
 
@@ -95,7 +95,7 @@ def prepare_plan(asked: Asked) -> Plan:
     run = Run(asked.run or asked.parent.resolve().with_name(f"{source.run.name}-{asked.session}"))
     refuse_inside(run, source.run)
     if not asked.dry_run:
-        refuse_taken(run.path, resumes=False)
+        check_run_folder(run.path, can_resume=False)
     store = Store.open(asked.data)
     model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
@@ -206,8 +206,8 @@ def facts(plan: Plan) -> dict[str, Any]:
 def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     """The curve, then the run folder, whole or not at all; None where a signal said stop."""
     with lock_run(plan.run):
-        refuse_taken(
-            plan.run.path, resumes=False
+        check_run_folder(
+            plan.run.path, can_resume=False
         )  # another one may have come to its end since the plan was made
         return calibrate_alone(plan, stop)
 

@@ -6,8 +6,8 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
-from arcuate.cli._recipes import shown
 from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
+from arcuate.config import format_value as shown
 from arcuate.files import write_text
 from arcuate.insight.ledger.diary import diary
 from arcuate.insight.ledger.entries import read_entries

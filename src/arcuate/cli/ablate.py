@@ -1,6 +1,5 @@
 """`arcuate ablate`."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +38,7 @@ def ablate(
     from arcuate.experiments.ablation import parse_factors
 
     parsed, overrides = parse_factors(factors)
-    with nullcontext() if dry_run else progress("training") as report:
+    with progress("training") as report:
         runs = train_arms(
             *(recipe, parsed, data, out),
             overrides=overrides,

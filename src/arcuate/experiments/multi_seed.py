@@ -17,7 +17,7 @@ from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, refuse_taken
+from arcuate.run import Run, RunLike, check_run_folder
 from arcuate.training.signals import Stop
 from arcuate.training.start import refuse_other_recipe
 from arcuate.training.tracking.callbacks import Watcher
@@ -196,14 +196,14 @@ def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_ru
             f"{folder} is a run folder, but --seeds writes run folders into {folder}/seed-K; choose another --run"
         )
     if not resume:
-        refuse_taken(folder)
+        check_run_folder(folder)
         return
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     if other := [name for name in names if not name.startswith(("seed-", "."))]:
         raise UserError(f"{folder} contains {other[0]}, which --seeds did not write; choose another --run")
     for seed, recipe in recipes.items():
         run = Run(_seed_folder(folder, seed))
-        refuse_taken(run.path, resume=True)
+        check_run_folder(run.path, resume=True)
         if run.recipe_file.is_file():
             refuse_other_recipe(run, recipe)
 
