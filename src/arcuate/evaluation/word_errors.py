@@ -71,7 +71,41 @@ class WordMetrics:
         return self.letters.rate
 
     @property
-    def summarise_words(
+    def leakage_warning(self) -> str | None:
+        """One sentence if scored sentences occur in the language model's training text."""
+        if not self.n_in_lm_text:
+            return None
+        rate = self.wer_without_lm_text
+        without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
+        return (
+            f"leakage: the training text of the language model ({self.lm or 'unnamed'}) contains"
+            f" {self.n_in_lm_text} of {self.n_scored} sentences scored here; {without}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "wer": self.wer,
+            "wer_low": self.wer_interval[0],
+            "wer_high": self.wer_interval[1],
+            "cer": self.cer,
+            "cer_low": self.cer_interval[0],
+            "cer_high": self.cer_interval[1],
+            "lm": self.lm,
+            "n_trials": self.n_trials,
+            "n_scored": self.n_scored,
+            "n_words": self.words.length,
+            "substitutions": self.words.substitutions,
+            "insertions": self.words.insertions,
+            "deletions": self.words.deletions,
+            "n_sentences_correct": self.n_sentences_correct,
+            "n_in_lm_text": self.n_in_lm_text,
+            "wer_without_lm_text": self.wer_without_lm_text,
+            "wer_by_session": self.by_session,
+            "wer_by_corpus": self.by_corpus,
+        }
+
+
+def summarise_words(
     trials: Sequence[ScoredTrial], *, lm: str | None, n_trials: int | None = None, n_resamples: int = 2000
 ) -> WordMetrics:
     """Error rates of scored trials; `n_trials` also counts the trials without a reference."""
