@@ -175,7 +175,9 @@ def _explain(error: ValidationError, where: str, settings: type[BaseModel]) -> I
         if problem["type"] == "extra_forbidden":
             near, parent = _nearest_in_lists(path, known), path.rpartition(".")[0]
             siblings = [
-                k.rpartition(".")[2] for k in known if parent and k.rpartition(".")[0] == _strip_indices(parent)
+                k.rpartition(".")[2]
+                for k in known
+                if parent and k.rpartition(".")[0] == _strip_indices(parent)
             ]
             others = f"; {parent} has {', '.join(siblings)}" if siblings and near is None else ""
             yield f"recipe {where}: {_explain_unknown(path, near, problem['loc'])}{others}"

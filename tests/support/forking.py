@@ -80,7 +80,6 @@ def ended(pid: int) -> int:
 
 
 if __name__ == "__main__":
-
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             child(json.loads(line))

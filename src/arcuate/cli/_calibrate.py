@@ -35,7 +35,7 @@ from arcuate.models.model import (
 )
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
-from arcuate.run import Run, lock_run, open_run, check_run_folder
+from arcuate.run import Run, check_run_folder, lock_run, open_run
 from arcuate.training.environment import describe
 from arcuate.training.signals import Stop, listening
 

@@ -352,6 +352,9 @@ def is_scored(experiment: Experiment, cell: Cell) -> bool:
     return cell.run.results_file(experiment.split, experiment.label).is_file()
 
 
+scored = is_scored
+
+
 @contextmanager
 def claim_cell(cell: Cell) -> Iterator[bool]:
     """Whether this worker holds the cell while the context lasts; False if another one does."""

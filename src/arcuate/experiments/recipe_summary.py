@@ -94,24 +94,25 @@ def compare_recipes(a: str | Path, b: str | Path | None = None) -> RecipeCompari
     """Changes from recipe `a` to `b`; without `b`, from the official recipe that `a` extends to `a`."""
     if b is None:
         a, b = _require_ancestor(str(a)), a
-    names = (str(a), str(b))
-    recipes = [load_recipe(name) for name in names]
-    ancestors = [official_ancestor(name) for name in names]
-    warnings = [
+    recipe_a, recipe_b = load_recipe(a), load_recipe(b)
+    ancestor_a, ancestor_b = official_ancestor(a), official_ancestor(b)
+    sides = {str(a): (recipe_a, ancestor_a), str(b): (recipe_b, ancestor_b)}
+    warnings = tuple(
         f"{name}: {text}"
-        for name, (recipe, ancestor) in dict(
-            zip(names, zip(recipes, ancestors, strict=True), strict=True)
-        ).items()
+        for name, (recipe, ancestor) in sides.items()
         if ancestor
         for text in coupling_warnings(recipe, load_recipe(ancestor), ancestor)
-    ]
-    return RecipeComparison(*names, tuple(diff_recipes(*recipes)), *ancestors, tuple(warnings))
+    )
+    changes = tuple(diff_recipes(recipe_a, recipe_b))
+    return RecipeComparison(str(a), str(b), changes, ancestor_a, ancestor_b, warnings)
 
 
 def _require_ancestor(name: str) -> str:
     ancestor = official_ancestor(name)
     if ancestor is None:
-        raise UserError(f"recipe {name} does not extend an official recipe; name a second one to compare with")
+        raise UserError(
+            f"recipe {name} does not extend an official recipe; name a second one to compare with"
+        )
     if ancestor == name:
         raise UserError(f"recipe {name} is an official recipe; name a second one to compare with")
     return ancestor

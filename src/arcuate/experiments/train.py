@@ -27,7 +27,7 @@ from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, lock_run, check_run_folder
+from arcuate.run import Run, RunLike, check_run_folder, lock_run
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import describe_stages, resolve_epochs
