@@ -55,7 +55,7 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         tree, name, migrate = to_tree(recipe), recipe.name, False
     else:
         name = str(recipe)
-        tree, migrate = _resolve(name), _is_run_recipe(name)
+        tree, migrate = resolve_recipe(name), _is_run_recipe(name)
     apply_overrides(tree, overrides)
     return parse_recipe(tree, name, migrate=migrate)
 
@@ -78,7 +78,7 @@ def run_recipe(run: Run) -> Recipe:
     return parse_recipe(run.recipe_tree(), str(run.recipe_file), migrate=True)
 
 
-def _resolve(name: str) -> dict[str, Any]:
+def resolve_recipe(name: str) -> dict[str, Any]:
     """The recipe as a tree of plain values, merged with its ancestors.
 
     Its `extends` names a packaged recipe or none, so that the recipe of a run does not depend on other files.
