@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.batching import Batch, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.experiments.train import build_model
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import append_line, create_run
 from arcuate.seeds import derive
 from arcuate.training.distributed import World
@@ -49,7 +49,9 @@ def bare_step(training: Training, batch: Batch) -> None:
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)
-    weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
+    weighted_loss(
+        compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
+    ).mean().backward()
     torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
     training.optimizer.step()
     training.step += 1
@@ -63,7 +65,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
     seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
@@ -71,7 +73,7 @@ def main() -> None:
         states = {}
         for name in seconds:
             run = create_run(Path(folder) / name, recipe, {})
-            states[name] = Training(build(recipe, store, selection), recipe, run, "fp32")
+            states[name] = Training(build_model(recipe, store, selection), recipe, run, "fp32")
         steps = {"guarded": guarded_step, "bare": bare_step}
         for position in range(arguments.steps):
             batch = planned[position]

@@ -12,27 +12,27 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import make_adapter
 from arcuate.adaptation.stream import follow_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
-from arcuate.cli._evaluate import AS_TRAINED
 from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import Augment
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import decode_trials
+from arcuate.evaluation.evaluate import SearchOptions
+from arcuate.evaluation.trials import decode_trials
 from arcuate.live.adaptation import make_adapting
 from arcuate.live.decoder import make_engine
 from arcuate.models.config import (
-    Encoder,
-    FrontEnd,
-    GRUEncoder,
-    ModelCard,
+    EncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SmoothingSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
@@ -40,10 +40,10 @@ from arcuate.run import find_checkpoint, open_run
 from arcuate.training.signals import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
-GRU = GRUEncoder(width=12, depth=1)
-SSM = SSMEncoder(width=8, depth=1, heads=2, state=3, taps=3)
-TRANSFORMER = TransformerEncoder(width=8, depth=1, heads=2, expansion=2, context=16, buckets=8)
-KINDS: list[tuple[Encoder, bool]] = [
+GRU = GRUSettings(width=12, depth=1)
+SSM = SSMSettings(width=8, depth=1, n_heads=2, state_dim=3, conv_kernel=3)
+TRANSFORMER = TransformerSettings(width=8, depth=1, n_heads=2, ffn_expansion=2, context=16, n_buckets=8)
+KINDS: list[tuple[EncoderSettings, bool]] = [
     *((encoder, layers) for encoder in (GRU, SSM, TRANSFORMER) for layers in (True, False)),
     (GRU.model_copy(update={"bidirectional": True}), True),
     (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
@@ -58,15 +58,15 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model that nobody trained, but which is sure of what it says."""
     encoder, layers = request.param
     torch.manual_seed(1)
-    front_end = FrontEnd(
+    front_end = FrontEndSettings(
         normalise="none",
-        smoothing=Smoothing(sd=0.0),
-        session_layer=SessionLayer(enabled=layers),
+        smoothing=SmoothingSettings(sd=0.0),
+        session_layer=SessionLayerSettings(enabled=layers),
         patch=Patch(bins=4, stride=2),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder)
-    card = ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
-    model = Model(card)
+    config = ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
+    model = Model(config)
     with torch.no_grad():
         model.head.weight.mul_(12.0)
     save_model(tmp_path / "model", model)
@@ -107,7 +107,7 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
             "safety": {"min_confidence": 0, "full_doubt": 0.001},
         }
     )
-    if not load_model(folder).card.settings.encoder.causal:
+    if not load_model(folder).config.settings.encoder.causal:
         with pytest.raises(UserError, match="cannot stream"):
             make_engine(load_model(folder), None)
         return
@@ -132,7 +132,15 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
 def test_a_day_without_drift_is_read_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:
     following = Following("one-step", sessions=(SAME,), settings=("copies=4",))
     told = follow_run(
-        open_run(folder), "val", new_days / "store", "best", None, None, following, AS_TRAINED, quiet=True
+        open_run(folder),
+        "val",
+        new_days / "store",
+        "best",
+        None,
+        None,
+        following,
+        SearchOptions(),
+        quiet=True,
     )
     assert told["n_trials"] == 20 and told["days"][0]["layer_of"] == SECOND
     assert told["days"][0]["expected_confidence"] > 0
@@ -149,9 +157,9 @@ def test_a_calibrated_model_knows_one_day_more_and_the_old_ones_as_before(
     told = calibrate(plan, Stop())
     assert told is not None and [p["sentences"] for p in told["curve"]] == [0, 3]
     old, new = load_model(folder), load_model(find_checkpoint(run))
-    assert new.card.sessions == (FIRST, SECOND, DRIFTED)
+    assert new.config.sessions == (FIRST, SECOND, DRIFTED)
     known = [t for t in store.trials if t.session == SECOND][:2]
     for a, b in zip(
-        *(decode_trials(m.eval(), store, known, keep_scores=True) for m in (old, new)), strict=True
+        *(decode_trials(m.eval(), store, known, keep_log_probs=True) for m in (old, new)), strict=True
     ):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)

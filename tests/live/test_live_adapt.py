@@ -29,7 +29,7 @@ from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Prepared
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, outline
+from arcuate.models.model import Model, build_on_meta
 from arcuate.run import Run, find_checkpoint
 from support.cli import one_object
 from support.days import DEAD, DRIFTED, FIRST, SAME, SECOND
@@ -45,10 +45,12 @@ N_TRIALS = 6
 def model_of(folder: Path, normalise: str) -> Model:
     """The model of the run, its bins normalised in another way; what it reads then matters little here."""
     model = load_model(find_checkpoint(folder / "run"))
-    settings = model.card.settings
+    settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": normalise, "rolling_bins": 200})
-    card = model.card.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
-    other = outline(card)
+    config = model.config.model_copy(
+        update={"settings": settings.model_copy(update={"front_end": front_end})}
+    )
+    other = build_on_meta(config)
     other.load_state_dict(model.state_dict(), assign=True)
     return other.eval()
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
-from arcuate.models.import_checkpoint import T12, import_checkpoint
+from arcuate.models.import_checkpoint import T12_SESSIONS, import_checkpoint
 from arcuate.models.io import load_model
 from support.official_checkpoints import N_SESSIONS, SESSIONS, write_cffan, write_nejm
 
@@ -67,14 +67,14 @@ def test_object_arrays_are_refused(tmp_path):
         load_pickle(tmp_path / "args")
 
 
-def test_nejm_card(tmp_path):
+def test_nejm_config(tmp_path):
     write_nejm(tmp_path / "in")
     out = import_checkpoint(tmp_path / "in" / "best_checkpoint", tmp_path / "out", "nejm")
-    settings = load_model(out).card.settings
+    settings = load_model(out).config.settings
     assert settings.front_end.smoothing.model_dump() == {"sd": 2.0, "taps": 9}
     assert settings.front_end.normalise == "none"
     assert settings.front_end.session_layer.dropout == 0.2
-    assert (settings.encoder.dropout, settings.encoder.learned_start, settings.encoder.causal) == (
+    assert (settings.encoder.dropout, settings.encoder.learned_initial_state, settings.encoder.causal) == (
         0.4,
         True,
         True,
@@ -83,15 +83,20 @@ def test_nejm_card(tmp_path):
     assert (note["val_per"], note["val_loss"], note["ignored"]) == (0.101, 17.5, [])
 
 
-def test_cffan_card_and_unused_layers(tmp_path):
+def test_cffan_config_and_unused_layers(tmp_path):
     write_cffan(tmp_path / "in")
     out = import_checkpoint(tmp_path / "in", tmp_path / "out", "cffan")
-    settings = load_model(out).card.settings
+    settings = load_model(out).config.settings
     assert settings.front_end.smoothing.taps == 20
     assert settings.front_end.normalise == "block"
-    assert (settings.encoder.bidirectional, settings.encoder.learned_start) == (True, False)
+    assert (settings.encoder.bidirectional, settings.encoder.learned_initial_state) == (True, False)
     assert len(json.loads((out / "import.json").read_text())["ignored"]) == 2 * N_SESSIONS
-    assert (len(T12), T12[0], T12[-1], list(T12)) == (24, "t12.2022.04.28", "t12.2022.08.25", sorted(T12))
+    assert (len(T12_SESSIONS), T12_SESSIONS[0], T12_SESSIONS[-1], list(T12_SESSIONS)) == (
+        24,
+        "t12.2022.04.28",
+        "t12.2022.08.25",
+        sorted(T12_SESSIONS),
+    )
 
 
 def test_wrong_kind(tmp_path):
@@ -196,17 +201,17 @@ def test_model_folders_round_trip(folder):
     assert all(p.requires_grad for p in model.parameters())
     weights = load_file(folder / "model.safetensors")
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-    bins, start = torch.randn(1, 30, model.card.n_channels), model.encoder.start(1)
+    bins, start = torch.randn(1, 30, model.config.n_channels), model.encoder.start(1)
     torch.testing.assert_close(
         model.encoder(bins, None, start), model.encoder._forward_torch(bins, None, start)
     )
 
 
-def edit_card(change):
+def edit_config(change):
     def spoil(folder):
-        card = json.loads((folder / "model.json").read_text())
-        change(card)
-        (folder / "model.json").write_text(json.dumps(card))
+        config = json.loads((folder / "model.json").read_text())
+        change(config)
+        (folder / "model.json").write_text(json.dumps(config))
 
     return spoil
 
@@ -225,16 +230,16 @@ def edit_weights(change):
     [
         (lambda f: (f / "model.json").unlink(), "model.json is missing"),
         (lambda f: (f / "model.safetensors").unlink(), "is missing"),
-        (lambda f: (f / "model.json").write_text("{"), "not a model card"),
+        (lambda f: (f / "model.json").write_text("{"), "not a model config"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda f: os.truncate(f / "model.safetensors", 5000), "cannot be read"),
-        (edit_card(lambda c: c.update(n_channels=65536)), "where its card says"),
+        (edit_config(lambda c: c.update(n_channels=65536)), "where its config says"),
         (
-            edit_card(lambda c: c["settings"]["encoder"].update(width=8192, depth=64)),
+            edit_config(lambda c: c["settings"]["encoder"].update(width=8192, depth=64)),
             "does not hold the weights",
         ),
-        (edit_card(lambda c: c["settings"].update(trap=1)), "settings.trap"),
-        (edit_card(lambda c: c.update(sessions=["a", "a"])), "distinct"),
+        (edit_config(lambda c: c["settings"].update(trap=1)), "settings.trap"),
+        (edit_config(lambda c: c.update(sessions=["a", "a"])), "distinct"),
         (edit_weights(lambda w: w.pop("head.bias")), "head.bias is missing"),
         (edit_weights(lambda w: w.update(x=torch.zeros(1))), "x is unknown"),
         (

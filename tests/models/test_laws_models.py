@@ -9,13 +9,13 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.models import transformer as attention
 from arcuate.models.config import (
-    FrontEnd,
-    GRUEncoder,
-    ModelCard,
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
     ModelSettings,
-    SessionLayer,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
@@ -154,7 +154,7 @@ def test_causal_models_do_not_look_ahead(model, n):
     """A frame is the same whatever comes after the bins it needs."""
     bins, _, session, past = make_batch([48], seed=n)
     other = torch.cat([bins[:, :n], torch.randn(1, 48 - n, N_CHANNELS)], 1)
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     certain = max(n - model.front_end.right - patch.bins, -1) // patch.stride + 1
     with torch.no_grad():
         a, b = (model(x, torch.tensor([48]), session, past) for x in (bins, other))
@@ -175,8 +175,8 @@ def test_padding_gets_no_gradient(model, lengths):
 
 def test_not_finite_bins_still_get_an_answer():
     model = Model(
-        ModelCard(
-            settings=ModelSettings(encoder=GRUEncoder(width=5, depth=1)),
+        ModelConfig(
+            settings=ModelSettings(encoder=GRUSettings(width=5, depth=1)),
             n_channels=2,
             sessions=("s",),
             classes=CLASSES,
@@ -193,16 +193,16 @@ def test_not_finite_bins_still_get_an_answer():
 @pytest.mark.parametrize(
     "encoder",
     [
-        GRUEncoder(width=5, depth=2, dropout=0.5),
-        SSMEncoder(width=8, heads=2, depth=1, dropout=0.5),
-        TransformerEncoder(width=8, heads=2, depth=1, dropout=0.5),
+        GRUSettings(width=5, depth=2, dropout=0.5),
+        SSMSettings(width=8, n_heads=2, depth=1, dropout=0.5),
+        TransformerSettings(width=8, n_heads=2, depth=1, dropout=0.5),
     ],
     ids=lambda e: e.kind,
 )
 def test_dropout_only_while_training(mode, encoder):
     torch.manual_seed(0)
-    front_end = FrontEnd(session_layer=SessionLayer(dropout=0.5))
-    card = ModelCard(
+    front_end = FrontEndSettings(session_layer=SessionLayerSettings(dropout=0.5))
+    config = ModelConfig(
         settings=ModelSettings(
             front_end=front_end,
             encoder=encoder,
@@ -211,6 +211,6 @@ def test_dropout_only_while_training(mode, encoder):
         sessions=("s",),
         classes=CLASSES,
     )
-    model = getattr(Model(card), mode)()
+    model = getattr(Model(config), mode)()
     batch = torch.randn(1, 30, 2), torch.tensor([30]), torch.tensor([0])
     assert torch.equal(model(*batch).frames, model(*batch).frames) == (mode == "eval")

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.cli._evaluate import evaluate_run
-from arcuate.cli._train import Asked, build, train_run
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import decode_trials, summarise
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.results import summarise
+from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.train import build_model, train
 from arcuate.losses.combined import mode_loss
-from arcuate.models.config import Patch
-from arcuate.models.config import SpeakingMode as Settings
+from arcuate.models.config import Patch, SpeakingModeSettings
 from arcuate.models.mode import MODES, SpeakingMode
 from arcuate.run import Run
 from arcuate.training.modes import (
@@ -88,7 +88,7 @@ def test_both_modes_count_alike_and_unknown_trials_do_not() -> None:
 
 
 def test_evidence_ignores_padding_and_offsets_nothing() -> None:
-    head = SpeakingMode(Settings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
+    head = SpeakingMode(SpeakingModeSettings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
     bins = torch.randn(1, 23, 2)
     padded = torch.cat([bins, torch.full((1, 9, 2), 7.0)], dim=1)
     n = torch.tensor([23])
@@ -99,7 +99,7 @@ def test_evidence_ignores_padding_and_offsets_nothing() -> None:
 
 
 def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:
-    head = SpeakingMode(Settings(enabled=True), Patch(), 3, causal=True)
+    head = SpeakingMode(SpeakingModeSettings(enabled=True), Patch(), 3, causal=True)
     bins, logits = torch.randn(1, 4, 3), torch.tensor([[[20.0, -20.0]]]).expand(1, 4, 2).requires_grad_()
     torch.testing.assert_close(head.condition(bins, logits), bins)  # at the start it changes nothing
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:
 @pytest.fixture(scope="module")
 def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mode") / "run"
-    train_run(Asked("tiny", [*SMALL, "mode.labels=ignore"], cohort_store, path))
+    train("tiny", cohort_store, path, overrides=[*SMALL, "mode.labels=ignore"])
     return path
 
 
@@ -126,22 +126,22 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
-    selection = select(store, recipe.data, recipe.front_end.patch)
-    model = build(recipe, store, selection)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+    model = build_model(recipe, store, selection)
     modes = learn_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
     assert np.mean(right) >= 0.95
     others = [t for t in store.trials if t.split != "train"]
-    summary = summarise(decode_trials(model, store, others), n_resamples=10)
+    summary = summarise(decode_trials(model, store, others), n_resamples=10).to_dict()
     assert summary["mode_accuracy"] >= 0.85
     assert summary["mode_accuracy_pooled"] >= 0.9
 
 
 def test_evaluate_tells_modes_where_they_are_known(run: Path, cohort_store: Path) -> None:
-    summary = evaluate_run(Run(run), "val", None, "best", None, None, quiet=True)
+    summary = evaluate(run).to_dict()
     assert 0.0 <= summary["mode_accuracy"] <= 1.0
     assert summary["per_by_mode"].keys() <= set(MODES)
-    counted = [json_row["mode_said"] for json_row in rows(run)]
+    counted = [json_row["mode_predicted"] for json_row in rows(run)]
     assert set(counted) <= set(MODES)
     validated = [r for r in Run(run).metrics() if r["split"] == "val"]
     assert validated[-1]["mode_accuracy"] == pytest.approx(summary["mode_accuracy"])
@@ -156,21 +156,23 @@ def rows(run: Path) -> list[dict]:
 def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     recipe = run_recipe(Run(run))
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = [replace(t, mode=None) for t in selection.validation]
-    summary = summarise(decode_trials(build(recipe, store, selection), store, trials), n_resamples=10)
+    summary = summarise(
+        decode_trials(build_model(recipe, store, selection), store, trials), n_resamples=10
+    ).to_dict()
     assert not {"mode_accuracy", "per_by_mode"} & summary.keys()
 
 
 def test_labels_partly_missing(cohort_store: Path) -> None:
     """Labelled trials keep their labels, the rest is inferred, labels of no known mode are told of."""
-    store, settings = Store.open(cohort_store), Settings(enabled=True)
+    store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
     trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
     known = known_modes(trials, settings)
     assert np.isnan(known[0::3]).all() and not np.isnan(known[1::3]).any() and np.isnan(known[2::3]).all()
     modes = Modes({t.id: 1.0 for t in trials})
     assert "4 trials of mode 'whispered' count as unlabelled" in describe_modes(trials, modes, settings)
-    assert np.isnan(known_modes(trials, Settings(enabled=True, labels="ignore"))).all()
+    assert np.isnan(known_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
 
 
 def test_modes_are_remembered_with_the_run(run: Path, tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None
     """As in the real releases: nothing known, everything inferred, training goes on."""
     store = Store.open(cohort_store)
     recipe = load_recipe("tiny", SMALL)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = tuple(replace(t, mode=None) for t in selection.train)
-    modes = learn_modes(build(recipe, store, selection), store, trials)
+    modes = learn_modes(build_model(recipe, store, selection), store, trials)
     assert len(modes.vocalised) == len(trials)

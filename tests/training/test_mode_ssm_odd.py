@@ -6,13 +6,19 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.joint import JointBeam, search_both
+from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import HEADS, head_losses, weigh
-from arcuate.models.config import ModelCard
+from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 
-SMALL = ["encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"]
+SMALL = [
+    "encoder.width=8",
+    "encoder.depth=1",
+    "encoder.n_heads=2",
+    "encoder.state_dim=4",
+    "transducer.width=8",
+]
 ODD = {
     "more tokens than frames": ([20], [list(range(1, 13))]),
     "no tokens": ([60, 40], [[], []]),
@@ -27,8 +33,8 @@ ODD = {
 def make_model(*overrides: str) -> tuple[Model, object]:
     recipe = load_recipe("mode-ssm-small", [*SMALL, *overrides])
     torch.manual_seed(0)
-    card = ModelCard(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES)
-    return Model(card), recipe.loss
+    config = ModelConfig(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES)
+    return Model(config), recipe.loss
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -45,11 +51,11 @@ def test_all_losses_and_gradients_are_finite(odd: str, both_ways: str) -> None:
     outputs = model.encode(
         clean + torch.randn_like(clean), torch.tensor(n_bins), session, tokens, clean, match=True
     )
-    losses = head_losses(outputs, tokens, n_tokens, loss, torch.full((len(said), 2), 0.5))
-    assert tuple(losses) == tuple(head for head in HEADS if head != "intermediate")
+    losses = compute_losses(outputs, tokens, n_tokens, loss, torch.full((len(said), 2), 0.5))
+    assert tuple(losses) == tuple(head for head in LOSS_NAMES if head != "intermediate")
     assert all(bool(values.isfinite().all()) for values in losses.values())
     assert (losses["rnnt"] > 0).all()  # more tokens than frames are nothing odd to a transducer
-    weigh(losses, loss).sum().backward()
+    weighted_loss(losses, loss).sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
@@ -59,6 +65,8 @@ def test_they_are_read_too(odd: str) -> None:
     n_bins = ODD[odd][0]
     with torch.inference_mode():
         outputs = model.eval()(torch.randn(1, n_bins[0], 4), torch.tensor(n_bins), torch.tensor([0]))
-    found = search_both(JointBeam(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy())
+    found = search_joint(
+        JointBeamSearch(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy()
+    )
     assert found and math.isfinite(found[0].scores["transducer"])
     assert outputs.mode.shape == (1, 2)

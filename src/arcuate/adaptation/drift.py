@@ -6,30 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.arrays import ElectrodeArray
 from arcuate.data.store import Store, TrialInfo
 from arcuate.progress import Progress
-
-B2T25 = ("ventral 6v", "area 4", "55b", "dorsal 6v")
-B2T24 = ("6v, first array", "6v, second array")
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Channels of one array: crossings and power of the same electrodes."""
-
-    name: str
-    channels: np.ndarray  # indices
-
-
-def array_groups(layout: str, n_channels: int) -> list[Group]:
-    """Both layouts hold crossings of all electrodes, then their power; '25 has four arrays, '24 (area 6v) two."""
-    names = B2T25 if layout == "b2t25" else B2T24
-    half, odd = divmod(n_channels, 2)
-    if odd or half < 2 * len(names):
-        return [Group("all channels", np.arange(n_channels))]
-    parts = np.array_split(np.arange(half), len(names))
-    return [Group(name, np.concatenate([p, p + half])) for name, p in zip(names, parts, strict=True)]
-
 
 # Numbers about each day: level, spread and shape of every channel, and which channels move together.
 
@@ -180,7 +159,9 @@ def spread_factor(before: DayNumbers, after: DayNumbers) -> np.ndarray:
     return np.where(before.flat | after.flat, np.nan, factor)
 
 
-def group_change(before: DayNumbers, after: DayNumbers, group: Group) -> tuple[float | None, float | None]:
+def group_change(
+    before: DayNumbers, after: DayNumbers, group: ElectrodeArray
+) -> tuple[float | None, float | None]:
     """Median change of level (in SD of the first day) and of spread (as a factor) over an array's living channels."""
     alive = group.channels[~(before.flat | after.flat)[group.channels]]
     if not len(alive):
@@ -193,7 +174,7 @@ def group_change(before: DayNumbers, after: DayNumbers, group: Group) -> tuple[f
 
 
 def summarise(
-    days: Sequence[DayNumbers], groups: Sequence[Group], reference: DayNumbers
+    days: Sequence[DayNumbers], groups: Sequence[ElectrodeArray], reference: DayNumbers
 ) -> list[dict[str, Any]]:
     """A row per day: likeness to the reference day by array, dead channels, and whether channels look re-ordered."""
     rows = []
@@ -217,7 +198,7 @@ def summarise(
     return rows
 
 
-def array_row(reference: DayNumbers, day: DayNumbers, group: Group) -> dict[str, float | int | None]:
+def array_row(reference: DayNumbers, day: DayNumbers, group: ElectrodeArray) -> dict[str, float | int | None]:
     level, factor = group_change(reference, day, group)
     return {
         "subspace_likeness": subspace_likeness(reference, day, group.channels),

@@ -28,11 +28,11 @@ from arcuate.data.config import Augment
 from arcuate.data.sessions import nearest_session
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
 from arcuate.models.interfaces import Outputs
-from arcuate.models.model import Model, layer_of, one_day
+from arcuate.models.model import Model, copy_session_layer, single_session_model
 from arcuate.seeds import derive
 
 FLOOR = 1e-6  # of a variance: a channel that never moves is left as it is
@@ -65,7 +65,7 @@ def output_variance(sums: Sums, weight: Tensor) -> Tensor:
 
 # One bounded step of a session layer: towards labels, or towards surer frames. Everything else stays as it is.
 
-PER_TOKEN = CTC(reduction="mean_per_token", zero_infinity=True)
+PER_TOKEN = CTCSettings(reduction="mean_per_token", zero_infinity=True)
 BETAS = (0.9, 0.99)  # of the running means; a day is a few hundred steps, so they are short
 
 
@@ -79,7 +79,7 @@ def read_copies(
         row[: len(trial.bins)] = trial.bins
     names = ["trial"] * len(trials)  # copies of one name are told apart by their place
     bins, n_bins = augment(bins, n_bins, names, noise, seed, position)
-    day = one_day(model, "today", layer.weight.detach(), layer.bias.detach())
+    day = single_session_model(model, "today", layer.weight.detach(), layer.bias.detach())
     session = day.front_end.session_layer
     outputs = day.encode(bins, n_bins, torch.zeros_like(n_bins))
     return outputs, (session.weights[0], session.biases[0])
@@ -190,18 +190,18 @@ class Adapter:
                 " that holds them, or choose another method"
             )
         like = self.start_like(session)
-        layer = Layer(*layer_of(self.model, like))
+        layer = Layer(*copy_session_layer(self.model, like))
         return Day(session, like, layer, layer, Moments.zero(layer), reference, expected)
 
     def start_like(self, session: str) -> str:
         """The known session whose layer a day begins with."""
-        known = self.model.card.sessions
+        known = self.model.config.sessions
         return session if session in known else nearest_session(session, known)
 
     def before(self, day: Day, bins: Tensor | None = None) -> Model:
         """The model for the next trial, its session numbered 0; `bins` (T, C) are the trial's own, normalised."""
         layer = self.layer(day, bins)
-        return one_day(self.model, day.session, layer.weight, layer.bias)
+        return single_session_model(self.model, day.session, layer.weight, layer.bias)
 
     def layer(self, day: Day, bins: Tensor | None = None) -> Layer:
         """The session layer that the next trial is read with: the one it began with where nothing calls for another."""
@@ -214,7 +214,7 @@ class Adapter:
 
     def unadapted(self, day: Day) -> Model:
         """The model as it would read this day had nothing been learned."""
-        return one_day(self.model, day.session, day.start.weight, day.start.bias)
+        return single_session_model(self.model, day.session, day.start.weight, day.start.bias)
 
     def after(self, day: Day, heard: Heard, unadapted: np.ndarray | None = None) -> tuple[Day, str | None]:
         """The day after a trial was read, and why it fell back to the unadapted model if it did.
@@ -265,7 +265,7 @@ class Adapter:
         n = min(self.settings.past, len(day.memory))
         rng = np.random.default_rng(derive(self.settings.seed, day.session, day.n_trials))
         chosen = rng.choice(len(day.memory), size=n, replace=False).tolist() if n else []
-        model = one_day(self.model, day.session, day.layer.weight, day.layer.bias)
+        model = single_session_model(self.model, day.session, day.layer.weight, day.layer.bias)
         memory = list(day.memory)
         for i in chosen:
             log_probs = read(model, memory[i].bins)

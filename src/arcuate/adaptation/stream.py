@@ -17,9 +17,9 @@ from arcuate.data.batching import move_statistics, read_statistics
 from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.evaluation.evaluate import Search, TrialResult
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.trials import Search, TrialResult
 from arcuate.progress import Progress
 
 REFERENCE_TRIALS = 50  # of the known day, enough for means and variances
@@ -73,7 +73,7 @@ def follow(
             n_done += 1
             if progress:
                 progress(n_done, len(trials), "reading trials")
-        done.append(Course(day, session in adapter.model.card.sessions, tuple(followed)))
+        done.append(Course(day, session in adapter.model.config.sessions, tuple(followed)))
     return done
 
 
@@ -109,7 +109,7 @@ def follow_trial(
 def normalised_bins(adapter: Adapter, store: Store, trial: TrialInfo) -> torch.Tensor:
     """One trial as the model sees it. (T, C)"""
     device = adapter.model.head.weight.device
-    wanted = adapter.model.card.settings.front_end.wanted
+    wanted = adapter.model.config.settings.front_end.wanted
     bins = torch.from_numpy(store.read_bins(trial))[None].to(device)
     statistics = move_statistics(read_statistics(store, [trial], wanted), device)
     return adapter.model.normalise(bins, statistics)[0]
@@ -130,7 +130,7 @@ def known_confidence(
     adapter: Adapter, store: Store, progress: Progress | None = None
 ) -> dict[str, tuple[float, ...]]:
     """How surely the model reads trials of each day it knows, ones it was not trained on where there are any."""
-    sessions = [s for s in store.sessions if s in adapter.model.card.sessions]
+    sessions = [s for s in store.sessions if s in adapter.model.config.sessions]
     n_each = min(EXPECTED_TRIALS, max(MOST_EXPECTED // max(len(sessions), 1), 2))
     found = {}
     for i, session in enumerate(sessions, start=1):

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from arcuate.data import alphabet as tokens
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
 from arcuate.data.pronunciation import pronounce
-from arcuate.decoding.frame_scores import arrange
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch
 
 AT_ONCE = 1 << 30  # frames of a search that nobody waits for
@@ -21,7 +20,7 @@ def word_labels(search: WordSearch, n_frames: int = AT_ONCE) -> Callable[[np.nda
     """
 
     def label(log_probs: np.ndarray) -> Sequence[int]:
-        frames, state = arrange(log_probs, CLASSES, "the trial")[0], search.start()
+        frames, state = reorder_classes(log_probs, CLASSES, "the trial")[0], search.start()
         for first in range(0, len(frames), n_frames):
             state = search.step(state, frames[first : first + n_frames])
         return said_as_tokens(search, search.finish(state))
@@ -31,7 +30,7 @@ def word_labels(search: WordSearch, n_frames: int = AT_ONCE) -> Callable[[np.nda
 
 def said_as_tokens(search: WordSearch, found: Sequence[Hypothesis]) -> Sequence[int]:
     """The tokens of the first reading, a silence after every word; none where it has no words."""
-    return tokens.encode(list(say(search, found[0].words))) if found and found[0].words else ()
+    return encode(list(say(search, found[0].words))) if found and found[0].words else ()
 
 
 def say(search: WordSearch, words: Sequence[str]) -> Iterator[str]:
@@ -44,12 +43,12 @@ def say(search: WordSearch, words: Sequence[str]) -> Iterator[str]:
             parts = [known[0]]
         for part in parts:
             yield from part
-            yield "SIL"
+            yield SILENCE_NAME
 
 
 def split_words(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Phonemes by word; a silence ends each."""
-    ends = [i for i, name in enumerate(names) if name == "SIL"]
+    ends = [i for i, name in enumerate(names) if name == SILENCE_NAME]
     return [tuple(names[a:b]) for a, b in zip([0, *(e + 1 for e in ends)], ends, strict=False)]
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from rich.table import Table
 
 from arcuate.adaptation.config import METHODS
-from arcuate.adaptation.drift import DayNumbers, array_groups, likeness_table, measure_days, summarise
+from arcuate.adaptation.drift import DayNumbers, likeness_table, measure_days, summarise
 from arcuate.cli.console import check_output, counted, emit_json, out, percent, progress, say
-from arcuate.data.sessions import date_of
+from arcuate.data.arrays import list_arrays
+from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
@@ -42,18 +43,25 @@ def drift_command(asked: Asked, as_json: bool) -> None:
         raise UserError(f"{asked.store} has no trial long enough to measure; prepare some recordings first")
     rates = None
     if run is not None:
-        from arcuate.cli._evaluate import AS_TRAINED
         from arcuate.cli._follow import Following, follow_run
+        from arcuate.evaluation.evaluate import SearchOptions
 
         label = f"drift-{asked.adapt}"  # of its own: an evaluation of the user's stays as it is
         rates = follow_run(
-            run, asked.split, asked.store, "best", label, None, Following(asked.adapt), AS_TRAINED
+            run, asked.split, asked.store, "best", label, None, Following(asked.adapt), SearchOptions()
         )
     reference = choose_reference(days, asked.reference, rates)
-    groups = array_groups(store.layout, store.n_channels)
+    groups = list_arrays(store.layout, store.n_channels)
     rows = summarise(days, groups, reference)
     every = likeness_table(days, np.arange(store.n_channels))
-    page = drift_page(asked.store.name, rows, reference.session, since_first(days), every, rates)
+    page = drift_page(
+        asked.store.name,
+        rows,
+        reference.session,
+        days_since_first([day.session for day in days]),
+        every,
+        rates,
+    )
     write_aside(asked.out, page)
     summary = {
         "store": str(asked.store),
@@ -89,12 +97,6 @@ def choose_reference(days: list[DayNumbers], named: str | None, rates: dict[str,
         return found[0]
     known = {d["session"] for d in (rates or {}).get("days", ()) if d["known"]}
     return next((d for d in reversed(days) if d.session in known), days[0])
-
-
-def since_first(days: list[DayNumbers]) -> list[int | None]:
-    dates = [date_of(day.session) for day in days]
-    first = next((d for d in dates if d is not None), None)
-    return [(d - first).days if d is not None and first is not None else None for d in dates]
 
 
 def show(asked: Asked, summary: dict[str, Any]) -> None:

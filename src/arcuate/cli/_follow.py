@@ -12,29 +12,31 @@ from arcuate.adaptation.config import METHODS, Adaptation
 from arcuate.adaptation.online import Label, make_adapter
 from arcuate.adaptation.stream import LEARNING, follow, summarise_courses
 from arcuate.cli._day_health import tell_health
-from arcuate.cli._evaluate import (
-    Reading,
-    Scored,
-    Subject,
-    check_places,
-    find_subject,
-    provenance,
-    remembered_store,
-    searched,
-)
 from arcuate.cli.console import counted, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import trials_of_split
+from arcuate.data.selection import select_split
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import phoneme_search, summarise, write_results, write_scores
+from arcuate.evaluation.evaluate import (
+    ModelSource,
+    ScoredSplit,
+    SearchOptions,
+    check_outputs,
+    choose_search,
+    find_provenance,
+    find_source,
+    open_store,
+    write_frame_scores,
+)
+from arcuate.evaluation.results import summarise, write_results
 from arcuate.evaluation.transcribe import peak_rss_mb
-from arcuate.models.config import ModelCard
+from arcuate.evaluation.trials import phoneme_search
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.runtime import set_up
+from arcuate.models.runtime import configure_runtime
 from arcuate.run import Run
 
 
@@ -58,24 +60,24 @@ def follow_run(
     label: str | None,
     scores: Path | None,
     following: Following,
-    reading: Reading,
+    reading: SearchOptions,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Everything `arcuate evaluate --adapt` does; returns the summary it writes to results/<split>.<label>.json."""
     settings = adaptation(following)
     label = label or f"adapt-{settings.method}"
-    check_places(label, scores)
+    check_outputs(label, scores)
     if reading.head != "ctc":
         raise UserError("--adapt learns through the CTC head; use --head ctc")
     if following.lm is None and (following.config is not None or following.lexicon != "default"):
         raise UserError("--lexicon and --config belong to a language model; name one with --lm")
-    subject = find_subject(run, checkpoint)
-    recipe, validate = subject.recipe, searched(subject.recipe.validate_, reading)
-    store = Store.open(data or remembered_store(subject))
-    model = load_model(subject.folder)
-    trials = choose_trials(subject, store, split, model.card, following.sessions)
+    subject = find_source(run, checkpoint)
+    recipe, validate = subject.config, choose_search(subject.config.validate_, reading)
+    store = open_store(subject, data)
+    model = load_model(subject.checkpoint)
+    trials = choose_trials(subject, store, split, model.config, following.sessions)
     tell_days(store, model, trials)
-    machine = set_up(recipe.runtime, recipe.encoder.width, 1)
+    machine = configure_runtime(recipe.runtime, recipe.encoder.width, 1)
     tell_unmeasured(store, model, settings)
     reader = label_reader(following)
     adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)
@@ -84,10 +86,10 @@ def follow_run(
     with nullcontext() if quiet else progress("reading trials") as report:
         courses = follow(adapter, store, trials, phoneme_search(validate), True, report)
     results = [f.result for course in courses for f in course.trials]
-    scored = Scored(subject, store, model, validate, "ctc", None, results)
+    scored = ScoredSplit(subject, store, model, validate, "ctc", None, results)
     summary = {
-        **summarise(results),
-        **provenance(scored, split, label),
+        **summarise(results).to_dict(),
+        **find_provenance(scored, split, label).to_dict(),
         "adapt": settings.model_dump(mode="json"),
         "labels_by": "greedy" if reader is greedy else f"words of {following.lm}",
         **summarise_courses(courses),
@@ -95,7 +97,7 @@ def follow_run(
     }
     write_results(run, split, label, results, summary, store)
     if scores is not None:
-        write_scores(scores, results)
+        write_frame_scores(scores, results)
     return summary
 
 
@@ -106,12 +108,12 @@ def adaptation(following: Following) -> Adaptation:
 
 
 def choose_trials(
-    subject: Subject, store: Store, split: str, card: ModelCard, sessions: Sequence[str]
+    subject: ModelSource, store: Store, split: str, config: ModelConfig, sessions: Sequence[str]
 ) -> tuple[TrialInfo, ...]:
     """The trials of a split in known and unknown sessions alike."""
-    if card.n_channels != store.n_channels:
+    if config.n_channels != store.n_channels:
         raise UserError(
-            f"the model has {card.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation moves"
+            f"the model has {config.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation moves"
             " a layer, it cannot add channels: prepare the same channels as for training"
         )
     missing = [s for s in sessions if s not in store.sessions]
@@ -120,14 +122,16 @@ def choose_trials(
             f"{store.path.name} has no session {missing[0]}; it holds {', '.join(store.sessions)}"
         )
     wanted = set(sessions or store.sessions)
-    recipe = subject.recipe
-    known = tuple(s for s in card.sessions if s in wanted)
+    recipe = subject.config
+    known = tuple(s for s in config.sessions if s in wanted)
     stored = "train" if split == "dev" else split
-    chosen = trials_of_split(store, recipe.data, recipe.front_end.patch, split, known) if known else ()
+    chosen = (
+        select_split(store, recipe.data, recipe.front_end.patch.count_frames, split, known) if known else ()
+    )
     new = [
         t
         for t in store.trials
-        if t.session in wanted and t.session not in card.sessions and t.split == stored
+        if t.session in wanted and t.session not in config.sessions and t.split == stored
     ]
     trials = (*chosen, *(t for t in new if t.usable or split != "train"))
     if not trials:
@@ -138,11 +142,11 @@ def choose_trials(
 def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
     """How days that the model was not trained on are read."""
     for session in dict.fromkeys(t.session for t in trials):
-        if session in model.card.sessions:
+        if session in model.config.sessions:
             continue
-        like = nearest_session(session, model.card.sessions)
+        like = nearest_session(session, model.config.sessions)
         tell_health(store, session, like)
-        if not model.card.settings.front_end.session_layer.enabled:
+        if not model.config.settings.front_end.session_layer.enabled:
             say(f"{session} is new to the model, which has no session layers and reads it as any other day")
             continue
         gap = days_between(session, like)
@@ -152,7 +156,7 @@ def tell_days(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
 
 def tell_unmeasured(store: Store, model: Model, settings: Adaptation) -> None:
     """Where the store has no known day, nobody can say how sure the model usually is."""
-    if settings.method in LEARNING and not set(store.sessions) & set(model.card.sessions):
+    if settings.method in LEARNING and not set(store.sessions) & set(model.config.sessions):
         say(
             f"note: {store.path.name} has no day that the model knows, so how much a day has drifted cannot be measured"
             " and every step is a whole one"
@@ -165,17 +169,17 @@ def label_reader(following: Following) -> Label:
         return greedy
     from arcuate.adaptation.word_labels import word_labels
     from arcuate.data.alphabet import CLASSES, SILENCE
-    from arcuate.decoding.config import Decoding
-    from arcuate.decoding.word_search.search import word_search
+    from arcuate.decoding.config import DecodingConfig
+    from arcuate.decoding.word_search.search import build_word_search
     from arcuate.evaluation.transcribe import read_weights
     from arcuate.language.lexicon import open_lexicon
-    from arcuate.language.ngram.open import open_model
+    from arcuate.language.ngram.io import open_model
 
-    settings = read_weights(following.config)[0] if following.config else Decoding()
+    settings = read_weights(following.config)[0] if following.config else DecodingConfig()
     with progress("reading the lexicon and the language model") as report:
         lexicon = open_lexicon(following.lexicon, CLASSES)
         model = open_model(following.lm, report)
-    return word_labels(word_search(lexicon, model, settings, boundary=SILENCE))
+    return word_labels(build_word_search(lexicon, model, settings, boundary=SILENCE))
 
 
 def show(run: Run, summary: dict[str, Any]) -> None:

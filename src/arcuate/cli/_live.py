@@ -18,6 +18,7 @@ from arcuate.adaptation.config import METHODS
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
+from arcuate.data.trial import BIN_MS
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import read_weights
 from arcuate.live.access import is_local, make_access
@@ -239,10 +240,10 @@ def refuse_taken_port(host: str, port: int) -> None:
 
 
 def load_decoder(asked: Asked) -> "StreamingDecoder":
-    from arcuate.decoding.config import Decoding
+    from arcuate.decoding.config import DecodingConfig
     from arcuate.live.decoder import StreamingDecoder
 
-    decoding = read_weights(asked.weights)[0] if asked.weights else Decoding()
+    decoding = read_weights(asked.weights)[0] if asked.weights else DecodingConfig()
     if asked.beam is not None:
         decoding = decoding.model_copy(update={"beam": asked.beam})
     with progress("loading") if asked.adapt else nullcontext() as report:
@@ -283,10 +284,10 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
         raise UserError(
             f"{store.path} has {store.n_channels} channels where the model reads {decoder.n_channels}"
         )
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     split = None if asked.split == "all" else asked.split
     sessions = decoder.sessions if asked.adapt is None else store.sessions
-    found = prepare_replay(store, sessions, front_end.normalise, front_end.log, split, asked.session)
+    found = prepare_replay(store, sessions, front_end.normalise, front_end.log1p, split, asked.session)
     return found if asked.adapt is None else in_recorded_order(found, decoder)
 
 
@@ -302,14 +303,14 @@ def in_recorded_order(prepared: "Prepared", decoder: "StreamingDecoder") -> "Pre
 
 def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     """A model that normalises begins with the statistics of its last session, where a store has them."""
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     if front_end.normalise == "none" or asked.data is None:
         return
     store = open_store(asked)
     session = decoder.day.like if decoder.day else decoder.session  # of a new day the nearest known one
     last = [t for t in store.trials if t.session == session]
     if last:
-        decoder.seed(store.block_statistics(last[-1], front_end.log))
+        decoder.seed(store.block_statistics(last[-1], front_end.log1p))
 
 
 def make_source(asked: Asked, session: "LiveSession", prepared: "Prepared | None") -> "Source | None":
@@ -346,13 +347,13 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
     with progress("loading the model, the lexicon and the language model"):
         decoder = load_decoder(asked)
         prepared = open_replay(asked, decoder)
-    patch = decoder.engine.model.card.settings.front_end.patch
+    patch = decoder.engine.model.config.settings.front_end.patch
     with progress("replaying") as report:
         found = time_stream(decoder, replayed(decoder, prepared), seconds, real_time, report)
     decoder.settle()
     standing = decoder.adaptation
     summary = {
-        **found.summary(20.0 * patch.stride),
+        **found.summary(float(BIN_MS * patch.stride)),
         "delay_ms": decoder.delay.total_ms,
         "real_time": real_time,
         "n_lexicon_words": len(decoder.engine.search.words) if decoder.engine.search else 0,
@@ -364,7 +365,7 @@ def bench_command(asked: Asked, seconds: float, real_time: bool, as_json: bool) 
         return
     stolen = summary["missed_while_stolen"]
     out.print(
-        f"per frame of {20 * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
+        f"per frame of {BIN_MS * patch.stride} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
         f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
         f" {summary['missed_deadlines']} of {summary['n_frames']:,} missed"
         + (f" ({stolen} while a hypervisor held the cores);" if stolen else ";")

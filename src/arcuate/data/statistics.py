@@ -72,7 +72,7 @@ def _of_piece(bins: np.ndarray) -> Moments:
 
 
 def signed_log(bins: np.ndarray) -> np.ndarray:
-    """log(1 + x), mirrored for negative values: what a model with `front_end.log` sees before it normalises."""
+    """log(1 + x), mirrored for negative values: what a model with `front_end.log1p` sees before it normalises."""
     return np.sign(bins) * np.log1p(np.abs(bins))
 
 

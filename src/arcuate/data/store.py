@@ -179,7 +179,7 @@ class Store:
     def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over the trial's block within its source file, the trial itself included.
 
-        `log`: of the logarithms, for a model that takes them (`front_end.log`).
+        `log`: of the logarithms, for a model that takes them (`front_end.log1p`).
         """
         place = self._place(info)
         file = self._open_session(place.session)

@@ -33,7 +33,7 @@ from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
-from arcuate.models.model import Model, one_day
+from arcuate.models.model import Model, single_session_model
 from arcuate.progress import Progress
 from arcuate.run import Run
 
@@ -113,7 +113,7 @@ class Follower:
     def model(self, base: Model, day: Day) -> Model:
         """The model that reads a sentence of this day; its session is numbered 0."""
         layer = self.shared.adapter.layer(day)
-        return one_day(base, day.session, layer.weight, layer.bias)
+        return single_session_model(base, day.session, layer.weight, layer.bias)
 
     def learn(self, lesson: Lesson) -> None:
         """Learn from a sentence that was read, soon."""
@@ -205,14 +205,14 @@ def make_adapting(
     progress: Progress | None = None,
 ) -> Adapting:
     """An adapter for streams: a trial's own input is never there before it is read."""
-    if search is not None and model.card.classes != CLASSES:
+    if search is not None and model.config.classes != CLASSES:
         raise UserError(
             "adapting to words needs the classes of this benchmark; decode phonemes, with lm=None"
         )
     settings = settings.model_copy(update={"own_input": False})
     label: Label = greedy
     if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
-        label = word_labels(search.weighed(search.settings), n_frames=1)
+        label = word_labels(search.with_settings(search.settings), n_frames=1)
     adapter = make_adapter(model, settings, noise, label)
     known = known_confidence(adapter, store, progress) if store and settings.method != "none" else {}
     return Adapting(adapter, search, store, known)
@@ -251,9 +251,9 @@ def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store
     if data is None:
         return None
     store = data if isinstance(data, Store) else Store.open(data)
-    if store.n_channels != model.card.n_channels:
+    if store.n_channels != model.config.n_channels:
         raise UserError(
-            f"{store.path} has {store.n_channels} channels where the model reads {model.card.n_channels}"
+            f"{store.path} has {store.n_channels} channels where the model reads {model.config.n_channels}"
         )
     return store
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.sources.replay import Prepared
 from arcuate.progress import Progress
@@ -66,18 +66,18 @@ def time_stream(
     begun = due
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
-    while n_bins * BIN_S < seconds:
+    while n_bins * BIN_SECONDS < seconds:
         bins, before = next(sentences)
         before()
         for row in bins:
-            due += BIN_S
+            due += BIN_SECONDS
             if real_time:
                 found.n_late += wait_until(due)
             one_bin(decoder, row, found)
             n_bins += 1
             if progress and n_bins % 50 == 0:
-                progress(min(round(n_bins * BIN_S), round(seconds)), round(seconds), "replaying")
-            if n_bins * BIN_S >= seconds:
+                progress(min(round(n_bins * BIN_SECONDS), round(seconds)), round(seconds), "replaying")
+            if n_bins * BIN_SECONDS >= seconds:
                 break
         clock = time.perf_counter()
         decoder.finish()
@@ -130,7 +130,7 @@ def wait_until(due: float) -> bool:
     left = due - time.perf_counter()
     if left > 0:
         time.sleep(left)
-    return left < -BIN_S
+    return left < -BIN_SECONDS
 
 
 def replayed(decoder: StreamingDecoder, prepared: Prepared) -> Iterator[Sentence]:

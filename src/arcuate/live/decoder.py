@@ -11,28 +11,28 @@ from numpy.typing import ArrayLike
 
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.state import Day
-from arcuate.data.alphabet import SILENCE
+from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
 from arcuate.data.readers.source import safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.decoder import as_batch
-from arcuate.decoding.frame_scores import arrange, check_frames
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.word_search.search import WordSearch, WordState, word_search
+from arcuate.decoding.log_probs import check_log_probs, reorder_classes
+from arcuate.decoding.word_search.search import WordSearch, WordState, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.lists import CandidateList
 from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
 from arcuate.evaluation.rescoring.nbest import Blend, NBest
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.open import open_model
+from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import Adapting, Follower, Lesson, Standing, open_adapting
 from arcuate.live.history import as_past, hold_still, remember, rolling_model
 from arcuate.live.latency import Delay, find_delay
-from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.interfaces import require_causal
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, State
+from arcuate.models.model import Model, StreamState
 from arcuate.models.runtime import choose_device
 from arcuate.progress import Progress
 from arcuate.run import find_checkpoint
@@ -109,7 +109,7 @@ class Engine:
 class _Sentence:
     """A sentence half heard; a value."""
 
-    model: State
+    model: StreamState
     words: WordState | None
     fresh: np.ndarray  # (f, V) frames of the last push
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
@@ -128,10 +128,10 @@ class StreamingDecoder:
         self, engine: Engine, session: str | None = None, statistics: Statistics | None = None
     ) -> None:
         self.engine = engine
-        self._past = as_past(None, engine.model.card.n_channels)
+        self._past = as_past(None, engine.model.config.n_channels)
         self._now: _Sentence
         self._statistics: Statistics | None = None
-        self.session = session or engine.model.card.sessions[-1]
+        self.session = session or engine.model.config.sessions[-1]
         self.follower: Follower | None = None
         if engine.adapting is not None:
             self.check_session(self.session)
@@ -145,7 +145,7 @@ class StreamingDecoder:
         *,
         lm: str | None = "default",
         lexicon: str = "default",
-        decoding: Decoding | None = None,
+        decoding: DecodingConfig | None = None,
         session: str | None = None,
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
@@ -167,7 +167,7 @@ class StreamingDecoder:
         by how much this one has drifted; the run's own unless named. They are read first: `progress` hears of it.
         """
         model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
-        search = None if lm is None else open_search(model, lm, lexicon, decoding or Decoding())
+        search = None if lm is None else open_search(model, lm, lexicon, decoding or DecodingConfig())
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
         rescorer = None if llm is None else load_rescorer(llm)
@@ -184,11 +184,11 @@ class StreamingDecoder:
 
     @property
     def n_channels(self) -> int:
-        return self.engine.model.card.n_channels
+        return self.engine.model.config.n_channels
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        return self.engine.model.card.sessions
+        return self.engine.model.config.sessions
 
     @property
     def delay(self) -> Delay:
@@ -253,7 +253,7 @@ class StreamingDecoder:
 
     def push_scores(self, log_probs: np.ndarray) -> Partial:
         """Frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
-        frames = check_frames(log_probs, self.engine.model.card.classes)
+        frames = check_log_probs(log_probs, self.engine.model.config.classes)
         self._take(torch.from_numpy(frames)[None], self._now.model, None)
         return self.partial()
 
@@ -268,7 +268,7 @@ class StreamingDecoder:
         if search is None or now.words is None:
             return Partial(tuple(self._phonemes()), 0, now.n_frames, now.fresh)
         with self.engine.lock:
-            words, n_settled = search.partial(now.words), search.settled(now.words)
+            words, n_settled = search.partial(now.words), search.n_settled(now.words)
         return Partial(tuple(words), n_settled, now.n_frames, now.fresh)
 
     def readings(self, n_best: int) -> list[Hypothesis]:
@@ -322,11 +322,11 @@ class StreamingDecoder:
 
     @property
     def _normalises(self) -> bool:
-        return self.engine.model.card.settings.front_end.normalise != "none"
+        return self.engine.model.config.settings.front_end.normalise != "none"
 
     @property
     def _no_frames(self) -> np.ndarray:
-        return np.empty((0, len(self.engine.model.card.classes)), np.float32)
+        return np.empty((0, len(self.engine.model.config.classes)), np.float32)
 
     @property
     def _device(self) -> torch.device:
@@ -342,7 +342,7 @@ class StreamingDecoder:
             self._model, session = self.follower.model(self._base, self._day), 0
         else:
             self._model, session = self._base, self.sessions.index(self.session)
-        state = self._model.start(session, as_batch(statistics, self._device))
+        state = self._model.start(session, batch_statistics(statistics, self._device))
         self._now = _Sentence(state, engine.search.start() if engine.search else None, self._no_frames)
 
     def _take_day(self) -> None:
@@ -357,7 +357,7 @@ class StreamingDecoder:
             statistics = self._now.model.front_end.statistics
             self.follower.learn(Lesson(self._base, bins, statistics, reading))
 
-    def _take(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
+    def _take(self, log_probs: torch.Tensor, state: StreamState, chunk: np.ndarray | None) -> None:
         frames, now, search = log_probs[0].float().cpu().numpy(), self._now, self.engine.search
         words = now.words
         if search is not None and words is not None and len(frames):
@@ -375,15 +375,15 @@ class StreamingDecoder:
 
     def _remember(self) -> None:
         if self._rolls and self._now.bins:
-            front_end = self.engine.model.card.settings.front_end
+            front_end = self.engine.model.config.settings.front_end
             bins = np.concatenate(self._now.bins)
-            self._past = remember(self._past, bins, front_end.log, front_end.rolling_bins)
+            self._past = remember(self._past, bins, front_end.log1p, front_end.rolling_bins)
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))
 
     def _phonemes(self) -> list[str]:
-        return [self.engine.model.card.classes[token] for token in self._tokens()]
+        return [self.engine.model.config.classes[token] for token in self._tokens()]
 
     def _spelled(self) -> Hypothesis:
         best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
@@ -397,26 +397,25 @@ class StreamingDecoder:
         return chunk
 
 
-def open_search(model: Model, lm: str, lexicon: str, decoding: Decoding) -> WordSearch:
+def open_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -> WordSearch:
     """The word search of `arcuate decode`, over the classes of a model."""
-    names = model.card.classes
-    _, classes = arrange(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    names = model.config.classes
+    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} is over other classes than the model; give one that fits")
-    has_boundary = classes[-1] in ("SIL", "|", ">", "<space>", " ")
-    return word_search(words, ngram, decoding, boundary=len(classes) - 1 if has_boundary else -1)
+    return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
 
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
-    refuse_both_ways(model.card.settings.encoder.causal)
+    require_causal(model.config.settings.encoder.causal)
     model = model.eval()
     hold_still(model)
-    rolls = model.card.settings.front_end.normalise == "block"
+    rolls = model.config.settings.front_end.normalise == "block"
     rolling = rolling_model(model) if rolls else model
-    names = model.card.classes
-    columns, _ = arrange(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-    silence = names.index("SIL") if "SIL" in names else SILENCE if len(names) > SILENCE else -1
+    names = model.config.classes
+    columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
+    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
     order = tuple(int(c) for c in columns[0])
     return Engine(model, rolling, search, rescorer, order, silence, find_delay(model), threading.Lock())
 
@@ -424,7 +423,7 @@ def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | No
 def warm_up(engine: Engine) -> None:
     """Everything that is slow the first time happens now, not in the first sentence."""
     if engine.search is not None:
-        engine.search.warm()
+        engine.search.warm_up()
     stream = StreamingDecoder(engine)
     for _ in range(40):
         stream.push(np.zeros((1, stream.n_channels), np.float32))

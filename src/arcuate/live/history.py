@@ -6,15 +6,17 @@ import numpy as np
 from torch import nn
 
 from arcuate.data.statistics import Moments, Statistics, signed_log
-from arcuate.models.model import Model, outline
+from arcuate.models.model import Model, build_on_meta
 
 
 def rolling_model(model: Model) -> Model:
     """The same weights under a front end that normalises causally, for models that were given whole blocks."""
-    settings = model.card.settings
+    settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
-    card = model.card.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
-    rolling = outline(card)
+    config = model.config.model_copy(
+        update={"settings": settings.model_copy(update={"front_end": front_end})}
+    )
+    rolling = build_on_meta(config)
     rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return rolling.eval()
 

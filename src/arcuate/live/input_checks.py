@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.live.config import Faults
 from arcuate.live.messages import Chunk
 
@@ -65,7 +65,7 @@ class Intake:
 
     def _counts_anew(self, first: int | None) -> tuple[Fault, ...]:
         """A source that was started again numbers its bins from 0 once more; it must not be taken for an echo."""
-        if first is None or self._next is None or (self._next - first) * BIN_S <= ANEW_S:
+        if first is None or self._next is None or (self._next - first) * BIN_SECONDS <= ANEW_S:
             return ()
         what = f"bins are numbered from {first} again, after {self._next - 1}"
         self.forget()
@@ -107,20 +107,20 @@ class Intake:
             missing = 0 if self._next is None else max(0, chunk.first - self._next)
             self._next = chunk.first + len(chunk.bins)
         if chunk.time_s is not None and abs(chunk.time_s) < MAX_TIME_S:
-            late = 0.0 if self._time_s is None else chunk.time_s - self._time_s - n_bins * BIN_S
+            late = 0.0 if self._time_s is None else chunk.time_s - self._time_s - n_bins * BIN_SECONDS
             self._time_s = chunk.time_s
-            if late < -max(self.settings.tolerance_s, n_bins * BIN_S):
+            if late < -max(self.settings.tolerance_s, n_bins * BIN_SECONDS):
                 faults = (Fault("clock", f"the clock went back by {-late:.2f} s", "hold"),)
             elif chunk.first is None and late > self.settings.tolerance_s:
-                missing = max(1, round(late / BIN_S))
+                missing = max(1, round(late / BIN_SECONDS))
         return missing, faults
 
     def _fill(self, bins: np.ndarray, missing: int, faults: tuple[Fault, ...], ends: bool) -> Admitted:
         settings = self.settings
         if missing:
-            long = missing * BIN_S > settings.max_gap_s
+            long = missing * BIN_SECONDS > settings.max_gap_s
             action = "reset" if long else settings.gap
-            faults = (*faults, Fault("gap", f"{missing * BIN_S:.2f} s are missing", action))
+            faults = (*faults, Fault("gap", f"{missing * BIN_SECONDS:.2f} s are missing", action))
             ends = ends or action == "reset"
             if action != "reset":
                 filling = self._last if action == "hold" else np.zeros_like(self._last)

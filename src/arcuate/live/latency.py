@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.frames import count_frames
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_MS
 from arcuate.models.model import Model
 
 RECENT = 2000  # frames that quantiles on screen are of
@@ -45,8 +44,6 @@ class Meter:
 
 # How much later a frame comes out than its last bin went in, by design of the model.
 
-MS = 1000 * BIN_S  # per bin
-
 
 @dataclass(frozen=True)
 class Delay:
@@ -63,28 +60,30 @@ class Delay:
 
 def find_delay(model: Model) -> Delay:
     """Smoothing and stride by their settings; the encoder by watching when its frames come out."""
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     ahead = model.front_end.right
-    return Delay(ahead * MS, (patch.stride - 1) * MS, max(0, watch(model) - ahead) * MS)
+    encoder = max(0, watch(model) - ahead)
+    smoothing_ms, patch_ms, encoder_ms = (float(n * BIN_MS) for n in (ahead, patch.stride - 1, encoder))
+    return Delay(smoothing_ms, patch_ms, encoder_ms)
 
 
 def watch(model: Model) -> int:
     """Bins between the last bin of a patch and its frame, at most."""
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     state, n_out, late = model.start(0, _nothing(model)), 0, 0
     with torch.inference_mode():
         for n_in in range(1, patch.bins + 40 * patch.stride + model.front_end.right):
-            bins = torch.zeros(1, 1, model.card.n_channels, device=model.head.weight.device)
+            bins = torch.zeros(1, 1, model.config.n_channels, device=model.head.weight.device)
             outputs, state = model.step(state, bins)
             for frame in range(n_out, n_out + outputs.frames.shape[1]):
                 late = max(late, n_in - (frame * patch.stride + patch.bins))
             n_out += outputs.frames.shape[1]
-            due = count_frames(n_in, patch.bins, patch.stride) if n_in >= patch.bins else 0
+            due = patch.count_frames(n_in) if n_in >= patch.bins else 0
             if due > n_out:  # still held back
                 late = max(late, n_in - (n_out * patch.stride + patch.bins))
     return late
 
 
 def _nothing(model: Model) -> BatchStatistics:
-    zeros = torch.zeros(1, model.card.n_channels, device=model.head.weight.device)
+    zeros = torch.zeros(1, model.config.n_channels, device=model.head.weight.device)
     return BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=zeros.device))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.trial import BIN_MS
 from arcuate.errors import UserError
 from arcuate.live.adaptation import Standing, to_event
 from arcuate.live.config import LiveSettings
@@ -47,8 +48,8 @@ class LiveSession:
         self.listeners: list[Publish] = []  # others that are told, such as Redis
         self.recorder = recorder
         self.error: str | None = None
-        self._stride = decoder.engine.model.card.settings.front_end.patch.stride
-        self.meter = Meter(deadline_ms=20.0 * self._stride)
+        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
+        self.meter = Meter(deadline_ms=float(BIN_MS * self._stride))
         self._inbox: queue.Queue[tuple[float, Item | None]] = queue.Queue(ROOM)
         self._intake = Intake(decoder.n_channels, settings.faults)
         self._picture = Picture(decoder.n_channels)

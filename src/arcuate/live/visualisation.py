@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.arrays import layout_of_session, list_arrays, list_features
+from arcuate.data.trial import BIN_MS, BIN_SECONDS
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Source
@@ -48,22 +50,19 @@ def posteriors(log_probs: np.ndarray, at: int) -> bytes:
 
 # What the page wants to know once: the model, its channels by array, the trials there are to replay.
 
-T15 = ("ventral 6v", "area 4", "55b", "dorsal 6v")
-T12 = ("6v superior", "6v inferior")
-
 
 def describe(decoder: StreamingDecoder, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
     engine, delay = decoder.engine, decoder.delay
-    patch = engine.model.card.settings.front_end.patch
+    patch = engine.model.config.settings.front_end.patch
     return {
         "n_channels": decoder.n_channels,
         "features": []
         if isinstance(source, RedisLogits)
         else features(decoder.n_channels, decoder.sessions[-1]),
-        "classes": list(engine.model.card.classes),
+        "classes": list(engine.model.config.classes),
         "sessions": list(decoder.sessions),
         "session": decoder.session,
-        "frame_ms": 20 * patch.stride,
+        "frame_ms": BIN_MS * patch.stride,
         "delay_ms": {
             "smoothing": delay.smoothing_ms,
             "patch": delay.patch_ms,
@@ -80,17 +79,16 @@ def describe(decoder: StreamingDecoder, source: Source | None, settings: LiveSet
 
 def features(n_channels: int, session: str) -> list[dict[str, Any]]:
     """Which channels are threshold crossings and which power, array by array, as both releases order them."""
-    names = T12 if session.startswith("t12") else T15
-    half = n_channels // 2
-    if n_channels % 2 or half % len(names):
-        return [{"name": "channels", "arrays": [{"name": "all", "first": 0, "n": n_channels}]}]
-    size = half // len(names)
+    arrays = list_arrays(layout_of_session(session), n_channels)
     return [
         {
-            "name": kind,
-            "arrays": [{"name": name, "first": start + i * size, "n": size} for i, name in enumerate(names)],
+            "name": feature.name,
+            "arrays": [
+                {"name": a.name, "first": feature.channels[a.electrodes.start], "n": len(a.electrodes)}
+                for a in arrays
+            ],
         }
-        for kind, start in (("threshold crossings", 0), ("spike-band power", half))
+        for feature in list_features(n_channels)
     ]
 
 
@@ -102,7 +100,7 @@ def trials_of(replay: Replay) -> list[dict[str, Any]]:
             "number": t.number,
             "split": t.split,
             "text": t.text,
-            "s": t.n_bins * 0.02,
+            "s": t.n_bins * BIN_SECONDS,
         }
         for t in replay.prepared.trials
     ]

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.pages.formatting import counted, percent
 from arcuate.insight.pages.markup import Html, join, muted, tag
 from arcuate.insight.report.phonemes import WORD_BOUNDARY, phoneme_symbol, with_example
@@ -58,7 +59,7 @@ def _chips(decoding: Decoding) -> list[Html]:
     if decoding.reference is None:
         pairs = [(name, name) for name in decoding.hypothesis]
     else:
-        pairs = aligned(decoding.reference, decoding.hypothesis)
+        pairs = align(decoding.reference, decoding.hypothesis)
     parts = [part for pair in pairs[:_MAX_TOKENS] for part in (_chip(*pair), Html(" "))]
     n_hidden = len(pairs) - _MAX_TOKENS
     return [*parts, tag("span", f"… {n_hidden} more", class_="where")] if n_hidden > 0 else parts
@@ -83,6 +84,6 @@ def _legend() -> Html:
         (_chip("T", "D"), "T decoded as D"),
         (_chip(INSERTED, "T"), "T inserted"),
         (_chip("T", DELETED), "T deleted"),
-        (_chip("SIL", "SIL"), "word boundary"),
+        (_chip(SILENCE_NAME, SILENCE_NAME), "word boundary"),
     )
     return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")

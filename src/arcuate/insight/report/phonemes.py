@@ -1,6 +1,6 @@
 """Phonemes as displayed in the report: in articulatory order, with an example word each."""
 
-from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.alphabet import SILENCE_NAME
 
 # Neighbours are similar: vowels from front to back, voiceless consonants next to voiced ones.
 PHONEME_GROUPS: dict[str, tuple[str, ...]] = {
@@ -10,7 +10,7 @@ PHONEME_GROUPS: dict[str, tuple[str, ...]] = {
     "fricatives": ("F", "V", "TH", "DH", "S", "Z", "SH", "ZH", "HH"),
     "nasals": ("M", "N", "NG"),
     "approximants": ("W", "R", "L", "Y"),
-    "silence": (CLASSES[SILENCE],),
+    "silence": (SILENCE_NAME,),
 }
 PHONEME_ORDER: tuple[str, ...] = tuple(name for group in PHONEME_GROUPS.values() for name in group)
 
@@ -27,10 +27,10 @@ WORD_BOUNDARY = "|"  # symbol for silence between words where space is short
 
 def with_example(name: str) -> str:
     """`T (tea)`; silence and names outside the alphabet are returned as they are."""
-    if name == CLASSES[SILENCE]:
+    if name == SILENCE_NAME:
         return "silence"
     return f"{name} ({EXAMPLE_WORDS[name]})" if name in EXAMPLE_WORDS else name
 
 
 def phoneme_symbol(name: str) -> str:
-    return WORD_BOUNDARY if name == CLASSES[SILENCE] else name
+    return WORD_BOUNDARY if name == SILENCE_NAME else name

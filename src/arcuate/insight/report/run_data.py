@@ -11,7 +11,8 @@ import yaml
 
 from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, bootstrap_interval, score, total
+from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
 from arcuate.insight.pages.charts import rows_by_step
 from arcuate.insight.pages.formatting import finite_int, finite_number

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from arcuate.evaluation.metrics import Score, bootstrap_interval, total
+from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.insight.pages.formatting import counted, finite_number, percent, whole_percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, svg, table, tag
 from arcuate.insight.pages.svg import column_labels, dot, line, linear_scale, y_axis

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.data.trial import BIN_S
-from arcuate.decoding.greedy import Span, spans
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.data.arrays import list_features
+from arcuate.data.trial import BIN_SECONDS
+from arcuate.decoding.greedy import TokenSpan, token_spans
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.pages.formatting import counted, finite_int, percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, svg, tag
 from arcuate.insight.pages.svg import Scale, coordinate, heat_map, line, rectangle, text, x_axis
@@ -67,20 +68,20 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name
 
 def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
     n_bins, n_frames = len(example.bins), len(example.log_probs)
-    decoded = spans(np.nan_to_num(example.log_probs, nan=-np.inf))
+    decoded = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     plot_width = min(max(1020.0, 19.0 * len(decoded)), 4000.0)
     right = _LEFT + plot_width
-    seconds = max(n_bins, n_frames * stride) * BIN_S
+    seconds = max(n_bins, n_frames * stride) * BIN_SECONDS
     time = Scale(0.0, seconds, _LEFT, right)
 
     def at(frame: float) -> float:
-        return time(frame * stride * BIN_S)
+        return time(frame * stride * BIN_SECONDS)
 
     parts: list[Html] = []
     y = float(_TOP)
     for title, kind, values in _panels(example.bins):
         height = float(min(max(values.shape[1] * 3, 36), 200))
-        width = time(n_bins * BIN_S) - _LEFT
+        width = time(n_bins * BIN_SECONDS) - _LEFT
         parts.append(_panel(title, y, height, right))
         parts.append(heat_map(intensity(values), f"{name}{kind}", _LEFT, y, width, height, f"heat {kind}"))
         y += height + 8
@@ -109,12 +110,12 @@ def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str
 
 
 def _panels(bins: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
-    """Threshold crossings (first half of the channels) and spike-band power; one panel if the number is odd."""
-    n_channels = bins.shape[1]
-    if n_channels % 2:
-        return [(counted(n_channels, "channel"), "crossings", bins)]
-    half = n_channels // 2
-    return [("crossings", "crossings", bins[:, :half]), ("power", "power", bins[:, half:])]
+    """Threshold crossings and spike-band power; one panel if the channels are not paired."""
+    features = list_features(bins.shape[1])
+    if len(features) == 1:
+        return [(counted(bins.shape[1], "channel"), "crossings", bins)]
+    kinds = zip(("crossings", "power"), features, strict=True)
+    return [(kind, kind, bins[:, f.channels.start : f.channels.stop]) for kind, f in kinds]
 
 
 def intensity(bins: np.ndarray) -> np.ndarray:
@@ -149,16 +150,16 @@ def _token_name(token: int) -> str:
     return CLASSES[token] if token < len(CLASSES) else str(token)
 
 
-def _centre(span: Span) -> float:
+def _centre(span: TokenSpan) -> float:
     return span.first + 0.5 * span.n_frames
 
 
-def _decoded_labels(decoded: Sequence[Span], decoding: Decoding | None) -> list[_Label]:
+def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None) -> list[_Label]:
     """The decoded phonemes at their times, with errors marked."""
     names = [_token_name(s.token) for s in decoded]
     pairs = [(name, name) for name in names]
     if decoding and decoding.reference is not None:
-        pairs = [pair for pair in aligned(decoding.reference, names) if pair[1] != DELETED]
+        pairs = [pair for pair in align(decoding.reference, names) if pair[1] != DELETED]
     labels = []
     for span, (expected, name) in zip(decoded, pairs, strict=True):
         symbol = phoneme_symbol(name)
@@ -172,7 +173,7 @@ def _decoded_labels(decoded: Sequence[Span], decoding: Decoding | None) -> list[
     return labels
 
 
-def _reference_labels(decoded: Sequence[Span], reference: Sequence[str]) -> list[_Label]:
+def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) -> list[_Label]:
     """The reference at the times of the decoded phonemes; deleted ones evenly between their neighbours."""
     labels: list[_Label] = []
     deleted: list[str] = []
@@ -184,7 +185,7 @@ def _reference_labels(decoded: Sequence[Span], reference: Sequence[str]) -> list
             labels.append(_Label(f"−{phoneme_symbol(name)}", frame, "del", f"{with_example(name)} deleted"))
         deleted.clear()
 
-    for expected, name in aligned(reference, [_token_name(s.token) for s in decoded]):
+    for expected, name in align(reference, [_token_name(s.token) for s in decoded]):
         if name == DELETED:
             deleted.append(expected)
             continue

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAME, CLASSES, PHONEMES, SILENCE_NAME
 from arcuate.errors import UserError
 from arcuate.live.endpointing import Event
 from arcuate.live.messages import Chunk, End, Item, Mark, Scores
 
-LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
+LM_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 BLOCK_MS = 100
 COUNT = 512  # entries of a stream read at a time
 MAX_ROWS = 100_000
