@@ -22,7 +22,7 @@ from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
-from arcuate.insight.report.sessions import FILE
+from arcuate.insight.report.calibration import CALIBRATION_FILE as FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import (
