@@ -63,7 +63,7 @@ class Arm:
 RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transformer"}
 
 
-HEAVY = ("augment.time_masks.max_share=0.075",)  # half of a trial, as in the recipes of published size
+HEAVY = ("augment.time_masks.max_fraction=0.075",)  # half of a trial, as in the recipes of published size
 NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
 
 
@@ -95,7 +95,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     batches = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (0, 1)
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, (0, 1)
     )
     model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)

@@ -32,7 +32,9 @@ def make_pairs(run: Path, data: Path) -> list[Pair]:
     store = Store.open(data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    batches = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
+    batches = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
     pairs = []
     for position in range(400, 400 + N_TRAIN + N_HELD_OUT):
         batch = batches[position]

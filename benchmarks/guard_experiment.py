@@ -28,11 +28,11 @@ class Arm:
     overrides: tuple[str, ...] = ()
 
 
-NO_WARMUP = "schedule={kind: warmup_cosine, peak: 0.02, floor: 0.00003}"
+NO_WARMUP = "schedule={kind: warmup_cosine, peak_lr: 0.02, min_lr: 0.00003}"
 ARMS = (
     Arm("healthy", "tiny as it is (peak 0.003)", "#2b6cb0"),
     Arm("wild", "peak 0.02, no warm-up, guard", "#2f855a", (NO_WARMUP,)),
-    Arm("wild-warmup", "peak 0.03, guard", "#b7791f", ("schedule.peak=0.03",)),
+    Arm("wild-warmup", "peak 0.03, guard", "#b7791f", ("schedule.peak_lr=0.03",)),
     Arm("wild-off", "peak 0.02, no warm-up, no guard", "#c53030", (NO_WARMUP, "guard.enabled=false")),
 )
 

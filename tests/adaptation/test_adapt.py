@@ -24,7 +24,7 @@ from arcuate.adaptation.stream import (
 )
 from arcuate.adaptation.word_labels import say, word_labels
 from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -624,7 +624,9 @@ def test_summaries_add_up(new_days: Path) -> None:
 
 def test_augmentation_of_the_recipe_makes_the_copies(new_days: Path) -> None:
     quiet = make_adapter(
-        load_model(find_checkpoint(new_days / "run")), Adaptation(method="one-step", rate=0.02), Augment()
+        load_model(find_checkpoint(new_days / "run")),
+        Adaptation(method="one-step", rate=0.02),
+        AugmentationConfig(),
     )
     store = Store.open(new_days / "store")
     trials = trials_of(store, DRIFTED)[:4]

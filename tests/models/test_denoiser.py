@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store
 from arcuate.experiments.train import train
 from arcuate.losses.combined import flow_loss
@@ -118,7 +118,7 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
     noise = ["augment.white_noise_sd=3.0", "augment.offset_sd=0.0"]  # so that there is something to take away
     stages = (
         "stages=[{name: ctc, steps: 10, losses: {ctc: 1.0}, train: [front_end, encoder, ctc]},"
-        "{name: denoise, steps: 60, rate: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
+        "{name: denoise, steps: 60, lr_factor: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
     )
     more = ["train.log_every=10", "train.validate_every=35", "train.keep_checkpoints=9", stages]
     train("tiny", cohort_store, tmp_path / "run", overrides=[*small, *noise, *more])
@@ -137,8 +137,14 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
 def left_over(before: Model, after: Model, store: Store) -> float:
     """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = before.config.settings.front_end.wanted, torch.Generator().manual_seed(0), []
-    for _, batch in length_batches(store, trials, before.config.sessions, wanted, by_length(trials, 8)):
+    wanted, generator, errors = (
+        before.config.settings.front_end.statistics_spec,
+        torch.Generator().manual_seed(0),
+        [],
+    )
+    for _, batch in evaluation_batches(
+        store, trials, before.config.sessions, wanted, group_by_length(trials, 8)
+    ):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():

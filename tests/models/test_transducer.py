@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import arcuate.evaluation.trials
-from arcuate.cli._decode import Source, decode_source
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
@@ -231,10 +231,8 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
             evaluate(run, head=head)
-    with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
-        decode_source(
-            Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1
-        )
+    with pytest.raises(UserError, match="has no transducer"):  # reported before the store is opened
+        decode(run, data=tmp_path / "none", head="both")
 
 
 def test_losses_that_all_weigh_nothing_are_refused():

@@ -99,7 +99,7 @@ def prepare_plan(asked: Asked) -> Plan:
     model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
     day = split_day(store, asked.session, asked.sentences, source.config.front_end.patch)
-    store.refuse_changed((*day.first, *day.rest))
+    store.check_unchanged((*day.first, *day.rest))
     old = old_trials(source, store, model) if settings.rest else ()
     recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
     return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.first)))

@@ -216,7 +216,7 @@ def score_split(
     trials = _select_trials(source, store, split, model.config)
     machine = configure_runtime(config.runtime, config.encoder.width, config.validate_.batch_size)
     _log_differences(source, store, split, model.config)
-    store.refuse_changed(trials, progress)
+    store.check_unchanged(trials, progress)
     results = decode_trials(
         model.to(machine.device),
         store,

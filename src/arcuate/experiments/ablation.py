@@ -21,7 +21,7 @@ from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.sweep import as_text
 from arcuate.progress import Progress
 from arcuate.run import Run, read_json, write_json
-from arcuate.training.config import ABOUT
+from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.signals import Stop
 
 EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
@@ -144,7 +144,7 @@ def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Facto
     owner: dict[str, str] = {}
     for factor in factors:
         changed = diff_recipes(base, load_recipe(recipe, [*overrides, *factor.overrides]))
-        about = [o for o in factor.overrides if o.partition("=")[0].strip() in ABOUT]
+        about = [o for o in factor.overrides if o.partition("=")[0].strip() in DESCRIPTIVE_KEYS]
         if about or not changed:
             raise UserError(
                 f"the factor {factor.name} changes nothing: {', '.join(factor.overrides)} is what {recipe} has already"
@@ -176,7 +176,7 @@ def refuse_setting(factor: Factor, path: str, owner: dict[str, str]) -> None:
 POLL_S = 0.25
 PATIENCE_S = 120.0  # for a training that was asked to stop: it finishes its step and saves
 PROGRAM = (sys.executable, "-m", "arcuate")
-FREE = (*ABOUT, "runtime", "track")  # may differ when an experiment is gone on with
+FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ when an experiment is gone on with
 Say = Callable[[str], None]
 Score = Callable[[Run], None]
 

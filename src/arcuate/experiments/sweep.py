@@ -27,11 +27,11 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.run import Run, read_json, write_json
-from arcuate.seeds import derive
-from arcuate.training.config import ABOUT
+from arcuate.seeds import derive_seed
+from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.signals import Stop
 
-EXAMPLE = "schedule.peak: {low: 0.001, high: 0.01, log: true}"
+EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
 
 
 class Range(Settings):
@@ -120,7 +120,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def refuse_path(file: Path, path: str, known: set[str]) -> None:
-    if path in ABOUT:
+    if path in DESCRIPTIVE_KEYS:
         raise UserError(f"{file}: {path} only describes a recipe; vary a setting")
     if path not in known:
         near = nearest(path, sorted(known))
@@ -172,7 +172,7 @@ def read_dimension(file: Path, path: str, given: Any, recipe: str, overrides: Se
 POLL_S = 0.25
 PATIENCE_S = 120.0  # for a training that was asked to stop: it finishes its step and saves
 INTERRUPTED = "interrupted"
-FREE = (*ABOUT, "runtime", "track")  # may differ between workers, and when a sweep is gone on with
+FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when a sweep is gone on with
 PROGRAM = (sys.executable, "-m", "arcuate")
 Say = Callable[[str], None]
 
@@ -264,7 +264,7 @@ def claim(sweep: Sweep, study: optuna.Study) -> Iterator[optuna.Trial | None]:
         if sum(counts(t) for t in trials) >= sweep.n_trials:
             yield None
             return
-        seed = derive(sweep.seed, "sweep", len(trials)) % 2**32
+        seed = derive_seed(sweep.seed, "sweep", len(trials)) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         trial = study.ask({d.path: distribution(d) for d in sweep.space})
         trial.set_user_attr("reason", INTERRUPTED)  # until it has ended in another way

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import to_tokens
-from arcuate.data.quality import QualityRow, flags_of, inspect, judge
-from arcuate.data.readers.source import Reading, safe_name
+from arcuate.data.pronunciation import text_to_tokens
+from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
+from arcuate.data.readers.source import ReadResult, is_safe_name
 from arcuate.data.splits import find_leakage, hash_bins, hash_split
-from arcuate.data.store import TrialInfo, info_of
-from arcuate.data.store_writer import writing_store
+from arcuate.data.store import TrialInfo, trial_info
+from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
 from arcuate.run import read_jsonl, to_line, write_lines
@@ -163,10 +163,10 @@ def seal(folder: Path) -> Path | None:
     if not finals:
         return None
     said = list(trials_of(folder, finals, n_channels))
-    quality = {trial.id: judge(Reading(trial.id, trial), inspect(trial)) for trial in said}
-    infos = [info_of(trial, flags_of(quality[trial.id]), hash_bins(trial.bins)) for trial in said]
+    quality = {trial.id: quality_rows(ReadResult(trial.id, trial), find_problems(trial)) for trial in said}
+    infos = [trial_info(trial, exclusion_flags(quality[trial.id]), hash_bins(trial.bins)) for trial in said]
     store = folder / STORE
-    with writing_store(store, n_channels, force=True) as writer:
+    with create_store(store, n_channels, force=True) as writer:
         for session in dict.fromkeys(trial.session for trial in said):
             with writer.session(session) as out:
                 for trial in (t for t in said if t.session == session):
@@ -183,13 +183,13 @@ def trials_of(folder: Path, finals: list[dict[str, Any]], n_channels: int) -> It
     counts: dict[tuple[str, str], int] = {}
     for row in finals:
         session = str(row.get("day") or row["session"])
-        if not safe_name(session):
+        if not is_safe_name(session):
             raise UserError(f"{folder / JOURNAL} names a session {session!r:.60}, which is no plain name")
         reference = row.get("reference")
         split: Split = "test" if reference is None else "val"  # what nobody wrote down cannot be scored
         number = counts.get((session, split), 0)
         counts[session, split] = number + 1
-        tokens = None if reference is None else np.array(to_tokens(reference)[0], np.int32)
+        tokens = None if reference is None else np.array(text_to_tokens(reference)[0], np.int32)
         first = int(row["first_bin"])
         piece = bins[max(0, first) : first + int(row["n_bins"])]  # on disk: an hour need not fit in memory
         yield Trial(session, split, number, 1, piece, tokens, reference, corpus=LIVE_CORPUS)

@@ -16,7 +16,7 @@ from arcuate.errors import UserError
 from arcuate.models.io import load_model, save_model
 from arcuate.progress import Progress
 from arcuate.run import Run, write_json
-from arcuate.training.config import Average, Ema
+from arcuate.training.config import Ema, Swa
 
 NAME = "average"  # beside `best` and `last`
 
@@ -62,11 +62,11 @@ def choose(run: Run, n_last: int | None) -> list[Path]:
 class Averages:
     """Keeps what the settings ask for; `shown` puts the best average in place of the weights for a while."""
 
-    def __init__(self, model: nn.Module, ema: Ema, average: Average) -> None:
-        self.ema_settings, self.average_settings = ema, average
+    def __init__(self, model: nn.Module, ema: Ema, swa: Swa) -> None:
+        self.ema_settings, self.swa_settings = ema, swa
         self.names = [name for name, _ in model.named_parameters()]
         self.ema = [p.detach().clone() for p in model.parameters()] if ema.decay else []
-        self.mean = [torch.zeros_like(p) for p in model.parameters()] if average.start is not None else []
+        self.mean = [torch.zeros_like(p) for p in model.parameters()] if swa.start is not None else []
         self.n_ema = 0
         self.n_mean = 0
 
@@ -80,8 +80,8 @@ class Averages:
             if self.ema_settings.warmup:
                 decay = min(decay, (1 + self.n_ema) / (10 + self.n_ema))
             torch._foreach_lerp_(self.ema, weights, 1.0 - decay)
-        start = self.average_settings.start
-        if start is not None and step >= start and (step - start) % self.average_settings.every == 0:
+        start = self.swa_settings.start
+        if start is not None and step >= start and (step - start) % self.swa_settings.every == 0:
             self.n_mean += 1
             torch._foreach_lerp_(self.mean, weights, 1.0 / self.n_mean)
 

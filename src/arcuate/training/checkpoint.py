@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -20,8 +20,9 @@ from arcuate.models.io import CONFIG_FILE, STATE_FILE, WEIGHTS_FILE, checksum, s
 from arcuate.models.model import Model
 from arcuate.run import Run, finite, read_json, write_json
 from arcuate.training.curriculum import StageProgress
-from arcuate.training.metrics import Tally
-from arcuate.training.optim import PlateauState
+from arcuate.training.guard import migrate_state
+from arcuate.training.metrics import IntervalMetrics
+from arcuate.training.schedule import PlateauState
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -66,7 +67,7 @@ class Saved(Settings):
     plateaus: tuple[PlateauState, PlateauState]
     best: Best
     validations: list[tuple[Count, float]]
-    tally: Tally
+    tally: IntervalMetrics
     guard: dict[str, Any]
     good: list[Count] = Field(max_length=3)
     rewound_to: Count | None
@@ -77,6 +78,11 @@ class Saved(Settings):
     scaler: dict[str, int | float]
     files_at: FilesAt
     files: dict[str, str]
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _migrate_guard(cls, given: Any) -> Any:
+        return migrate_state(given) if isinstance(given, dict) else given
 
 
 def seal(state: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from arcuate.models.config import SpeakingModeSettings
@@ -96,8 +96,10 @@ def gather(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Pr
     device, front_end = head.answer.weight.device, model.config.settings.front_end
     rows: dict[int, np.ndarray] = {}
     with torch.inference_mode():
-        plan = by_length(trials, 16)
-        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
+        plan = group_by_length(trials, 16)
+        for chosen, batch in evaluation_batches(
+            store, trials, model.config.sessions, front_end.statistics_spec, plan
+        ):
             batch = batch.to(device)
             means = head.pool(model.normalise(batch.bins, batch.statistics), batch.n_bins)
             rows.update(zip(chosen, means.cpu().numpy(), strict=True))

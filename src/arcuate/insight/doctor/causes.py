@@ -15,7 +15,7 @@ from arcuate.insight.doctor.measurements import CONSTANT_OUTPUT_PER, Measurement
 from arcuate.insight.doctor.rules import LOSS_TREND, Finding
 
 _ASSIGNMENT = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)+)=([\w.+-]+?),?")  # a setting within a sentence
-_TIME_MASKS = "augment.time_masks.n_masks=20 augment.time_masks.max_share=0.075"
+_TIME_MASKS = "augment.time_masks.n_masks=20 augment.time_masks.max_fraction=0.075"
 _COUPLED = "learning rate, eps and the reduction of the loss act as one unit"
 
 
@@ -244,7 +244,7 @@ def _peak_learning_rate(m: Measurements) -> float | None:
 
 def _peak_setting(m: Measurements) -> str:
     """The setting of the peak learning rate in the recipe of this run."""
-    return "schedule.rate" if "schedule.rate" in m.log.settings else "schedule.peak"
+    return "schedule.lr" if "schedule.lr" in m.log.settings else "schedule.peak_lr"
 
 
 def _round(value: float) -> str:
