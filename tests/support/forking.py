@@ -83,10 +83,10 @@ if __name__ == "__main__":
     import arcuate.cli
     import arcuate.cli._ablate
     import arcuate.cli._combine
-    import arcuate.cli._compare
     import arcuate.evaluation.decode
     import arcuate.evaluation.evaluate
-    import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
+    import arcuate.experiments.train
+    import arcuate.insight.comparison  # noqa: F401 (imported once, for all children)
 
     for line in sys.stdin:
         if (pid := os.fork()) == 0:

@@ -96,7 +96,9 @@ class FactorResult:
         return [e for e in (self.alone, self.with_others) if e]
 
     def to_dict(self) -> dict[str, Any]:
-        interaction = {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
+        interaction = (
+            {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
+        )
         return {
             "factor": self.factor,
             "alone": self.alone.to_dict() if self.alone else None,
@@ -291,7 +293,9 @@ def _effect_text(effect: Effect) -> str:
 def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
     """The answer in one or two sentences."""
     if total is None:
-        return "The baseline and the recipe with all changes are not both measured yet, so there is no verdict."
+        return (
+            "The baseline and the recipe with all changes are not both measured yet, so there is no verdict."
+        )
     head = f"All changes together: {_effect_text(total)}."
     if not total.significant:
         names = [f.factor for f in factors if any(e.significant for e in f.effects)]
@@ -322,7 +326,9 @@ def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
         return f"{head} {names_text} is the only factor with a significant effect in this direction, {where}."
     in_both = _enumerate([f.factor for f in responsible if f in both])
     return f"{head} Factors with a significant effect in this direction, largest first: {names_text}." + (
-        f" Both alone and with the others: {in_both}." if both else " None of them both alone and with the others."
+        f" Both alone and with the others: {in_both}."
+        if both
+        else " None of them both alone and with the others."
     )
 
 

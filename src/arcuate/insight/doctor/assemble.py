@@ -1,6 +1,6 @@
 """From columns to runs: which column is which quantity, on which axis, and where a new run starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,9 +154,7 @@ def _present(value: np.ndarray) -> np.ndarray:
 
 def _restarts_with_epoch(step: np.ndarray, epoch: np.ndarray) -> bool:
     falls, new_epochs = np.diff(step) < 0, np.diff(epoch) > 0
-    return bool(
-        falls.any() and new_epochs.any() and (falls & new_epochs).sum() >= 0.9 * new_epochs.sum()
-    )
+    return bool(falls.any() and new_epochs.any() and (falls & new_epochs).sum() >= 0.9 * new_epochs.sum())
 
 
 def _spacing(steps: np.ndarray) -> float:
@@ -241,8 +239,10 @@ def _first_of_repeated(trace: _Trace) -> _Trace:
 
 
 def _make_log(traces: Mapping[str, _Trace], name: str) -> TrainingLog:
-    series = {quantity: _to_series(traces[quantity]) for quantity in _QUANTITIES if quantity in traces}
-    log = TrainingLog(name, **series)
+    per, val_loss, train_loss, grad_norm, lr = (
+        _to_series(traces[quantity]) if quantity in traces else Series() for quantity in _QUANTITIES
+    )
+    log = TrainingLog(name, per, val_loss, train_loss, grad_norm, lr)
     if "wer" in traces:
         log = replace(log, per=_to_series(traces["wer"]), error_name="WER")
     return _with_one_unit(log)

@@ -110,4 +110,6 @@ def _is_preposition(parts: tuple[str, ...]) -> bool:
     i = parts.index("per")
     before, after = set(parts[:i]), set(parts[i + 1 :])
     per_what = _RESOURCE | _COUNTER | _word_set("epoch sample token word gpu device trial sentence")
-    return bool(after & per_what or before & (_RESOURCE | _word_set("samples steps tokens batches examples trials")))
+    return bool(
+        after & per_what or before & (_RESOURCE | _word_set("samples steps tokens batches examples trials"))
+    )

@@ -48,7 +48,7 @@ def read_head(path: Path) -> bytes:
 
 
 def detect_encoding(head: bytes) -> str | None:
-    """The encoding of a text file, None for binary data. Runs of zero bytes, as a full disk leaves them, are tolerated."""
+    """The encoding of a text file, None for binary data; zero bytes left by a full disk are tolerated."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -33,7 +33,9 @@ class Diagnosis:
     primary: str
     secondary: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    since_step: int | None = None  # first step the verdict applies to; after a restart, the last step before it
+    since_step: int | None = (
+        None  # first step the verdict applies to; after a restart, the last step before it
+    )
     best_per: float | None = None
     best_step: int | None = None
     last_per: float | None = None
@@ -192,13 +194,22 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
     first_loss = max(first_losses, default=None)
     first_rate, best_rate = float(per.values[0]), float(per.values.min())
     if best_rate < _BEST_OF_24:
-        return "b2t25", f"data set b2t25: no published decoder reaches an error rate of {best_rate:.3f} on '24"
+        return (
+            "b2t25",
+            f"data set b2t25: no published decoder reaches an error rate of {best_rate:.3f} on '24",
+        )
     summed = first_loss is None or first_loss > _SUMMED_LOSS
     if first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
         return "b2t25", f"data set b2t25: the initial error rate is {first_rate:.2f}, above 1"
     if first_loss is not None and summed:
-        return "b2t25", f"data set b2t25: an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer"
-    return "b2t24", "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference"
+        return (
+            "b2t25",
+            f"data set b2t25: an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer",
+        )
+    return (
+        "b2t24",
+        "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference",
+    )
 
 
 def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | None, str]:

@@ -125,9 +125,7 @@ def _causes(run: Diagnosis) -> Html:
     if not run.causes:
         return notice(run.suggestion) if run.suggestion else Html()
     rows = [(f"{i}. {c.cause}", c.because, tag("code", c.change)) for i, c in enumerate(run.causes, start=1)]
-    return join(
-        [tag("h3", "Likely causes and what to try"), scroll_table(("cause", "because", "try"), rows)]
-    )
+    return join([tag("h3", "Likely causes and what to try"), scroll_table(("cause", "because", "try"), rows)])
 
 
 def _runs_table(diagnosis: Diagnosis) -> Html:

@@ -112,7 +112,7 @@ def _candidate_files(path: Path) -> list[list[Path]]:
     if events:
         groups.append(events)
     unique = {frozenset(group): group for group in reversed(groups)}
-    return sorted(reversed(unique.values()), key=lambda group: _likelihood(group[0].name))
+    return sorted(unique.values(), key=lambda group: _likelihood(group[0].name))
 
 
 def _likelihood(name: str) -> tuple[int, str]:

@@ -33,10 +33,11 @@ def read_run(run: Run) -> list[TrainingLog]:
     collector, output = Collector(), _OutputMonitor()
     read_jsonl(line_blocks(run.metrics_file, "utf-8"), collector, output.add_rows)
     logs = assemble_logs(collector, run.name) or [TrainingLog(name=run.name)]
+    recipe, problems = None, []
     try:
-        recipe, problems = run_recipe(run), ()
+        recipe = run_recipe(run)
     except UserError as error:  # damaged or of another version; the curves can be judged without it
-        recipe, problems = None, (f"judged without its recipe: {error}",)
+        problems.append(f"judged without its recipe: {error}")
     logs = [_with_recipe(replace(log, notes=(*log.notes, *problems)), run, recipe) for log in logs]
     return [_with_incidents(logs[0], _read_incidents(run), output)] if len(logs) == 1 else logs
 
@@ -94,7 +95,9 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
     return replace(
         log,
         is_arcuate=True,
-        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()} if recipe else {},
+        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()}
+        if recipe
+        else {},
         coupling_warnings=tuple(_coupling_warnings(recipe)) if recipe else (),
         planned=planned,
         planned_because="recipe.yaml" if planned else "",

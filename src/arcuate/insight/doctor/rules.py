@@ -225,9 +225,7 @@ def _fallback(m: Measurements) -> Finding:
 
 def _slightly_worse(m: Measurements) -> Finding:
     """Slightly above its best at the end: overfit if training continued to improve, else degraded."""
-    text = (
-        f"{_judged_name(m)} ended at {m.end:.3f}, {_percent(m.regression)} above its best at step {m.best_step:,}"
-    )
+    text = f"{_judged_name(m)} ended at {m.end:.3f}, {_percent(m.regression)} above its best at step {m.best_step:,}"
     loss_rose = m.val_loss_rise is None or m.val_loss_rise[0] > _RECOVERED
     verdict = "overfit" if loss_rose and not _train_loss_rose(m) else "degraded"
     return Finding(verdict, (text, *_train_loss_text(m)), m.best_step)

@@ -190,7 +190,8 @@ def _evaluation_text(entry: RunEntry, name: str, summary: Mapping[str, Any]) -> 
 def _finding(entry: RunEntry) -> str:
     """The diagnosis, the difference from the parent, and what can be concluded from it."""
     diagnosis, parent = entry.diagnosis, entry.parent
-    found = [escape_markdown(e) for e in (diagnosis.evidence[:_MAX_EVIDENCE] if diagnosis else ())]
+    evidence = diagnosis.evidence[:_MAX_EVIDENCE] if diagnosis else ()
+    found = [escape_markdown(text[:1].upper() + text[1:]) for text in evidence]
     if diagnosis and entry.verdict != "healthy" and diagnosis.suggestion:
         found.append(f"To try: {escape_markdown(diagnosis.suggestion)}")
     if parent and parent.entry:
@@ -200,13 +201,8 @@ def _finding(entry: RunEntry) -> str:
             *_other_differences(entry, parent.entry),
         ]
     found += _coupling_warnings(entry)
-    sentences = [_as_sentence(text) for text in found if text]
+    sentences = [text if text.endswith((".", "!", "?")) else f"{text}." for text in found if text]
     return f"**Finding:** {' '.join(sentences) or 'none; the log is empty.'}"
-
-
-def _as_sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _conclusion(entry: RunEntry, parent: Parent) -> str:

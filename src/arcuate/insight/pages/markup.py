@@ -66,9 +66,7 @@ def figure(
     """A titled drawing; a wide one scrolls sideways on a narrow screen instead of shrinking."""
     if wide:
         drawing = tag("div", drawing, class_="scroll", tabindex="0", role="group", aria_label=title)
-    return tag(
-        "figure", tag("h3", title), legend, drawing, tag("figcaption", caption) if caption else None
-    )
+    return tag("figure", tag("h3", title), legend, drawing, tag("figcaption", caption) if caption else None)
 
 
 def legend(*entries: tuple[str, str]) -> Html:

@@ -61,9 +61,7 @@ def _matrix(counts: _Counts) -> Html:
     for (reference, hypothesis), n in sorted(counts.items()):
         share = n / totals[reference]
         x, y = _LEFT + columns[hypothesis], _TOP + rows[reference]
-        parts.append(
-            _cell(x, y, share, reference == hypothesis, _tooltip(reference, hypothesis, n, share))
-        )
+        parts.append(_cell(x, y, share, reference == hypothesis, _tooltip(reference, hypothesis, n, share)))
     style = f"min-width:40rem;max-width:{(right + 48) / 16:.1f}rem"
     height = _TOP + extra + _CELL + 8
     return svg(right + 48, height, "Phoneme confusion matrix", *parts, style=style)

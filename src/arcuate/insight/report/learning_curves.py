@@ -56,7 +56,9 @@ def _error_chart(data: RunData) -> Html | None:
     split, step, rate = data.best
     marks += draw_best(x, y, step, rate)
     entries.append(("best", f"best, step {count(step)}"))
-    label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
+    label = (
+        f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
+    )
     caption = _gaps(*validation.values())
     return steps_chart("Phoneme error rate", label, x, y, marks, legend(*entries), caption, whole_percent)
 

@@ -96,7 +96,9 @@ def _differences(recipe: Mapping[str, Any]) -> Html:
     if not rows:
         return tag("p", "All settings are those of the packaged recipe ", tag("code", base), ".")
     verb = "differs" if len(rows) == 1 else "differ"
-    lead = tag("p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":")
+    lead = tag(
+        "p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":"
+    )
     return join([lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS])])
 
 

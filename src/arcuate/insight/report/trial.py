@@ -61,7 +61,9 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name
         ("probability", "probability"),
     ]
     if decoding and decoding.reference is not None:
-        caption += " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
+        caption += (
+            " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
+        )
         entries += [("sub", "substitution"), ("ins", "insertion"), ("del", "deletion")]
     return figure(title, _drawing(example, decoding, stride, name), caption, legend(*entries), wide=True)
 
