@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from arcuate.insight.pages.svg import png
-from arcuate.run import to_line
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
@@ -33,7 +33,7 @@ def sound(path: Path) -> str:
             told = diagnose(path, allow_pickle=True)
         except UserError as error:
             return one_sentence(str(error))
-        json.loads(to_line(told.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
+        json.loads(to_json_line(told.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
         assert diagnosis_page(told).startswith("<!DOCTYPE html>")
         assert told.primary in VERDICTS
         return told.primary

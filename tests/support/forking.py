@@ -80,14 +80,6 @@ def ended(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    import arcuate.cli
-    import arcuate.cli._ablate
-    import arcuate.cli._combine
-    import arcuate.evaluation.decode
-    import arcuate.evaluation.evaluate
-    import arcuate.experiments.train
-    import arcuate.insight.comparison  # noqa: F401 (imported once, for all children)
-
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             child(json.loads(line))

@@ -24,7 +24,7 @@ from arcuate.experiments.ablation import (
     questions,
     scored,
 )
-from arcuate.files import to_frame
+from arcuate.files import to_frame, write_json, write_text
 from arcuate.insight.comparison.scores import (
     ALPHA,
     RunScores,
@@ -45,7 +45,6 @@ from arcuate.insight.pages.charts import (
 )
 from arcuate.insight.pages.formatting import MISSING, counted, percent, split_name
 from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
-from arcuate.run import write_aside, write_json
 
 
 @dataclass(frozen=True)
@@ -343,10 +342,10 @@ def write_ablation(result: AblationResult) -> None:
     """Write ablation.json, ablation.html and the figures into the folder of the experiment."""
     folder = result.experiment.out
     write_json(folder / "ablation.json", result.to_dict())
-    write_aside(folder / "ablation.html", ablation_page(result))
-    write_aside(folder / "arms.svg", arms_svg(result))
+    write_text(folder / "ablation.html", ablation_page(result))
+    write_text(folder / "arms.svg", arms_svg(result))
     if result.n_comparisons:
-        write_aside(folder / "effects.svg", effects_svg(result))
+        write_text(folder / "effects.svg", effects_svg(result))
 
 
 def ablation_page(result: AblationResult) -> str:

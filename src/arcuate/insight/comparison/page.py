@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
+from arcuate.files import write_text
 from arcuate.insight.comparison.compare import Comparison
 from arcuate.insight.ledger.runs import value_text
 from arcuate.insight.pages.charts import ForestRow, GroupedRun, dot_plot, forest_plot, overlaid_curves
 from arcuate.insight.pages.formatting import count, percent, split_name
 from arcuate.insight.pages.markup import Html, figure, join, notice, page, scroll_table, tag
-from arcuate.run import write_aside
 
 
 def write_comparison_page(comparison: Comparison, path: str | Path) -> Path:
     """Write a comparison as one self-contained HTML page."""
-    write_aside(Path(path), comparison_page(comparison))
+    write_text(Path(path), comparison_page(comparison))
     return Path(path)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from arcuate.files import write_text
 from arcuate.insight.doctor.diagnose import Diagnosis
 from arcuate.insight.doctor.reference import Reference, matching_reference
 from arcuate.insight.doctor.training_log import Series, TrainingLog
@@ -44,7 +45,6 @@ from arcuate.insight.pages.svg import (
     x_axis,
     y_axis,
 )
-from arcuate.run import write_aside
 
 _LOWEST, _HIGHEST = 0.01, 1.2  # error rates outside are drawn at the edge; untrained models reach 5
 _WIDTH, _HEIGHT, _RIGHT, _BOTTOM = 1120, 430, 1100, 384  # of the error chart, which is as wide as the page
@@ -55,7 +55,7 @@ _MAX_RUNS = 24  # drawn, of a file with many
 
 def write_diagnosis_page(diagnosis: Diagnosis, path: str | Path) -> Path:
     """Write a diagnosis as one self-contained HTML page."""
-    write_aside(Path(path), diagnosis_page(diagnosis))
+    write_text(Path(path), diagnosis_page(diagnosis))
     return Path(path)
 
 

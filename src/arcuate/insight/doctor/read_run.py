@@ -8,11 +8,12 @@ from typing import Any
 from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
+from arcuate.files import read_json
 from arcuate.insight.doctor.assemble import assemble_logs
 from arcuate.insight.doctor.columns import Collector, flatten, line_blocks
 from arcuate.insight.doctor.read_tables import read_jsonl
 from arcuate.insight.doctor.training_log import TrainingLog
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 from arcuate.training.checks import coupling_warnings
 
 _BLANK_SHARE, _FEW_CLASSES = 0.98, 3  # output with almost only blanks, or with at most this many phonemes

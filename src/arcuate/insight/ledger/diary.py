@@ -10,6 +10,7 @@ from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
 from arcuate.experiments.recipe import OFFICIAL, load_recipe
+from arcuate.files import read_json, write_text
 from arcuate.insight.comparison.scores import (
     check_same_trials,
     describe_difference,
@@ -27,7 +28,6 @@ from arcuate.insight.ledger.runs import (
     value_text,
 )
 from arcuate.progress import Progress
-from arcuate.run import read_json, write_aside
 from arcuate.training.checks import coupling_warnings
 
 _MAX_CHANGES = 12
@@ -42,7 +42,7 @@ def write_ledger(
     """Return the run diary of a folder as Markdown, and write it to `out` if that is given."""
     text = diary(list_runs(folder, progress=progress))
     if out is not None:
-        write_aside(Path(out), text)
+        write_text(Path(out), text)
     return text
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
-from arcuate.files import to_frame
+from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.progress import Progress
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 
 _RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folder has at least two of them
 _MAX_DEPTH = 6

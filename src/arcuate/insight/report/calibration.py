@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from arcuate.files import read_json
 from arcuate.insight.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from arcuate.insight.pages.formatting import (
     MISSING,
@@ -15,7 +16,7 @@ from arcuate.insight.pages.formatting import (
 )
 from arcuate.insight.pages.markup import Html, figure, join, muted, svg, table, tag
 from arcuate.insight.pages.svg import Scale, band, dot, linear_scale, path, x_axis, y_axis
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 
 CALIBRATION_FILE = "calibration.json"
 

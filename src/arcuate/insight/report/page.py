@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from arcuate.files import read_jsonl, write_text
 from arcuate.insight.pages.markup import Html, Section, join, page, tag
 from arcuate.insight.report.calibration import calibration_section, read_calibration
 from arcuate.insight.report.confusions import confusions_section
@@ -13,7 +14,7 @@ from arcuate.insight.report.run_data import RunData, read_run_data
 from arcuate.insight.report.sessions import sessions_section
 from arcuate.insight.report.setup import environment_section, recipe_section
 from arcuate.insight.report.trial import trial_section
-from arcuate.run import Run, open_run, read_jsonl, write_aside
+from arcuate.run import Run, open_run
 
 
 def write_report(run: Run | str | Path, split: str | None = None) -> Path:
@@ -23,7 +24,7 @@ def write_report(run: Run | str | Path, split: str | None = None) -> Path:
     """
     if not isinstance(run, Run):
         run = open_run(Path(run))
-    write_aside(run.report_file, report_page(read_run_data(run, split)))
+    write_text(run.report_file, report_page(read_run_data(run, split)))
     return run.report_file
 
 
