@@ -45,11 +45,11 @@ def test_dictionary_style(tmp_path: Path) -> None:
         ("a\tAH\nhello\t\n", "line 2: the word 'hello' has no pronunciation"),
         ("a\tAH\n\nhello\n", "line 3: the word 'hello' has no pronunciation"),
         ("a\tAH\nb\tB QQ\n", "line 2: unknown phoneme 'QQ' in 'b'; known are AA"),
-        ("a\tAH SIL\n", "line 1: SIL in 'a' is no phoneme of a word"),
+        ("a\tAH SIL\n", "line 1: SIL in 'a' is not part of a pronunciation"),
         ("a b\tAH\n", "line 1: expected one word"),
         ("\tAH\n", "line 1: expected one word"),
-        ("a\tAH\n<unk>\tAH\n", "line 2: <unk> is a mark of language models"),
-        ("</S>\tAH\n", "line 1: </S> is a mark"),
+        ("a\tAH\n<unk>\tAH\n", "line 2: <unk> is reserved"),
+        ("</S>\tAH\n", "line 1: </S> is reserved"),
         ("\n\n", "no pronunciations"),
         ("a\tah\n", "unknown phoneme 'ah'"),
     ],
@@ -139,15 +139,15 @@ def test_the_network_is_a_gru_read_letter_by_letter(network: dict[str, np.ndarra
 
 
 def test_known_stems_come_before_the_network(network: dict[str, np.ndarray]) -> None:
-    assert g2p.guess("unplugs").how in ("stem", "network")
-    assert g2p.guess("hello's").phones == ("HH", "AH", "L", "OW", "Z")
-    assert g2p.guess("zqxv").how == "network"
-    assert set(g2p.guess("zqxv-vk").phones) <= set(CLASSES)
+    assert g2p.pronounce_unknown("unplugs").how in ("stem", "network")
+    assert g2p.pronounce_unknown("hello's").phones == ("HH", "AH", "L", "OW", "Z")
+    assert g2p.pronounce_unknown("zqxv").how == "network"
+    assert set(g2p.pronounce_unknown("zqxv-vk").phones) <= set(CLASSES)
 
 
 def test_without_the_network_rules_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(g2p, "_weights", lambda: None)
-    assert g2p.guess("zorgtown") == g2p.Guess(("Z", "AO", "R", "G", "T", "AW", "N"), "rules")
+    assert g2p.pronounce_unknown("zorgtown") == g2p.G2pResult(("Z", "AO", "R", "G", "T", "AW", "N"), "rules")
 
 
 def test_damaged_network_weights_are_refused(tmp_path: Path) -> None:
