@@ -17,7 +17,8 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from arcuate.run import Run, read_jsonl
+from arcuate.files import read_jsonl
+from arcuate.run import Run
 
 
 @dataclass(frozen=True)

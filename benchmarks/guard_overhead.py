@@ -17,8 +17,9 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
+from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
-from arcuate.run import append_line, create_run
+from arcuate.run import create_run
 from arcuate.seeds import derive_seed
 from arcuate.training.distributed import World
 from arcuate.training.loop import backward, forward_augmented
@@ -38,7 +39,7 @@ def guarded_step(training: Training, batch: Batch) -> None:
     training.step += 1
     training.tally.add(numbers, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
     if training.step % training.recipe.train.log_every == 0:
-        append_line(training.run.metrics_file, training.tally.to_row(training.step, rates, memory_mb(CPU)))
+        append_jsonl(training.run.metrics_file, training.tally.to_row(training.step, rates, memory_mb(CPU)))
         training.tally = IntervalMetrics()
 
 

@@ -13,9 +13,9 @@ from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
 from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
-from arcuate.run import read_jsonl
 from support.word_search import BOUNDARY, frames
 
 WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)

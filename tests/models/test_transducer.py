@@ -16,6 +16,7 @@ from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
@@ -29,7 +30,7 @@ from arcuate.models.config import (
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
-from arcuate.run import Run, open_run, read_jsonl
+from arcuate.run import Run, open_run
 from arcuate.training.distributed import Encoding, as_outputs
 
 READ_NOTHING = Hypothesis(())

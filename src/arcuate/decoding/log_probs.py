@@ -13,7 +13,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
-from arcuate.run import save_npz
+from arcuate.files import save_npz
 
 _TOLERANCE = 0.02  # of the log of a frame's sum, in nat; float16 files stay within 0.001
 

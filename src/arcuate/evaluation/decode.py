@@ -22,11 +22,11 @@ from arcuate.evaluation.transcribe import (
     transcribe,
 )
 from arcuate.evaluation.word_errors import Reference, digest_references, mark_leakage, read_references
-from arcuate.files import check_target, to_frame
+from arcuate.files import check_writable, to_frame, write_jsonl
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
-from arcuate.run import RunLike, open_run, write_lines
+from arcuate.run import RunLike, open_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,7 +181,7 @@ def decode(
         checkpoint,
     )
     target = _optional_path(out)
-    check_target(target, *options.inputs)
+    check_writable(target, *options.inputs)
     task = open_task(options, progress)
     if task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress)
@@ -195,7 +195,7 @@ def decode(
         target,
     )
     if target is not None:
-        write_lines(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
+        write_jsonl(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
     if n := transcription.metrics.n_without_hypothesis:
         logger.info(
             f"{n} trials have no hypothesis: classes of probability 0 rule out every word sequence; their text is empty"

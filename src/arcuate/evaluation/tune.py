@@ -32,9 +32,9 @@ from arcuate.evaluation.transcribe import (
     transcribe,
 )
 from arcuate.evaluation.word_errors import Reference, digest_references
-from arcuate.files import check_target
+from arcuate.files import check_writable, write_text
 from arcuate.progress import Progress, logger
-from arcuate.run import RunLike, write_aside
+from arcuate.run import RunLike
 
 _N_BEST = 20
 _SUBSET = 150  # trials
@@ -146,7 +146,7 @@ def tune(
         None if data is None else Path(data),
     )
     target = None if out is None else Path(out)
-    check_target(target, *options.inputs)
+    check_writable(target, *options.inputs)
     if folds == 1:
         raise UserError(
             "--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting"
@@ -176,7 +176,7 @@ def tune(
     )
     if target is not None:
         tree = settings.model_dump(mode="json") | {"tuned": tuned.record | {"wer_on_tuned_trials": tuned.wer}}
-        write_aside(target, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+        write_text(target, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     return tuned
 
 

@@ -27,7 +27,7 @@ from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, refuse_taken
+from arcuate.run import Run, RunLike, lock_run, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import describe_stages, resolve_epochs
@@ -36,7 +36,7 @@ from arcuate.training.environment import describe
 from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
 from arcuate.training.precision import Choice, choose_precision
-from arcuate.training.signals import Stop, listening, sole_writer
+from arcuate.training.signals import Stop, listening
 from arcuate.training.start import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
 from arcuate.training.state import Training
 from arcuate.training.tracking.callbacks import Watcher, Watchers, check_trackers, trackers
@@ -311,7 +311,7 @@ def _train(
         with world.agreeing():
             refuse_taken(setup.run.path, start.resume)
             if world.writes:
-                stack.enter_context(sole_writer(setup.run, logger.info))
+                stack.enter_context(lock_run(setup.run))
         begin(training, start, environment, world, logger.info)
         if training.finished:
             if world.writes:

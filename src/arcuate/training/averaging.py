@@ -4,7 +4,6 @@ Weights of one run lie in one valley, and their mean is often a little better th
 nothing. Training can keep averages itself (`ema`, `average`); this one needs no plan, only checkpoints that were kept.
 """
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +12,10 @@ import torch
 from torch import nn
 
 from arcuate.errors import UserError
+from arcuate.files import atomic_folder, write_json
 from arcuate.models.io import load_model, save_model
 from arcuate.progress import Progress
-from arcuate.run import Run, write_json
+from arcuate.run import Run
 from arcuate.training.config import Ema, Swa
 
 NAME = "average"  # beside `best` and `last`
@@ -35,12 +35,9 @@ def average_checkpoints(run: Run, n_last: int | None, report: Progress) -> list[
             total[name] += tensor.double()
     with torch.no_grad():
         model.load_state_dict({name: (tensor / len(folders)).float() for name, tensor in total.items()})
-    aside = run.checkpoints / f".{NAME}.part"
-    shutil.rmtree(aside, ignore_errors=True)
-    save_model(aside, model)
-    write_json(aside / "average.json", {"checkpoints": [f.name for f in folders]})
-    shutil.rmtree(run.checkpoints / NAME, ignore_errors=True)
-    aside.rename(run.checkpoints / NAME)
+    with atomic_folder(run.checkpoints / NAME) as temporary:
+        save_model(temporary, model)
+        write_json(temporary / "average.json", {"checkpoints": [f.name for f in folders]})
     return [folder.name for folder in folders]
 
 

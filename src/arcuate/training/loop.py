@@ -12,11 +12,11 @@ from arcuate.data.alphabet import BLANK
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.errors import UserError
+from arcuate.files import append_jsonl
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
-from arcuate.run import append_line
 from arcuate.seeds import derive_seed
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
 from arcuate.training.config import TrainingConfig
@@ -275,7 +275,7 @@ def act(
     if world.writes:
         if training.recipe.guard.keep_batches and verdict.kind == "non_finite":
             row["batch"] = keep_batch(training.run, training.step, drawn)
-        append_line(training.run.incidents_file, row)
+        append_jsonl(training.run.incidents_file, row)
         watcher.incident(row)
     if verdict.action == "stop":
         rate_key = (
@@ -322,7 +322,7 @@ def write(training: Training, watcher: Watcher, row: dict[str, Any], world: Worl
         place = min(training.progress.index, len(training.recipe.stages) - 1)
         row |= {"stage": training.stage.name, "stage_index": place}
     if world.writes:
-        append_line(training.run.metrics_file, row)
+        append_jsonl(training.run.metrics_file, row)
         watcher.row(row)
 
 
@@ -332,7 +332,7 @@ def refuse_nonfinite(training: Training, row: dict[str, Any], world: World) -> N
     if broken:
         incident = {"step": row["step"], "kind": "non_finite", "values": broken}
         if world.writes:
-            append_line(training.run.incidents_file, incident)
+            append_jsonl(training.run.incidents_file, incident)
         raise UserError(
             f"{' and '.join(broken)} became NaN or infinite by step {row['step']} with the guard off; lower the"
             " learning rate, set train.clip_norm, or set guard.enabled=true; the last checkpoint is kept"

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
+from arcuate.files import read_jsonl, sync, write_jsonl
 from arcuate.losses.config import LossSettings
 from arcuate.models.model import Model
-from arcuate.run import Run, read_jsonl, write_lines
+from arcuate.run import Run
 from arcuate.training.averaging import Averages
-from arcuate.training.checkpoint import Best, Checkpoint, check_like, point, prune, save_checkpoint, sync
+from arcuate.training.checkpoint import Best, Checkpoint, check_like, point, prune, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss
 from arcuate.training.guard import Guard
@@ -229,7 +230,7 @@ class Training:
     def take_back_rows(self) -> list[dict[str, Any]]:
         """Remove from metrics.jsonl the rows of steps that a rewind undoes, and return them."""
         rows = read_jsonl(self.run.metrics_file)
-        write_lines(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
+        write_jsonl(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
         return [r for r in rows if r["step"] > self.step]
 
 

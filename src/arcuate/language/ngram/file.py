@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.files import check_target, replacing
+from arcuate.files import atomic_write, check_writable
 from arcuate.progress import Progress
 
 VERSION = 1
@@ -55,7 +55,7 @@ def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block succeeds."""
     check_output(path, force)
     try:
-        with replacing(path) as stream:
+        with atomic_write(path) as stream:
             yield stream
     except OSError as error:
         if error.errno in _DISK_FULL:
@@ -71,7 +71,7 @@ def check_output(path: Path, force: bool, *inputs: Path | str) -> None:
     """Check before the work that `path` can be written and is neither an input nor, without `force`, a file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file for the model")
-    check_target(path, *inputs)
+    check_writable(path, *inputs)
     if (path.is_file() or (path.is_symlink() and not path.exists())) and not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another name")
 
