@@ -23,7 +23,7 @@ from arcuate.language.ngram.counts import (
     count_ngrams,
     read_corpus,
 )
-from arcuate.language.ngram.file import check_output
+from arcuate.language.ngram.file import check_can_write
 from arcuate.language.ngram.io import ModelInfo, write_model
 from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
 from arcuate.language.ngram.perplexity import Leakage, measure_leakage
@@ -69,7 +69,7 @@ def build_model(
     `leave_out` names a text whose sentences are not trained on, `against` a text whose leakage is measured.
     """
     path = Path(path)
-    check_output(path, force, *texts, *(other for other in (leave_out, against) if other is not None))
+    check_can_write(path, force, *texts, *(other for other in (leave_out, against) if other is not None))
     evaluation = read_sentences(against) if against else None
     if evaluation and not keep_hashes:
         raise UserError("--against needs the sentence hashes; remove --no-hashes")

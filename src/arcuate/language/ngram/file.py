@@ -53,7 +53,7 @@ def write_arrays(
 @contextmanager
 def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block succeeds."""
-    check_output(path, force)
+    check_can_write(path, force)
     try:
         with atomic_write(path) as stream:
             yield stream
@@ -67,7 +67,7 @@ def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
         raise UserError(message) from error
 
 
-def check_output(path: Path, force: bool, *inputs: Path | str) -> None:
+def check_can_write(path: Path, force: bool, *inputs: Path | str) -> None:
     """Check before the work that `path` can be written and is neither an input nor, without `force`, a file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file for the model")

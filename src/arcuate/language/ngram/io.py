@@ -11,7 +11,14 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import read_arpa, write_arpa
-from arcuate.language.ngram.file import VERSION, check_crc, check_output, damaged, is_model_file, write_arrays
+from arcuate.language.ngram.file import (
+    VERSION,
+    check_can_write,
+    check_crc,
+    damaged,
+    is_model_file,
+    write_arrays,
+)
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.pocketsphinx import embedded_path, is_sphinx_file, read_sphinx
 from arcuate.language.ngram.query import NGramArrays
@@ -77,7 +84,7 @@ def write_model(
     model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None
 ) -> None:
     """Write a model file, which processes can map and share."""
-    check_output(path, force)
+    check_can_write(path, force)
     arrays: dict[str, np.ndarray] = {name: getattr(model.arrays, name) for name in NGramArrays._fields}
     arrays |= {"vocabulary": model.words.blob, "offsets": model.words.offsets, "slots": model.words.slots}
     if model.sentences is not None:
@@ -161,7 +168,7 @@ def import_model(
 ) -> ImportResult:
     """Convert an ARPA file, a Sphinx trie or `default` to a model file."""
     source_path, path = embedded_path() if str(source) in EMBEDDED else Path(source), Path(path)
-    check_output(path, force, source_path)
+    check_can_write(path, force, source_path)
     model = read_third_party(source_path, recount=recount, progress=progress)
     write_model(model, path, force=force, progress=progress)
     for word in model.metadata["added"]:
@@ -214,7 +221,7 @@ def export_model(
 ) -> ExportResult:
     """Write a model as an ARPA file, gzipped if its name ends in .gz."""
     path = Path(path)
-    check_output(path, force, name)
+    check_can_write(path, force, name)
     model = open_model(name, progress)
     write_arpa(model, path, force=force, progress=progress)
     return ExportResult(str(name), str(path), model.counts)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import check_output
+from arcuate.language.ngram.file import check_can_write
 from arcuate.language.ngram.io import ModelInfo, open_model, write_model
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text, score_tokens
@@ -68,7 +68,7 @@ def mix_models(
     if (tune is None) == (not weights):
         raise UserError("give either held-out text with --tune or one --weight per model")
     path = Path(path)
-    check_output(path, force, *models, *([tune] if tune else []))
+    check_can_write(path, force, *models, *([tune] if tune else []))
     opened = [open_model(name, progress) for name in models]
     held_out = read_sentences(tune) if tune else None
     tuning = tune_weights(opened, held_out, progress=progress) if held_out else None
