@@ -182,7 +182,11 @@ def test_a_run_with_phoneme_results_only_needs_decoding(tmp_path: Path) -> None:
 
 
 def test_outputs_are_checked_first(lists: Path, tmp_path: Path) -> None:
-    for out, said in ((lists, "read by"), (tmp_path, "is a folder"), (lists / "o.jsonl", "is not a folder")):
+    for out, said in (
+        (lists, "is an input"),
+        (tmp_path, "is a folder"),
+        (lists / "o.jsonl", "is not a folder"),
+    ):
         with pytest.raises(UserError, match=said):
             combine(lists, out=out)
 

@@ -286,5 +286,5 @@ def test_missing_files_are_reported_before_torch_is_imported(tmp_path: Path) -> 
 
 def test_decodings_are_not_overwritten(tmp_path: Path) -> None:
     hyps = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
-    with pytest.raises(UserError, match="read by this command"):
+    with pytest.raises(UserError, match="is an input of this command"):
         rescore(hyps, tmp_path, out=hyps)

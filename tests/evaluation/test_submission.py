@@ -113,7 +113,7 @@ def test_the_word_decodings_of_a_run_are_found(tmp_path: Path) -> None:
 
 def test_decodings_are_not_overwritten_by_their_submission(tmp_path: Path) -> None:
     hyps = write(tmp_path / "h.jsonl", line("t15.2023.08.13_test_1", "a"))
-    with pytest.raises(UserError, match="read by this command"):
+    with pytest.raises(UserError, match="is an input of this command"):
         submit(hyps, hyps)
     with pytest.raises(UserError, match="is a folder"):
         submit(hyps, tmp_path)

@@ -37,6 +37,7 @@ from arcuate.data.simulation.layouts import (
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Split
 from arcuate.errors import UserError
+from arcuate.files import exclusive_lock
 from arcuate.progress import Progress
 
 Layout = Literal["b2t25", "b2t24"]
@@ -273,19 +274,23 @@ def _staging_folder(out: Path, layout: Layout) -> Iterator[Path]:
     """
     staging = out / _STAGING
     is_new = not out.exists()
+    busy = f"another `arcuate simulate` is writing {out}; wait for it to finish"
     try:
-        shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
-        staging.mkdir(parents=True)
-        yield staging
-        for folder in _FOLDERS.values():
-            shutil.rmtree(out / folder, ignore_errors=True)
-        (out / DESCRIPTION_FILE).unlink(missing_ok=True)
-        for part in sorted(staging.iterdir(), key=lambda path: path.name == _FOLDERS[layout]):
-            part.replace(out / part.name)
+        with exclusive_lock(out / f"{_STAGING}.lock", busy, remove=True):
+            shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
+            staging.mkdir()
+            try:
+                yield staging
+                for folder in _FOLDERS.values():
+                    shutil.rmtree(out / folder, ignore_errors=True)
+                (out / DESCRIPTION_FILE).unlink(missing_ok=True)
+                for part in sorted(staging.iterdir(), key=lambda path: path.name == _FOLDERS[layout]):
+                    part.replace(out / part.name)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise UserError(_explain(error, out)) from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
         if is_new and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
 
