@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
 from arcuate.experiments.train import build_model
+from arcuate.files import read_json, write_json
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.run import Run, read_json, write_json
+from arcuate.run import Run
+from arcuate.training.distributed import encode_for_training
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optim import make_optimizer
 
@@ -63,7 +66,7 @@ class Arm:
 RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transformer"}
 
 
-HEAVY = ("augment.time_masks.max_share=0.075",)  # half of a trial, as in the recipes of published size
+HEAVY = ("augment.time_masks.max_fraction=0.075",)  # half of a trial, as in the recipes of published size
 NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
 
 
@@ -95,7 +98,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     batches = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (0, 1)
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, (0, 1)
     )
     model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)
@@ -109,7 +112,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
 def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: Batch) -> float:
     """CPU seconds of one optimizer step."""
     started = time.process_time()
-    outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
+    outputs = forward_augmented(model, partial(encode_for_training, model), batch, recipe, recipe.loss)
     losses = weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
     optimizer.zero_grad(set_to_none=True)
     losses.mean().backward()

@@ -7,6 +7,7 @@ import argparse
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
 from arcuate.losses.combined import compute_losses, weighted_loss
+from arcuate.training.distributed import encode_for_training
 from arcuate.training.loop import forward_augmented
-from arcuate.training.optim import make_optimizer, set_rates
+from arcuate.training.optim import make_optimizer, set_learning_rates
 
 BLOCK = 5  # batches read ahead, as a worker would
 
@@ -33,7 +35,9 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
     model = build_model(recipe, store, selection)
     optimizer = make_optimizer(model, recipe.optimizer)
     loading, training = [], []
@@ -42,8 +46,10 @@ def main() -> None:
         batches = [planned[position] for position in range(first, first + BLOCK)]
         read = time.process_time()
         for batch in batches:
-            set_rates(optimizer, recipe, batch.position)
-            outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
+            set_learning_rates(optimizer, recipe, batch.position)
+            outputs = forward_augmented(
+                model, partial(encode_for_training, model), batch, recipe, recipe.loss
+            )
             loss = weighted_loss(
                 compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
             ).mean()

@@ -42,7 +42,7 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     model = Model(config).eval()
     trials = [t for t in store.trials if t.split == "train"][:n_trials]
     places = {session: i for i, session in enumerate(store.sessions)}
-    batch = collate(store, trials, places, recipe.front_end.wanted)
+    batch = collate(store, trials, places, recipe.front_end.statistics_spec)
     outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, batch.tokens)
     n_frames, n_tokens = outputs.n_frames.float().mean(), batch.n_tokens.float().mean()
     print(f"fresh model, patches {bins}/{stride}: {n_frames:.0f} frames, {n_tokens:.0f} tokens on average")

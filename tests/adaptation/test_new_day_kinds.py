@@ -14,7 +14,7 @@ from arcuate.adaptation.stream import follow_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
 from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
@@ -86,7 +86,7 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
         }
     )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    adapter = make_adapter(model, settings, Augment(white_noise_sd=0.2))
+    adapter = make_adapter(model, settings, AugmentationConfig(white_noise_sd=0.2))
     day = adapter.start(DRIFTED)
     for trial in [t for t in store.trials if t.session == DRIFTED][:5]:
         _, after = follow_trial(adapter, day, store, trial, greedy, False)
@@ -98,7 +98,7 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
 
 
 def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path) -> None:
-    store, noise = Store.open(new_days / "store"), Augment(white_noise_sd=0.2)
+    store, noise = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
     settings = Adaptation.model_validate(
         {
             "method": "one-step",

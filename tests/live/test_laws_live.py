@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
-from arcuate.data.statistics import Moments, Statistics
+from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.errors import UserError
 from arcuate.live.decoder import make_engine
 from arcuate.models.config import AnyEncoderSettings, GRUSettings
@@ -129,7 +129,7 @@ def test_without_statistics_the_past_of_the_stream_normalises(normalise: str) ->
     stream.finish()
     partial = stream.push(second)
     rolling = stream.engine.rolling
-    past = Moments.of(first).statistics()
+    past = RunningStatistics.from_bins(first).statistics()
     log_probs, _ = offline(rolling, second, 1, past)
     np.testing.assert_allclose(partial.log_probs, log_probs[: len(partial.log_probs)], atol=1e-4)
     assert rolling.head.weight is model.head.weight  # one set of weights
@@ -189,7 +189,7 @@ def test_mistakes_are_one_sentence() -> None:
         update={"encoder": GRUSettings(width=4, depth=1, bidirectional=True)}
     )
     model = Model(small_model().config.model_copy(update={"settings": both_ways}))
-    with pytest.raises(UserError, match="both directions and cannot stream"):
+    with pytest.raises(UserError, match="bidirectional model cannot stream"):
         make_engine(model, SEARCH)
 
 

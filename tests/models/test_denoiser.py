@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store
 from arcuate.experiments.train import train
 from arcuate.losses.combined import flow_loss
@@ -19,10 +19,11 @@ from arcuate.models.config import (
     Patch,
 )
 from arcuate.models.denoiser import Denoiser
-from arcuate.models.interfaces import Flow
+from arcuate.models.interfaces import Flow, ModelInputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
+from arcuate.training.distributed import encode_for_training
 
 causality = pytest.mark.parametrize("causal", [True, False])
 
@@ -104,12 +105,14 @@ def test_only_the_denoiser_learns_from_its_loss() -> None:
     model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
     clean = torch.randn(2, 24, 3)
     n_bins, session = torch.tensor([24, 13]), torch.tensor([0, 0])
-    outputs = model.encode(clean + torch.randn(2, 24, 3), n_bins, session, None, clean, match=True)
+    outputs = encode_for_training(
+        model, ModelInputs(clean + torch.randn(2, 24, 3), n_bins, session, clean=clean), match_flow=True
+    )
     flow_loss(outputs.flow, outputs.n_frames).sum().backward()
     learning = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
     assert learning == {"denoiser"}
     assert model.training  # the look at clean bins leaves no trace
-    assert model.encode(clean, n_bins, session, None, clean).flow is None
+    assert encode_for_training(model, ModelInputs(clean, n_bins, session, clean=clean)).flow is None
 
 
 def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
     noise = ["augment.white_noise_sd=3.0", "augment.offset_sd=0.0"]  # so that there is something to take away
     stages = (
         "stages=[{name: ctc, steps: 10, losses: {ctc: 1.0}, train: [front_end, encoder, ctc]},"
-        "{name: denoise, steps: 60, rate: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
+        "{name: denoise, steps: 60, lr_factor: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
     )
     more = ["train.log_every=10", "train.validate_every=35", "train.keep_checkpoints=9", stages]
     train("tiny", cohort_store, tmp_path / "run", overrides=[*small, *noise, *more])
@@ -137,13 +140,21 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
 def left_over(before: Model, after: Model, store: Store) -> float:
     """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = before.config.settings.front_end.wanted, torch.Generator().manual_seed(0), []
-    for _, batch in length_batches(store, trials, before.config.sessions, wanted, by_length(trials, 8)):
+    wanted, generator, errors = (
+        before.config.settings.front_end.statistics_spec,
+        torch.Generator().manual_seed(0),
+        [],
+    )
+    for _, batch in evaluation_batches(
+        store, trials, before.config.sessions, wanted, group_by_length(trials, 8)
+    ):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():
-            alone, moved = (m.encode(noisy, batch.n_bins, batch.session).frames for m in (before, after))
-            there = before.encode(clean, batch.n_bins, batch.session)
+            alone, moved = (
+                m.encode(ModelInputs(noisy, batch.n_bins, batch.session)).frames for m in (before, after)
+            )
+            there = before.encode(ModelInputs(clean, batch.n_bins, batch.session))
         true = torch.arange(alone.shape[1]) < there.n_frames[:, None]
         errors.append([(frames - there.frames)[true].square().sum() for frames in (moved, alone)])
     moved, alone = torch.tensor(errors).sum(0)

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 import arcuate.evaluation.trials
-from arcuate.cli._decode import Source, decode_source
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
@@ -27,9 +28,10 @@ from arcuate.models.config import (
     Patch,
     TransducerSettings,
 )
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
-from arcuate.run import Run, open_run, read_jsonl
+from arcuate.run import Run, open_run
 from arcuate.training.distributed import Encoding, as_outputs
 
 READ_NOTHING = Hypothesis(())
@@ -65,7 +67,7 @@ def test_token_by_token_equals_all_at_once(settings):
     for column in tokens.T:
         predicted, state = head.step(state, column)
         steps.append(predicted)
-    whole = head.from_tokens(head.predictor(tokens))
+    whole = head.predictor_proj(head.predictor(tokens))
     torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-6, rtol=0)
 
 
@@ -120,9 +122,10 @@ def test_as_a_module_for_engines_nothing_is_lost(settings):
     """Outputs taken apart and put together give the same gradients, those of the joiner's weights included."""
     model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
     gradients = []
+    inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
-        model.encode(bins, n_bins, session, tokens),
-        as_outputs(Encoding(model)(bins, n_bins, session, tokens)),
+        model.encode(inputs),
+        as_outputs(Encoding(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
@@ -231,10 +234,8 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
             evaluate(run, head=head)
-    with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
-        decode_source(
-            Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1
-        )
+    with pytest.raises(UserError, match="has no transducer"):  # reported before the store is opened
+        decode(run, data=tmp_path / "none", head="both")
 
 
 def test_losses_that_all_weigh_nothing_are_refused():

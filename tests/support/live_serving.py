@@ -14,7 +14,7 @@ import uvicorn
 
 from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.live.access import Access
 from arcuate.live.adaptation import make_adapting
@@ -76,7 +76,7 @@ def decoder(
 ) -> StreamingDecoder:
     engine = make_engine(small_model(n_channels, sessions=sessions), SEARCH)
     if adapt is not None:
-        engine = replace(engine, adapting=make_adapting(engine.model, SEARCH, adapt, Augment()))
+        engine = replace(engine, adapting=make_adapting(engine.model, SEARCH, adapt, AugmentationConfig()))
     return StreamingDecoder(engine)
 
 

@@ -1,5 +1,6 @@
 """Parts of the loop on their own: gradients, optimizer groups, averages, precision."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
 from arcuate.training.averaging import Averages
-from arcuate.training.config import Average, Ema, Precision
-from arcuate.training.distributed import World
+from arcuate.training.config import Ema, Precision, Swa
+from arcuate.training.distributed import World, encode_for_training
 from arcuate.training.loop import backward
-from arcuate.training.optim import fill_absent, make_optimizer, set_rates
+from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.precision import choose_precision
 from arcuate.training.state import Training
 from support.training import recipe_of, training_of
@@ -25,11 +26,13 @@ CPU = torch.device("cpu")
 def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted, share)
+    return PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, share
+    )
 
 
 def gradients(training: Training, drawn: list[Batch]) -> dict[str, torch.Tensor]:
-    backward(training, training.model.encode, drawn, CPU, World())
+    backward(training, partial(encode_for_training, training.model), drawn, CPU, World())
     return {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
 
 
@@ -62,7 +65,7 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
 ) -> None:
     store = Store.open(cohort_store)
     recipe = recipe_of(
-        f"optimizer.absent_sessions={absent}", "data.batching={kind: days, n_sessions: 1, n_trials: 2}"
+        f"optimizer.absent_sessions={absent}", "data.batching={kind: sessions, n_sessions: 1, n_trials: 2}"
     )
     training, planned = training_of(store, recipe, tmp_path / "run"), batches_of(store, recipe)
     first = planned[0]
@@ -71,8 +74,8 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
     for batch in (first, other):
         gradients(training, [batch])
         if absent == "decay":
-            fill_absent(training.optimizer)
-        set_rates(training.optimizer, recipe, 100)
+            fill_absent_gradients(training.optimizer)
+        set_learning_rates(training.optimizer, recipe, 100)
         before = layer.detach().clone()
         training.optimizer.step()
     assert bool((layer != before).any()) is moves
@@ -80,11 +83,9 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
 
 def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> None:
     store = Store.open(cohort_store)
-    recipe = recipe_of(
-        "schedule={kind: constant, rate: 0.1}", "session_schedule={kind: constant, rate: 0.01}"
-    )
+    recipe = recipe_of("schedule={kind: constant, lr: 0.1}", "session_schedule={kind: constant, lr: 0.01}")
     training = training_of(store, recipe, tmp_path / "run")
-    assert set_rates(training.optimizer, recipe, 0, scale=0.5) == {
+    assert set_learning_rates(training.optimizer, recipe, 0, scale=0.5) == {
         "bias": 0.05,
         "session": 0.005,
         "rest": 0.05,
@@ -93,10 +94,10 @@ def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> Non
 
 def test_ema_and_mean_follow_their_formulas() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
-    averages = Averages(model, Ema(decay=0.5, warmup=False), Average(start=2, every=2))
+    averages = Averages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
     with torch.no_grad():
         model.weight.fill_(0.0)
-        averages = Averages(model, Ema(decay=0.5, warmup=False), Average(start=2, every=2))
+        averages = Averages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
         for step, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
             model.weight.fill_(value)
             averages.update(model, step)

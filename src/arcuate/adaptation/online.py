@@ -24,16 +24,16 @@ from arcuate.adaptation.safety import (
 )
 from arcuate.adaptation.state import Day, Expected, Heard, Layer, Moments, Sums
 from arcuate.data.augmentation import augment
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.sessions import nearest_session
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
-from arcuate.models.interfaces import Outputs
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
-from arcuate.seeds import derive
+from arcuate.seeds import derive_seed
 
 FLOOR = 1e-6  # of a variance: a channel that never moves is left as it is
 WIDEST = 4.0  # a gain further from 1 than this factor is not believed
@@ -70,7 +70,7 @@ BETAS = (0.9, 0.99)  # of the running means; a day is a few hundred steps, so th
 
 
 def read_copies(
-    model: Model, layer: Layer, trials: Sequence[Heard], noise: Augment, seed: int, position: int
+    model: Model, layer: Layer, trials: Sequence[Heard], noise: AugmentationConfig, seed: int, position: int
 ) -> tuple[Outputs, tuple[Tensor, Tensor]]:
     """Noisy copies of trials through the layer, with the two tensors to take gradients of."""
     n_bins = torch.tensor([len(t.bins) for t in trials], device=layer.weight.device)
@@ -81,7 +81,7 @@ def read_copies(
     bins, n_bins = augment(bins, n_bins, names, noise, seed, position)
     day = single_session_model(model, "today", layer.weight.detach(), layer.bias.detach())
     session = day.front_end.session_layer
-    outputs = day.encode(bins, n_bins, torch.zeros_like(n_bins))
+    outputs = day.encode(ModelInputs(bins, n_bins, torch.zeros_like(n_bins)))
     return outputs, (session.weights[0], session.biases[0])
 
 
@@ -166,7 +166,7 @@ def pairs(layer: Layer, other: Layer) -> tuple[tuple[Tensor, Tensor], tuple[Tens
 # The adapter: which model reads the next trial of a day, and what is learned from it once it was read.
 
 Label = Callable[[np.ndarray], Sequence[int]]
-STILL = Augment()  # no noise at all
+STILL = AugmentationConfig()  # no noise at all
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class Adapter:
 
     model: Model
     settings: Adaptation
-    noise: Augment
+    noise: AugmentationConfig
     label: Label = greedy  # frame scores to the tokens to learn from
 
     def start(self, session: str, reference: Sums | None = None, expected: Expected | None = None) -> Day:
@@ -263,7 +263,7 @@ class Adapter:
     def _recall(self, day: Day) -> tuple[Day, list[Heard]]:
         """Some past trials of the day, read anew: the model knows the day better than when it first heard them."""
         n = min(self.settings.past, len(day.memory))
-        rng = np.random.default_rng(derive(self.settings.seed, day.session, day.n_trials))
+        rng = np.random.default_rng(derive_seed(self.settings.seed, day.session, day.n_trials))
         chosen = rng.choice(len(day.memory), size=n, replace=False).tolist() if n else []
         model = single_session_model(self.model, day.session, day.layer.weight, day.layer.bias)
         memory = list(day.memory)
@@ -285,7 +285,9 @@ class Adapter:
         return within(matched(day.start, day.reference, today), day.start, self.settings.reach)
 
 
-def make_adapter(model: Model, settings: Adaptation, noise: Augment, label: Label = greedy) -> Adapter:
+def make_adapter(
+    model: Model, settings: Adaptation, noise: AugmentationConfig, label: Label = greedy
+) -> Adapter:
     """An adapter for a model, which is put in reading mode: nothing but session layers is ever adapted."""
     return Adapter(model.eval().requires_grad_(False), settings, noise, label)
 
@@ -294,6 +296,6 @@ def make_adapter(model: Model, settings: Adaptation, noise: Augment, label: Labe
 def read(model: Model, bins: Tensor) -> np.ndarray:
     """Frame scores (F, V) of one trial of normalised bins (T, C), by a model of one day."""
     zero = torch.zeros(1, dtype=torch.int64, device=bins.device)
-    outputs = model.encode(bins[None], zero + len(bins), zero)
+    outputs = model.encode(ModelInputs(bins[None], zero + len(bins), zero))
     scores: np.ndarray = outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
     return scores

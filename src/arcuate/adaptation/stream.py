@@ -13,7 +13,7 @@ import torch
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import Adapter, input_sums, read
 from arcuate.adaptation.state import Day, Expected, Heard, confidence
-from arcuate.data.batching import move_statistics, read_statistics
+from arcuate.data.batching import read_statistics
 from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -109,10 +109,10 @@ def follow_trial(
 def normalised_bins(adapter: Adapter, store: Store, trial: TrialInfo) -> torch.Tensor:
     """One trial as the model sees it. (T, C)"""
     device = adapter.model.head.weight.device
-    wanted = adapter.model.config.settings.front_end.wanted
+    spec = adapter.model.config.settings.front_end.statistics_spec
     bins = torch.from_numpy(store.read_bins(trial))[None].to(device)
-    statistics = move_statistics(read_statistics(store, [trial], wanted), device)
-    return adapter.model.normalise(bins, statistics)[0]
+    statistics = read_statistics(store, [trial], spec)
+    return adapter.model.normalise(bins, statistics.to(device) if statistics else None)[0]
 
 
 def start_day(adapter: Adapter, store: Store, session: str, known: Mapping[str, Sequence[float]]) -> Day:

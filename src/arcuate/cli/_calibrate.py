@@ -22,6 +22,7 @@ from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
+from arcuate.files import write_json
 from arcuate.insight.report.sessions import FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
@@ -34,9 +35,9 @@ from arcuate.models.model import (
 )
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
-from arcuate.run import Run, open_run, refuse_taken, write_json
+from arcuate.run import Run, lock_run, open_run, refuse_taken
 from arcuate.training.environment import describe
-from arcuate.training.signals import Stop, listening, sole_writer
+from arcuate.training.signals import Stop, listening
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def prepare_plan(asked: Asked) -> Plan:
     model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
     day = split_day(store, asked.session, asked.sentences, source.config.front_end.patch)
-    store.refuse_changed((*day.first, *day.rest))
+    store.check_unchanged((*day.first, *day.rest))
     old = old_trials(source, store, model) if settings.rest else ()
     recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
     return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.first)))
@@ -204,7 +205,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     """The curve, then the run folder, whole or not at all; None where a signal said stop."""
-    with sole_writer(plan.run, say):
+    with lock_run(plan.run):
         refuse_taken(
             plan.run.path, resumes=False
         )  # another one may have come to its end since the plan was made

@@ -82,7 +82,7 @@ def follow_run(
     reader = label_reader(following)
     adapter = make_adapter(model.to(machine.device), settings, recipe.augment, reader)
     with nullcontext() if quiet else progress("checking trials") as report:
-        store.refuse_changed(trials, report)
+        store.check_unchanged(trials, report)
     with nullcontext() if quiet else progress("reading trials") as report:
         courses = follow(adapter, store, trials, phoneme_search(validate), True, report)
     results = [f.result for course in courses for f in course.trials]

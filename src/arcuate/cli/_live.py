@@ -191,12 +191,12 @@ def tell_unmeasured(decoder: "StreamingDecoder") -> None:
 
 
 def check_recording(asked: Asked) -> None:
-    from arcuate.data.readers.source import safe_name
+    from arcuate.data.readers.source import is_safe_name
     from arcuate.live.recorder import refuse_foreign
 
     if asked.day is not None and asked.record is None:
         raise UserError("--day names the day that is recorded: name a folder with --record too")
-    if asked.day is not None and not safe_name(asked.day):
+    if asked.day is not None and not is_safe_name(asked.day):
         raise UserError(f"{asked.day!r:.60} is no name of a day; choose one such as t15.2023.09.12")
     if asked.record is not None:
         refuse_foreign(asked.record)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.joint import JointBeamSearch, search_joint
@@ -85,8 +85,10 @@ def decode_trials(
     training = model.training
     model.eval()
     with torch.inference_mode():
-        plan = by_length(trials, batch_size)
-        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
+        plan = group_by_length(trials, batch_size)
+        for chosen, batch in evaluation_batches(
+            store, trials, model.config.sessions, front_end.statistics_spec, plan
+        ):
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)

@@ -18,7 +18,7 @@ import torch
 from arcuate.config import Overrides
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
-from arcuate.data.config import Bucketed, Days
+from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
@@ -27,16 +27,16 @@ from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, refuse_taken
+from arcuate.run import Run, RunLike, lock_run, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
-from arcuate.training.curriculum import outline, settle
+from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
 from arcuate.training.environment import describe
 from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
 from arcuate.training.precision import Choice, choose_precision
-from arcuate.training.signals import Stop, listening, sole_writer
+from arcuate.training.signals import Stop, listening
 from arcuate.training.start import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
 from arcuate.training.state import Training
 from arcuate.training.tracking.callbacks import Watcher, Watchers, check_trackers, trackers
@@ -124,9 +124,9 @@ def train(
         refuse_taken(run.path, resume)
     store = data if isinstance(data, Store) else Store.open(Path(data))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # one trial of every file
+    store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
-    recipe = settle(recipe, per_epoch / recipe.train.accumulate)
+    recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
     if not dry_run:
         _check_run_folder(run, recipe, resume)
     store.close()  # loader processes are started from here and must not inherit open files
@@ -253,7 +253,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
             f"data.workers={recipe.data.workers} exceeds the number of cores; using {counted(workers, 'worker')}"
         )
     if recipe.stages:
-        logger.info(outline(recipe))
+        logger.info(describe_stages(recipe.stages))
     if setup.world.size > 1:
         logger.info(f"{setup.world.size} processes share every batch")
     if selection.unaligned:
@@ -265,9 +265,9 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     if not selection.validation:
         logger.info("no validation trials: the last checkpoint counts as the best")
     batching = recipe.data.batching
-    if isinstance(batching, Days) and batching.n_sessions > len(selection.sessions):
+    if isinstance(batching, SessionBatching) and batching.n_sessions > len(selection.sessions):
         logger.info(f"a batch holds trials of {sessions}, which is all there are")
-    if isinstance(batching, Bucketed):
+    if isinstance(batching, BucketedBatching):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
         logger.info(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
@@ -311,7 +311,7 @@ def _train(
         with world.agreeing():
             refuse_taken(setup.run.path, start.resume)
             if world.writes:
-                stack.enter_context(sole_writer(setup.run, logger.info))
+                stack.enter_context(lock_run(setup.run))
         begin(training, start, environment, world, logger.info)
         if training.finished:
             if world.writes:
@@ -345,7 +345,7 @@ def _run_loop(
     started = time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(
-        *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.wanted),
+        *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec),
         (world.rank, world.size),
     )
     batches = training_batches(

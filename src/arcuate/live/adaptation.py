@@ -27,7 +27,7 @@ from arcuate.adaptation.word_labels import said_as_tokens, word_labels
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store, is_store
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
@@ -200,7 +200,7 @@ def make_adapting(
     model: Model,
     search: WordSearch | None,
     settings: Adaptation,
-    noise: Augment,
+    noise: AugmentationConfig,
     store: Store | None = None,
     progress: Progress | None = None,
 ) -> Adapting:
@@ -236,11 +236,13 @@ def open_adapting(
     return make_adapting(model, search, adapt, noise, known_days(run, model, data), progress)
 
 
-def training_noise(run: Run) -> Augment:
+def training_noise(run: Run) -> AugmentationConfig:
     """The augmentation a run was trained with; none for a model folder without a recipe."""
     if not run.recipe_file.is_file():
-        return Augment()
-    return parse_settings(Augment, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True)
+        return AugmentationConfig()
+    return parse_settings(
+        AugmentationConfig, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True
+    )
 
 
 def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

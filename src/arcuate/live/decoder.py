@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.state import Day
 from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
-from arcuate.data.readers.source import safe_name
+from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
@@ -260,7 +260,7 @@ class StreamingDecoder:
     def ahead(self) -> None:
         """Use the time until the next bins: what can be done of the next frame is done now."""
         with torch.inference_mode():
-            self._now = replace(self._now, model=self._model.ahead(self._now.model))
+            self._now = replace(self._now, model=self._model.precompute(self._now.model))
 
     def partial(self) -> Partial:
         """What is known now."""
@@ -309,7 +309,7 @@ class StreamingDecoder:
 
     def check_session(self, session: str) -> None:
         """Refuse a session that this stream cannot hear."""
-        if self.engine.adapting is not None and safe_name(session):
+        if self.engine.adapting is not None and is_safe_name(session):
             return  # a day that the model does not know is read with the layer of the nearest one
         if session not in self.sessions:
             new = "; follow a new day with adapt, or add it with arcuate calibrate"

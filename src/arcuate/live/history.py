@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from arcuate.data.statistics import Moments, Statistics, signed_log
+from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.models.model import Model, build_on_meta
 
 
@@ -26,20 +26,20 @@ def hold_still(model: nn.Module) -> None:
         parameter.requires_grad_(False)
 
 
-def remember(past: Moments, bins: np.ndarray, log: bool, max_bins: int) -> Moments:
+def remember(past: RunningStatistics, bins: np.ndarray, log: bool, max_bins: int) -> RunningStatistics:
     """The past with more bins (t, C) in it; what is longer ago than `max_bins` fades."""
-    return fade(past, max_bins).merge(Moments.of(signed_log(bins) if log else bins))
+    return fade(past, max_bins).merge(RunningStatistics.from_bins(signed_log(bins) if log else bins))
 
 
-def fade(past: Moments, max_bins: int) -> Moments:
+def fade(past: RunningStatistics, max_bins: int) -> RunningStatistics:
     share = min(1.0, max_bins / max(past.n_bins, 1))
     return replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, max_bins))
 
 
-def as_past(statistics: Statistics | None, n_channels: int) -> Moments:
+def as_past(statistics: Statistics | None, n_channels: int) -> RunningStatistics:
     """Statistics known beforehand, such as those of an earlier session, as a past to go on from."""
     if statistics is None or statistics.n_bins <= 0:
-        return Moments.empty(n_channels)
+        return RunningStatistics.empty(n_channels)
     n = np.full(n_channels, float(statistics.n_bins))
     sd = statistics.sd.astype(np.float64)
-    return Moments(n, statistics.mean.astype(np.float64), n * sd**2, statistics.n_bins)
+    return RunningStatistics(n, statistics.mean.astype(np.float64), n * sd**2, statistics.n_bins)

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import to_tokens
-from arcuate.data.quality import QualityRow, flags_of, inspect, judge
-from arcuate.data.readers.source import Reading, safe_name
+from arcuate.data.pronunciation import text_to_tokens
+from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
+from arcuate.data.readers.source import ReadResult, is_safe_name
 from arcuate.data.splits import find_leakage, hash_bins, hash_split
-from arcuate.data.store import TrialInfo, info_of
-from arcuate.data.store_writer import writing_store
+from arcuate.data.store import TrialInfo, trial_info
+from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
-from arcuate.run import read_jsonl, to_line, write_lines
+from arcuate.files import read_jsonl, to_json_line, write_jsonl
 
 JOURNAL, BINS, STORE, LIVE, LOCK = "journal.jsonl", "bins.f32", "store", "live.jsonl", ".lock"
 KEPT = ("state", "trial", "partial", "final", "fault", "adaptation")  # kinds of events that are written down
@@ -103,7 +103,7 @@ class Recorder:
         return {**event, **day, "first_bin": self.n_bins - event["n_bins"], "latencies_ms": latencies}
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._journal.write(to_line(event) + "\n")
+        self._journal.write(to_json_line(event) + "\n")
         self._journal.flush()
         if event["type"] == "final":
             os.fsync(self._journal.fileno())
@@ -147,7 +147,7 @@ def mend(folder: Path, n_channels: int) -> list[dict[str, Any]]:
         raise UserError(
             f"{folder} is a recording of {rows[0].get('n_channels')} channels; choose another folder"
         )
-    whole = "".join(to_line(row) + "\n" for row in rows)
+    whole = "".join(to_json_line(row) + "\n" for row in rows)
     if journal.stat().st_size != len(whole.encode()):
         os.truncate(journal, len(whole.encode()))
     if bins.exists():
@@ -163,10 +163,10 @@ def seal(folder: Path) -> Path | None:
     if not finals:
         return None
     said = list(trials_of(folder, finals, n_channels))
-    quality = {trial.id: judge(Reading(trial.id, trial), inspect(trial)) for trial in said}
-    infos = [info_of(trial, flags_of(quality[trial.id]), hash_bins(trial.bins)) for trial in said]
+    quality = {trial.id: quality_rows(ReadResult(trial.id, trial), find_problems(trial)) for trial in said}
+    infos = [trial_info(trial, exclusion_flags(quality[trial.id]), hash_bins(trial.bins)) for trial in said]
     store = folder / STORE
-    with writing_store(store, n_channels, force=True) as writer:
+    with create_store(store, n_channels, force=True) as writer:
         for session in dict.fromkeys(trial.session for trial in said):
             with writer.session(session) as out:
                 for trial in (t for t in said if t.session == session):
@@ -174,7 +174,7 @@ def seal(folder: Path) -> Path | None:
         ordered = [i for s in dict.fromkeys(t.session for t in said) for i in infos if i.session == s]
         found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
         writer.write_manifest(about(said, infos), ordered, found)
-        write_lines(writer.folder / LIVE, live_rows(rows, said))
+        write_jsonl(writer.folder / LIVE, live_rows(rows, said))
     return store
 
 
@@ -183,13 +183,13 @@ def trials_of(folder: Path, finals: list[dict[str, Any]], n_channels: int) -> It
     counts: dict[tuple[str, str], int] = {}
     for row in finals:
         session = str(row.get("day") or row["session"])
-        if not safe_name(session):
+        if not is_safe_name(session):
             raise UserError(f"{folder / JOURNAL} names a session {session!r:.60}, which is no plain name")
         reference = row.get("reference")
         split: Split = "test" if reference is None else "val"  # what nobody wrote down cannot be scored
         number = counts.get((session, split), 0)
         counts[session, split] = number + 1
-        tokens = None if reference is None else np.array(to_tokens(reference)[0], np.int32)
+        tokens = None if reference is None else np.array(text_to_tokens(reference)[0], np.int32)
         first = int(row["first_bin"])
         piece = bins[max(0, first) : first + int(row["n_bins"])]  # on disk: an hour need not fit in memory
         yield Trial(session, split, number, 1, piece, tokens, reference, corpus=LIVE_CORPUS)

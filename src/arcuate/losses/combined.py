@@ -56,9 +56,7 @@ def _transducer_loss(
             return losses
 
 
-def _intermediate_loss(
-    outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: LossSettings
-) -> Tensor:
+def _intermediate_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: LossSettings) -> Tensor:
     """Mean CTC loss over the inner layers in use. (B,)"""
     losses = [
         ctc_loss(log_probs.float(), outputs.n_frames, tokens, n_tokens, settings.ctc)

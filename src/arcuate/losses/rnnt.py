@@ -93,8 +93,8 @@ def _node_log_probs(
 class _NodeLogProbs(torch.autograd.Function):
     """Log-softmax and selection of two classes in one, per trial on its true nodes only.
 
-    With p the softmax of the logits at a node, the gradients are d_blank (onehot(blank) - p) + d_emit (onehot(next) - p),
-    so the normaliser (log-sum-exp) of each node is all that is saved besides the logits.
+    With p the softmax of the logits at a node, the gradient is d_blank (onehot(blank) - p) + d_emit (onehot(next) - p).
+    So the normaliser (log-sum-exp) of each node is all that is saved besides the logits.
     """
 
     @staticmethod
@@ -107,7 +107,9 @@ class _NodeLogProbs(torch.autograd.Function):
             nodes = logits[i, :t, : u + 1].to(dtype)  # (t, u + 1, V)
             norm = norms[i, :t, : u + 1] = nodes.logsumexp(-1)
             blanks[i, :t, : u + 1] = nodes[..., ctx.blank] - norm
-            emissions[i, :t, :u] = nodes.gather(-1, _next_token_index(targets[i, :u], t))[..., 0] - norm[:, :u]
+            emissions[i, :t, :u] = (
+                nodes.gather(-1, _next_token_index(targets[i, :u], t))[..., 0] - norm[:, :u]
+            )
         ctx.save_for_backward(logits, targets, norms)
         return blanks, emissions
 
@@ -203,7 +205,7 @@ def _by_diagonal(log_probs: Tensor) -> Tensor:
 
 
 def _diagonal_view(rows: Tensor, length: int) -> Tensor:
-    """View of the lattice within its anti-diagonals: node (t, u) is column u of row t + u. (N, B, U + 1) -> (B, T, U + 1)"""
+    """Lattice as a view of its anti-diagonals: (t, u) is column u of row t + u. (N, B, U + 1) -> (B, T, U + 1)"""
     _, n_trials, columns = rows.shape
     diagonal = n_trials * columns
     return rows.as_strided((n_trials, length, columns), (columns, diagonal, diagonal + 1))
@@ -251,7 +253,9 @@ def _check_inputs(
     if targets.is_floating_point() or targets.is_complex():
         raise UserError(f"targets are {targets.dtype}; expected integers, the class of each token")
     if bool((real == blank).any()):
-        raise UserError(f"a target is {blank}, the blank; pass the true n_tokens instead of the padded length")
+        raise UserError(
+            f"a target is {blank}, the blank; pass the true n_tokens instead of the padded length"
+        )
     for n in n_classes:
         if not 0 <= blank < n or (len(real) and not 0 <= int(real.min()) <= int(real.max()) < n):
             raise UserError(f"blank {blank} or a target is not a class; there are {n}, numbered from 0")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from arcuate.config import Settings
-from arcuate.data.config import Wanted
+from arcuate.data.config import StatisticsSpec
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = TypeVar("Count")
@@ -97,9 +97,9 @@ class FrontEndSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"log": "log1p"}
 
     @property
-    def wanted(self) -> Wanted:
+    def statistics_spec(self) -> StatisticsSpec:
         """The statistics that normalisation needs with each trial."""
-        return Wanted(self.normalise, self.log1p)
+        return StatisticsSpec(self.normalise, self.log1p)
 
 
 class GRUSettings(Settings):

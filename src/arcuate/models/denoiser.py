@@ -2,9 +2,9 @@
 
 A small convolutional network predicts the velocity v(x, t) of a frame x at time t in [0, 1]. Training uses straight
 lines between paired frames (conditional flow matching, Lipman et al. 2023, with the noisy frames as the source instead
-of Gaussian noise): at x_t = (1 - t) noisy + t clean the target velocity is clean - noisy. Inference integrates dx/dt = v
-from the encoder's own frames with a few Euler steps; it is deterministic. The output layer is initialised to zero, so
-an untrained denoiser is the identity.
+of Gaussian noise): at x_t = (1 - t) noisy + t clean the target velocity is clean - noisy. Inference integrates
+dx/dt = v from the encoder's own frames with a few Euler steps; it is deterministic. The output layer is initialised to
+zero, so an untrained denoiser is the identity.
 
 The network does not receive the source frame. With x_t and the source it could compute the target velocity in training
 as (x_t - source) / t, which carries no information in inference, where integration starts at the source itself. The

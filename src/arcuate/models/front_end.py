@@ -1,8 +1,8 @@
 """Front end: from stored bins to the bins that patches are extracted from.
 
-Normalisation, Gaussian smoothing, session layer, and optionally a channel gate and a convolutional stem. Complete trials
-go through `normalise` and `FrontEnd.forward`; streams through `start`, `normalise`, `step` and `take_patches`, with an
-immutable state passed in and returned.
+Normalisation, Gaussian smoothing, session layer, and optionally a channel gate and a convolutional stem. Complete
+trials go through `normalise` and `FrontEnd.forward`; streams through `start`, `normalise`, `step` and `take_patches`,
+with an immutable state passed in and returned.
 """
 
 import math
@@ -74,7 +74,9 @@ class FrontEnd(nn.Module):
         """Normalised bins to the bins that patches are extracted from. (B, T, C) -> (B, max(T, patch), C)"""
         missing = max(self.settings.patch.bins - bins.shape[1], 0)
         bins = F.pad(bins, (0, 0, self.left, self.right + missing))
-        is_padding = torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]  # (B, T)
+        is_padding = (
+            torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]
+        )  # (B, T)
         bins = bins.masked_fill_(is_padding[..., None], 0.0)
         bins = self.session_layer(smooth(bins, self.kernel), session)
         return bins if self.stem is None else self.stem(bins, n_bins.clamp(min=self.settings.patch.bins))

@@ -25,7 +25,9 @@ from arcuate.models.convolution import extract_patches, project_patches
 from arcuate.models.interfaces import require_causal
 
 _TRANSPOSE_MIN_FRAMES = 16  # from this many frames on, transposing the recurrent weights pays off
-_KEEP_STATE = 1e4  # pre-activation of the update gate for which sigmoid is exactly 1: the state stays unchanged
+_KEEP_STATE = (
+    1e4  # pre-activation of the update gate for which sigmoid is exactly 1: the state stays unchanged
+)
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,7 @@ class GRU(nn.Module):
             return _step_one_frame(self.gru, self.patch.bins, state, bins, precomputed)
         return self(bins, None, state)
 
-    def precompute(
-        self, state: Tensor, bins: Tensor, precomputed: Precomputed | None
-    ) -> Precomputed | None:
+    def precompute(self, state: Tensor, bins: Tensor, precomputed: Precomputed | None) -> Precomputed | None:
         """The part of the next frame that its first bins (B, t, C) determine; kept beside the state of a stream."""
         if len(bins) != 1 or torch.is_grad_enabled():
             return None

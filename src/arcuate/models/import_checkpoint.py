@@ -55,7 +55,7 @@ T12_SESSIONS = tuple(
 class ImportResult:
     """An imported model folder and what it contains."""
 
-    model: str  # path of the folder
+    model: Path  # the folder
     kind: str
     checkpoint: str  # name of the imported file
     n_parameters: int
@@ -68,7 +68,13 @@ class ImportResult:
         """Plain values; the metrics of the checkpoint are top-level keys."""
         fields = asdict(self)
         metrics = fields.pop("metrics")
-        return {**fields, "sessions": list(self.sessions), "ignored": list(self.ignored), **metrics}
+        return {
+            **fields,
+            "model": str(self.model),
+            "sessions": list(self.sessions),
+            "ignored": list(self.ignored),
+            **metrics,
+        }
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def import_checkpoint(
     }
     (out / "import.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
     return ImportResult(
-        model=str(out),
+        model=out,
         kind=kind,
         checkpoint=path.name,
         n_parameters=sum(p.numel() for p in model.parameters()),
@@ -193,7 +199,10 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
         if (w := weights.get(f"encoder.gru.{name}")) is not None:
             w = w.unflatten(1, (n_channels, n_bins)).transpose(1, 2).flatten(1).contiguous()
             weights[f"encoder.gru.{name}"] = w
-    weights_by_session, biases_by_session = tensors.take("dayWeights"), tensors.take("dayBias").reshape(n_sessions, -1)
+    weights_by_session, biases_by_session = (
+        tensors.take("dayWeights"),
+        tensors.take("dayBias").reshape(n_sessions, -1),
+    )
     for i in range(n_sessions):
         weights[f"front_end.session_layer.weights.{i}"] = weights_by_session[i].clone()
         weights[f"front_end.session_layer.biases.{i}"] = biases_by_session[i].clone()
@@ -238,7 +247,11 @@ def _read_gru(
         )
     bidirectional = any(name.endswith("_reverse") for name in names)
     encoder = GRUSettings(
-        width=width, depth=depth, dropout=dropout, bidirectional=bidirectional, learned_initial_state=learned_initial_state
+        width=width,
+        depth=depth,
+        dropout=dropout,
+        bidirectional=bidirectional,
+        learned_initial_state=learned_initial_state,
     )
     weights = {}
     for layer in range(depth):
@@ -251,7 +264,9 @@ def _read_gru(
 def _nejm_taps(sd: float, size: int) -> int:
     """Kernel length of the '25 baseline: weights above 0.01 of a Gaussian cut at four standard deviations."""
     if not 0 < 4 * sd + 0.5 < size / 2:
-        raise UserError(f"smoothing with standard deviation {sd} in a kernel of {size} bins cannot be imported")
+        raise UserError(
+            f"smoothing with standard deviation {sd} in a kernel of {size} bins cannot be imported"
+        )
     radius = int(4 * sd + 0.5)
     raw = [math.exp(-0.5 * (i / sd) ** 2) for i in range(-radius, radius + 1)]
     return sum(weight / sum(raw) > 0.01 for weight in raw)
@@ -350,7 +365,9 @@ class _Args:
 
     def __init__(self, file: Path, tree: Any) -> None:
         if not isinstance(tree, Mapping):
-            raise UserError(f"{file} is not a mapping of training settings; copy the file written by the training")
+            raise UserError(
+                f"{file} is not a mapping of training settings; copy the file written by the training"
+            )
         self.file, self.tree = file, tree
 
     @staticmethod
@@ -359,7 +376,9 @@ class _Args:
         try:
             return _Args(file, yaml.safe_load(file.read_text(encoding="utf-8")))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"{file} is not valid YAML; copy the file written by the training again") from error
+            raise UserError(
+                f"{file} is not valid YAML; copy the file written by the training again"
+            ) from error
 
     @staticmethod
     def read_pickle(file: Path) -> "_Args":

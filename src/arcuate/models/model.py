@@ -1,7 +1,7 @@
 """The model: everything deterministic between stored bins and log-probabilities.
 
-Training, evaluation, live decoding and export all use this class, so normalisation, smoothing, patching and frame counts
-cannot differ between them. Nothing random is drawn here except dropout.
+Training, evaluation, live decoding and export all use this class, so normalisation, smoothing, patching and frame
+counts cannot differ between them. Nothing random is drawn here except dropout.
 """
 
 import copy
@@ -201,9 +201,7 @@ class Model(nn.Module):
 
     def _stream_outputs(self, frames: Tensor, state: StreamState) -> Outputs:
         mode = None if state.mode is None else state.mode.logits[:, 0]
-        return self._apply_heads(
-            frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode
-        )
+        return self._apply_heads(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
 
     def _apply_heads(
         self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None, mode: Tensor | None
