@@ -70,8 +70,8 @@ def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordS
         for parameter in joint_search.head.parameters():
             parameter.zero_()
         joint_search.head.predictor.embedding.weight[:, :] = torch.eye(4)
-        joint_search.head.predictor.mix.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
-        joint_search.head.from_tokens.weight[:, :] = 4 * torch.eye(4)
+        joint_search.head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
+        joint_search.head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
         joint_search.head.output.weight[2, 0] = 9.0  # after nothing: b
         joint_search.head.output.weight[3, 2] = 9.0  # after b: silence
         joint_search.head.output.weight[0, 3] = 9.0  # after a silence: blanks
