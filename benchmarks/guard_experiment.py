@@ -17,7 +17,8 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from arcuate.run import Run, read_jsonl
+from arcuate.files import read_jsonl
+from arcuate.run import Run
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def draw(runs: dict[Arm, Run], path: Path) -> None:
             if undone:
                 axes.plot(*zip(*undone, strict=True), color=arm.colour, linestyle=":", marker="x")
                 axes.annotate(
-                    f"stuck: back to step {row['rewound_to']}, rate × {row['rate_scale']:g}",
+                    f"stuck: back to step {row['rewound_to']}, rate × {row['lr_scale']:g}",
                     undone[-1],
                     textcoords="offset points",
                     xytext=(6, -16 if arm.name == "wild" else 12),

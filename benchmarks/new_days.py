@@ -21,7 +21,8 @@ from encoders import ALONE, RECIPES
 from matplotlib import pyplot as plt
 
 from arcuate.experiments.recipe import run_recipe
-from arcuate.run import Run, read_json
+from arcuate.files import read_json
+from arcuate.run import Run
 
 METHODS = ("statistics", "one-step", "replay", "entropy")
 LATER = (5, 8)

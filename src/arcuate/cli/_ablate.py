@@ -20,9 +20,10 @@ from arcuate.experiments.ablation import (
     read_factors,
     work,
 )
+from arcuate.files import write_json, write_text
 from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
-from arcuate.run import Run, write_aside, write_json
-from arcuate.training.signals import listening
+from arcuate.run import Run
+from arcuate.training.interrupts import handle_signals
 
 CHECKPOINTS = ("last", "best")
 SPLITS = ("val", "dev")
@@ -45,7 +46,7 @@ def ablate_command(
     if dry_run:
         return plan(experiment, as_json)
     open_experiment(experiment)
-    with listening() as stop, progress("training") as report:
+    with handle_signals() as stop, progress("training") as report:
         failed = work(experiment, scorer(experiment), stop, say, report)
     ablation = judge(experiment)
     summary = {**summarise(ablation), "failed": {str(path): reason for path, reason in failed.items()}}
@@ -116,10 +117,10 @@ def plan(experiment: Experiment, as_json: bool) -> int:
 def write(ablation: Ablation, summary: dict[str, Any]) -> None:
     folder = ablation.experiment.out
     write_json(folder / "ablation.json", summary)
-    write_aside(folder / "ablation.html", ablation_page(ablation, summary))
-    write_aside(folder / "arms.svg", arms_svg(ablation))
+    write_text(folder / "ablation.html", ablation_page(ablation, summary))
+    write_text(folder / "arms.svg", arms_svg(ablation))
     if ablation.n_asked:
-        write_aside(folder / "effects.svg", effects_svg(ablation))
+        write_text(folder / "effects.svg", effects_svg(ablation))
 
 
 def show(ablation: Ablation, summary: dict[str, Any]) -> None:

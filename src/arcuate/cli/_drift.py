@@ -15,8 +15,9 @@ from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
+from arcuate.files import write_text
 from arcuate.insight.drift import drift_page
-from arcuate.run import open_run, write_aside
+from arcuate.run import open_run
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def drift_command(asked: Asked, as_json: bool) -> None:
         every,
         rates,
     )
-    write_aside(asked.out, page)
+    write_text(asked.out, page)
     summary = {
         "store": str(asked.store),
         "page": str(asked.out),

@@ -1,13 +1,12 @@
 """The factors of an ablation as given on the command line, and the arms that isolate each of them."""
 
-import fcntl
 import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,11 @@ from arcuate.errors import UserError
 from arcuate.experiments.multi_seed import seed_settings
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.sweep import as_text
+from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.progress import Progress
-from arcuate.run import Run, read_json, write_json
+from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.signals import Stop
+from arcuate.training.interrupts import Stop
 
 EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
 NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,39}):(?=[^=]*=)(.*)", re.DOTALL)
@@ -285,11 +285,10 @@ def scored(experiment: Experiment, cell: Cell) -> bool:
 @contextmanager
 def claim(cell: Cell) -> Iterator[bool]:
     """Whether this cell is ours as long as the context lasts."""
-    cell.lock_file.parent.mkdir(parents=True, exist_ok=True)
-    with cell.lock_file.open("a") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            stack.enter_context(exclusive_lock(cell.lock_file, f"{cell.path} is in use"))
+        except LockHeld:
             yield False
             return
         yield True

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.run import to_line
+from arcuate.files import to_json_line
 
 HISTORY = 50  # finals a viewer gets on joining
 Message = str | bytes
@@ -68,7 +68,7 @@ class Hub:
 
     def snapshot(self) -> str:
         """Everything that is true now, in one message."""
-        return to_line({"type": "snapshot", "finals": list(self._finals), "now": self._latest})
+        return to_json_line({"type": "snapshot", "finals": list(self._finals), "now": self._latest})
 
     def restore(self, finals: list[dict[str, Any]]) -> None:
         self._finals.extend(finals)
@@ -76,7 +76,7 @@ class Hub:
     def _fan_out(self, message: dict[str, Any] | bytes) -> None:
         if isinstance(message, dict):
             self._note(message)
-        wire = message if isinstance(message, bytes) else to_line(message)
+        wire = message if isinstance(message, bytes) else to_json_line(message)
         for viewer in self.viewers:
             if not viewer.offer(wire) and isinstance(wire, str):
                 viewer.waiting.clear()  # text must not be lost: what was missed comes as one snapshot

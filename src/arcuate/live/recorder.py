@@ -24,7 +24,7 @@ from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
-from arcuate.run import read_jsonl, to_line, write_lines
+from arcuate.files import read_jsonl, to_json_line, write_jsonl
 
 JOURNAL, BINS, STORE, LIVE, LOCK = "journal.jsonl", "bins.f32", "store", "live.jsonl", ".lock"
 KEPT = ("state", "trial", "partial", "final", "fault", "adaptation")  # kinds of events that are written down
@@ -103,7 +103,7 @@ class Recorder:
         return {**event, **day, "first_bin": self.n_bins - event["n_bins"], "latencies_ms": latencies}
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._journal.write(to_line(event) + "\n")
+        self._journal.write(to_json_line(event) + "\n")
         self._journal.flush()
         if event["type"] == "final":
             os.fsync(self._journal.fileno())
@@ -147,7 +147,7 @@ def mend(folder: Path, n_channels: int) -> list[dict[str, Any]]:
         raise UserError(
             f"{folder} is a recording of {rows[0].get('n_channels')} channels; choose another folder"
         )
-    whole = "".join(to_line(row) + "\n" for row in rows)
+    whole = "".join(to_json_line(row) + "\n" for row in rows)
     if journal.stat().st_size != len(whole.encode()):
         os.truncate(journal, len(whole.encode()))
     if bins.exists():
@@ -174,7 +174,7 @@ def seal(folder: Path) -> Path | None:
         ordered = [i for s in dict.fromkeys(t.session for t in said) for i in infos if i.session == s]
         found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
         writer.write_manifest(about(said, infos), ordered, found)
-        write_lines(writer.folder / LIVE, live_rows(rows, said))
+        write_jsonl(writer.folder / LIVE, live_rows(rows, said))
     return store
 
 

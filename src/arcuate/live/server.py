@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.live.access import COOKIE, Access, Bucket
 from arcuate.live.broadcast import Hub, Viewer, parse_command
 from arcuate.live.config import LiveSettings
@@ -21,7 +22,6 @@ from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.socket import Sender
 from arcuate.live.visualisation import describe
-from arcuate.run import to_line
 
 PAGE = Path(__file__).parent / "page"
 REFUSED = 4403  # WebSocket close code: host, origin or token
@@ -198,7 +198,7 @@ def obey_one(live: Live, text: str, viewer: Viewer, bucket: Bucket) -> None:
             raise UserError(f"more than {bucket.rate:g} wishes a second are too many")
         live.obey(parse_command(text[:10_000]))
     except UserError as error:
-        viewer.offer(to_line({"type": "refused", "what": str(error)}))
+        viewer.offer(to_json_line({"type": "refused", "what": str(error)}))
 
 
 async def send_all(viewer: Viewer, socket: WebSocket) -> None:

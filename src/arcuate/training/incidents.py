@@ -1,4 +1,4 @@
-"""Response to the verdicts of the guard: rewind, reduce the learning rate, stop; with the evidence in incidents.jsonl."""
+"""Incidents: carry out the verdicts of the guard (rewind, reduce_lr, stop), and keep the evidence."""
 
 import math
 from collections.abc import Sequence

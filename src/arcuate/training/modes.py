@@ -72,14 +72,14 @@ def infer_modes(
     vocalised = fit_mixture(energy, groups, labelled_modes(trials, settings))
     modes = Modes({t.id: float(p) for t, p in zip(trials, vocalised, strict=True)})
     n_frames = model.mode.count_frames(torch.tensor([t.n_bins for t in trials])).numpy()
-    _initialise_head(model.mode, evidence, n_frames, modes.targets([t.id for t in trials], torch.device("cpu")))
+    _initialise_head(
+        model.mode, evidence, n_frames, modes.targets([t.id for t in trials], torch.device("cpu"))
+    )
     return modes
 
 
 @torch.no_grad()
-def _initialise_head(
-    head: SpeakingMode, evidence: np.ndarray, n_frames: np.ndarray, targets: Tensor
-) -> None:
+def _initialise_head(head: SpeakingMode, evidence: np.ndarray, n_frames: np.ndarray, targets: Tensor) -> None:
     """Set the classifier of the head to a ridge regression of the targets."""
     centre, spread = head.centre.double().cpu().numpy(), head.spread.double().cpu().numpy()
     shrinkage = n_frames / (n_frames + head.settings.prior_frames)
@@ -133,7 +133,9 @@ def fit_mixture(
     """Fit two normal distributions with one SD by EM, with one mode per group; return P(vocalised) per trial. (N,)"""
     group = np.unique(np.asarray(groups), return_inverse=True)[1]
     labelled = ~np.isnan(labels)
-    label_log_odds = np.bincount(group[labelled], _LABEL_LOG_ODDS * (2 * labels[labelled] - 1), group.max() + 1)
+    label_log_odds = np.bincount(
+        group[labelled], _LABEL_LOG_ODDS * (2 * labels[labelled] - 1), group.max() + 1
+    )
     proportion, spread = 0.5, float(energy.std())
     low, high = np.quantile(energy, [0.25, 0.75])
     if spread < 1e-9:  # all energies are equal: only labels distinguish the modes

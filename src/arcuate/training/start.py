@@ -145,7 +145,9 @@ def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path 
             raise UserError("--keep-optimizer needs --from: name the run whose optimizer state is kept")
         return None
     if resume:
-        raise UserError("--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one")
+        raise UserError(
+            "--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one"
+        )
     return find_checkpoint(*split_parent(parent))
 
 

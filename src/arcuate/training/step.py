@@ -1,7 +1,7 @@
 """One optimizer step up to the update: augmentation, forward pass, losses, gradients, and the metrics of the step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -59,9 +59,9 @@ def compute_gradients(
     grad_norm = _clip_gradients(state)
     sums, class_counts = distributed.sum(sums), distributed.sum(class_counts)
     class_counts[BLANK] = 0
-    n_distinct = (class_counts > 0).sum()
-    *totals, norm, distinct = torch.stack([*sums, grad_norm.to(device), n_distinct]).tolist()  # the only transfer
-    return _step_metrics(dict(zip(_SUMS, totals, strict=True)), norm, int(distinct), n_trials, n_classes, losses.keys(), loss_settings)
+    packed = torch.stack([*sums, grad_norm.to(device), (class_counts > 0).sum()])
+    totals = dict(zip((*_SUMS, "grad_norm", "n_distinct"), packed.tolist(), strict=True))  # the only transfer
+    return _step_metrics(totals, n_trials, n_classes, set(losses), loss_settings)
 
 
 def forward(
@@ -113,22 +113,20 @@ def _clip_gradients(state: TrainingState) -> Tensor:
 
 def _step_metrics(
     totals: Mapping[str, float],
-    grad_norm: float,
-    n_distinct: int,
     n_trials: int,
     n_classes: int,
-    computed: Sequence[str],
+    computed: Collection[str],
     loss_settings: LossSettings,
 ) -> StepMetrics:
-    """Divide the transferred sums."""
+    """Divide the transferred sums; `computed` are the losses with a weight above 0."""
     losses = {name: totals[name] / n_trials for name in LOSS_NAMES if name in computed}
     n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
     return StepMetrics(
         loss=totals["loss"] / n_trials,
-        grad_norm=grad_norm,
+        grad_norm=totals["grad_norm"],
         normalised_loss=_normalised_loss(losses, loss_settings, n_tokens, n_frames, n_classes),
         blank_share=totals["blank_frames"] / max(totals["frames"], 1),
-        n_distinct=n_distinct,
+        n_distinct=int(totals["n_distinct"]),
         length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
         losses=losses,
     )

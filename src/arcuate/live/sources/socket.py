@@ -17,12 +17,12 @@ from fastapi import WebSocket, WebSocketDisconnect
 
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.live.access import Bucket
 from arcuate.live.broadcast import parse_command
 from arcuate.live.config import Limits
 from arcuate.live.messages import Chunk, End, Item, Mark
 from arcuate.live.session import LiveSession
-from arcuate.run import to_line
 
 HEADER = struct.Struct("<IId")
 UNKNOWN = 0xFFFFFFFF
@@ -105,4 +105,4 @@ class Sender:
             if not session.put(item, wait=False):
                 raise UserError("decoding is behind; these bins were dropped")
         except UserError as error:
-            await socket.send_text(to_line({"type": "refused", "what": str(error)}))
+            await socket.send_text(to_json_line({"type": "refused", "what": str(error)}))
