@@ -8,6 +8,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import create_run
 from arcuate.seeds import derive_seed
-from arcuate.training.distributed import Distributed
+from arcuate.training.distributed import Distributed, encode_for_training
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb
@@ -33,7 +34,9 @@ CPU = torch.device("cpu")
 def guarded_step(training: TrainingState, batch: Batch) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
     rates = set_learning_rates(training.optimizer, training.recipe, training.step)
-    numbers = compute_gradients(training, training.model.encode, [batch], CPU, Distributed())
+    numbers = compute_gradients(
+        training, partial(encode_for_training, training.model), [batch], CPU, Distributed()
+    )
     verdict = training.guard.judge(numbers, rates["rest"])
     training.optimizer.step()
     training.step += 1
@@ -51,7 +54,9 @@ def bare_step(training: TrainingState, batch: Batch) -> None:
     set_learning_rates(training.optimizer, recipe, training.step)
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
-    outputs = forward(training.model, training.model.encode, batch, recipe, recipe.loss)
+    outputs = forward(
+        training.model, partial(encode_for_training, training.model), batch, recipe, recipe.loss
+    )
     weighted_loss(
         compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
     ).mean().backward()

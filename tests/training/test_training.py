@@ -1,5 +1,6 @@
 """Parts of the training loop: gradients, optimizer groups, averages, precision."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
 from arcuate.training.averaging import WeightAverages
 from arcuate.training.config import Ema, Precision, Swa
-from arcuate.training.distributed import Distributed
+from arcuate.training.distributed import Distributed, encode_for_training
 from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.precision import choose_precision
 from arcuate.training.state import TrainingState
@@ -31,7 +32,7 @@ def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) ->
 
 
 def gradients(training: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tensor]:
-    compute_gradients(training, training.model.encode, drawn, CPU, Distributed())
+    compute_gradients(training, partial(encode_for_training, training.model), drawn, CPU, Distributed())
     return {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
 
 

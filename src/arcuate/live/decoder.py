@@ -22,9 +22,8 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_log_probs, reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, WordState, build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.lists import CandidateList
 from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
-from arcuate.evaluation.rescoring.nbest import Blend, NBest
+from arcuate.evaluation.rescoring.rescore import ScoreWeights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import Adapting, Follower, Lesson, Standing, open_adapting
@@ -53,20 +52,16 @@ class Rescorer:
         """The readings by their new totals, best first, with the causal model's score as `llm`."""
         texts = [reading.text or "" for reading in readings]
         causal = score_sentences(self.model, texts)
-        blend = Blend(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
-        totals = blend(as_nbest(readings, texts), causal)
+        acoustic = np.array([reading.scores["acoustic"] + reading.scores["bonus"] for reading in readings])
+        ngram = np.array([reading.scores["lm"] for reading in readings])
+        weights = ScoreWeights(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
+        totals = weights.interpolate(acoustic, ngram, causal)
         scored = [
             replace(reading, scores={**reading.scores, "llm": float(llm)}, total=float(total))
             for reading, llm, total in zip(readings, causal, totals, strict=True)
         ]
         order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
         return [scored[i] for i in order]
-
-
-def as_nbest(readings: Sequence[Hypothesis], texts: Sequence[str]) -> NBest:
-    sound = [reading.scores["acoustic"] + reading.scores["bonus"] for reading in readings]
-    ngram = [reading.scores["lm"] for reading in readings]
-    return NBest(CandidateList("live", tuple(texts)), np.array(sound), np.array(ngram), {})
 
 
 def load_rescorer(path: str | Path, alpha: float = ALPHA, n_best: int = N_BEST) -> Rescorer:
@@ -260,7 +255,7 @@ class StreamingDecoder:
     def ahead(self) -> None:
         """Use the time until the next bins: what can be done of the next frame is done now."""
         with torch.inference_mode():
-            self._now = replace(self._now, model=self._model.ahead(self._now.model))
+            self._now = replace(self._now, model=self._model.precompute(self._now.model))
 
     def partial(self) -> Partial:
         """What is known now."""

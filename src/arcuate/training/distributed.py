@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.errors import UserError
-from arcuate.models.interfaces import Flow, Joint, Outputs
+from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.training.config import TrainingConfig
 
@@ -80,16 +81,14 @@ def shut_down_distributed() -> None:
         dist.destroy_process_group()
 
 
-# Normalised bins, lengths, sessions, tokens, the same bins before augmentation, whether the denoiser is trained,
-# encoder layers for intermediate losses.
-Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool, tuple[int, ...]], Outputs]
+Encode = Callable[[ModelInputs, bool], Outputs]  # `encode_for_training` of a model
 _INTERMEDIATE = "intermediate."
 
 
 def make_encode(
     model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed
 ) -> Encode:
-    """Return the function from normalised bins to outputs for the components trained now.
+    """Return `encode_for_training` of the model for the components trained now.
 
     It is compiled if runtime.compile is set, and averages gradients over processes.
     """
@@ -103,33 +102,44 @@ def make_encode(
             device_ids=[device] if device.type == "cuda" else None,
             find_unused_parameters=True,
         )
-        return lambda *inputs: outputs_from_tensors(module(*inputs))
+        return lambda inputs, match_flow: outputs_from_tensors(module(inputs, match_flow))
     if recipe.runtime.compile and device.type == "cuda":
-        compiled: Encode = torch.compile(model.encode)
-        return compiled
-    return model.encode
+        return partial(torch.compile(encode_for_training), model)
+    return partial(encode_for_training, model)
+
+
+def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
+    """Return the outputs of `Model.encode`, and with `match_flow` the denoiser's flow from augmented to clean frames.
+
+    The target frames are those of the clean bins without dropout and gradients. Times are drawn between encoder and
+    heads, which fixes the order of all draws of a step.
+    """
+    encoded = model.encode_frames(inputs)
+    flow = None
+    if match_flow and model.denoiser is not None and inputs.clean is not None:
+        noisy = encoded.frames
+        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            clean = replace(inputs, bins=inputs.clean.clone(), layers=())
+            target = model.encode_frames(clean, encoded.mode).frames
+        model.train(training)
+        flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
+    return replace(model.predict(encoded, inputs.tokens), flow=flow)
 
 
 class EncodeModule(nn.Module):
-    """`Model.encode` as a module that returns named tensors, as DistributedDataParallel requires."""
+    """`encode_for_training` as a module that returns named tensors, as DistributedDataParallel requires."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(
-        self,
-        bins: Tensor,
-        n_bins: Tensor,
-        session: Tensor,
-        tokens: Tensor | None = None,
-        clean: Tensor | None = None,
-        match: bool = False,
-        layers: tuple[int, ...] = (),
-    ) -> dict[str, Tensor]:
-        outputs = self.model.encode(bins, n_bins, session, tokens, clean, match, layers)
+    def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
+        outputs = encode_for_training(self.model, inputs, match_flow)
         parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
-        parts |= {f"{_INTERMEDIATE}{layer}": scores for layer, scores in outputs.intermediate.items()}
+        parts |= {f"{_INTERMEDIATE}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
         if outputs.joint is not None:
             joint = outputs.joint  # views, so that DistributedDataParallel finds the parameters in the output
             weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
@@ -137,7 +147,7 @@ class EncodeModule(nn.Module):
         if outputs.mode is not None:
             parts["mode"] = outputs.mode
         if outputs.flow is not None:
-            parts |= {"flow.0": outputs.flow.said, "flow.1": outputs.flow.wanted}
+            parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
         return parts
 
 

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from arcuate.files import append_jsonl
 from arcuate.models.model import Model
 from arcuate.training.callbacks import Callback
 from arcuate.training.checkpoint import link, repair_best_links
-from arcuate.training.distributed import Distributed, Encode
+from arcuate.training.distributed import Distributed, Encode, encode_for_training
 from arcuate.training.incidents import check_finite, respond
 from arcuate.training.interrupts import Stop
 from arcuate.training.metrics import IntervalMetrics
@@ -40,7 +41,7 @@ def train(
     """
     distributed = distributed or Distributed()
     settings = state.recipe.train
-    encode = make_encode() if make_encode else state.model.encode
+    encode = make_encode() if make_encode else partial(encode_for_training, state.model)
     state.model.train()
     state.interval.started = time.perf_counter()
     if state.step == 0 and distributed.is_main:

@@ -65,7 +65,7 @@ def infer_modes(
     """Infer the modes of training trials, and initialise the mode head of the model from them."""
     assert model.mode is not None
     evidence = _collect_evidence(model, store, trials, progress)  # (N, lags * C)
-    model.mode.fit(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
+    model.mode.set_evidence_statistics(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
     settings = model.config.settings.mode
     energy = _log_energy(evidence, settings.lags)
     groups = [f"{t.session}/{t.block}" if settings.infer_per == "block" else t.id for t in trials]
@@ -81,16 +81,16 @@ def infer_modes(
 @torch.no_grad()
 def _initialise_head(head: SpeakingMode, evidence: np.ndarray, n_frames: np.ndarray, targets: Tensor) -> None:
     """Set the classifier of the head to a ridge regression of the targets."""
-    centre, spread = head.centre.double().cpu().numpy(), head.spread.double().cpu().numpy()
+    mean, sd = head.evidence_mean.double().cpu().numpy(), head.evidence_sd.double().cpu().numpy()
     shrinkage = n_frames / (n_frames + head.settings.prior_frames)
-    inputs = np.column_stack([shrinkage[:, None] * (evidence - centre) / spread, np.ones(len(evidence))])
+    inputs = np.column_stack([shrinkage[:, None] * (evidence - mean) / sd, np.ones(len(evidence))])
     weights, target = targets.sum(1).double().numpy(), (targets[:, 1] - targets[:, 0]).double().numpy()
     penalty = np.full(inputs.shape[1], _RIDGE * len(inputs))
     penalty[-1] = 1e-6  # the intercept
     solution = np.linalg.solve(inputs.T @ (weights[:, None] * inputs) + np.diag(penalty), inputs.T @ target)
-    logits = torch.from_numpy(_LOGITS_PER_UNIT * np.stack([-solution, solution])).to(head.answer.weight)
-    head.answer.weight.copy_(logits[:, :-1])
-    head.answer.bias.copy_(logits[:, -1])
+    logits = torch.from_numpy(_LOGITS_PER_UNIT * np.stack([-solution, solution])).to(head.classifier.weight)
+    head.classifier.weight.copy_(logits[:, :-1])
+    head.classifier.bias.copy_(logits[:, -1])
 
 
 def _collect_evidence(
@@ -99,7 +99,7 @@ def _collect_evidence(
     """Return the mean evidence of every trial, in their order. (N, lags * C)"""
     head = model.mode
     assert head is not None
-    device, front_end = head.answer.weight.device, model.config.settings.front_end
+    device, front_end = head.classifier.weight.device, model.config.settings.front_end
     rows: dict[int, np.ndarray] = {}
     with torch.inference_mode():
         plan = group_by_length(trials, 16)
@@ -107,7 +107,7 @@ def _collect_evidence(
             store, trials, model.config.sessions, front_end.statistics_spec, plan
         ):
             batch = batch.to(device)
-            means = head.pool(model.normalise(batch.bins, batch.statistics), batch.n_bins)
+            means = head.mean_evidence(model.normalise(batch.bins, batch.statistics), batch.n_bins)
             rows.update(zip(chosen, means.cpu().numpy(), strict=True))
             if progress:
                 progress(len(rows), len(trials), "inferring speaking modes")

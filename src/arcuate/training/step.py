@@ -11,7 +11,7 @@ from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import Outputs
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
@@ -75,11 +75,15 @@ def forward(
     ids = [t.id for t in batch.trials]
     bins, n_bins = augment(clean, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
     clean = clean[:, clean.shape[1] - bins.shape[1] :]  # random cuts remove the first bins
-    tokens = batch.tokens if loss.rnnt.weight > 0 else None
-    uses_clean = model.mode is not None or model.denoiser is not None
-    layers = loss.intermediate.active_layers
-    match = loss.denoise.weight > 0
-    return encode(bins, n_bins, batch.session, tokens, clean if uses_clean else None, match, layers)
+    inputs = ModelInputs(
+        bins,
+        n_bins,
+        batch.session,
+        tokens=batch.tokens if loss.rnnt.weight > 0 else None,
+        clean=clean if model.mode is not None or model.denoiser is not None else None,
+        layers=loss.intermediate.active_layers,
+    )
+    return encode(inputs, loss.denoise.weight > 0)
 
 
 def _summarise(
