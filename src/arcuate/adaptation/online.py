@@ -31,7 +31,7 @@ from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
-from arcuate.models.interfaces import Outputs
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
 from arcuate.seeds import derive_seed
 
@@ -81,7 +81,7 @@ def read_copies(
     bins, n_bins = augment(bins, n_bins, names, noise, seed, position)
     day = single_session_model(model, "today", layer.weight.detach(), layer.bias.detach())
     session = day.front_end.session_layer
-    outputs = day.encode(bins, n_bins, torch.zeros_like(n_bins))
+    outputs = day.encode(ModelInputs(bins, n_bins, torch.zeros_like(n_bins)))
     return outputs, (session.weights[0], session.biases[0])
 
 
@@ -296,6 +296,6 @@ def make_adapter(
 def read(model: Model, bins: Tensor) -> np.ndarray:
     """Frame scores (F, V) of one trial of normalised bins (T, C), by a model of one day."""
     zero = torch.zeros(1, dtype=torch.int64, device=bins.device)
-    outputs = model.encode(bins[None], zero + len(bins), zero)
+    outputs = model.encode(ModelInputs(bins[None], zero + len(bins), zero))
     scores: np.ndarray = outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
     return scores

@@ -255,7 +255,7 @@ class StreamingDecoder:
     def ahead(self) -> None:
         """Use the time until the next bins: what can be done of the next frame is done now."""
         with torch.inference_mode():
-            self._now = replace(self._now, model=self._model.ahead(self._now.model))
+            self._now = replace(self._now, model=self._model.precompute(self._now.model))
 
     def partial(self) -> Partial:
         """What is known now."""
