@@ -19,7 +19,7 @@ import torch
 
 from arcuate.adaptation.config import Adaptation, Safety
 from arcuate.adaptation.online import make_adapter, read
-from arcuate.adaptation.state import Heard
+from arcuate.adaptation.state import DecodedTrial
 from arcuate.data.alphabet import CLASSES
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.experiments.recipe import load_recipe
@@ -45,11 +45,11 @@ def cost(name: str, n_copies: int) -> dict[str, Any]:
     reading, learning, before = [], [], 0.0
     for _ in range(N_TIMED + 1):  # the first warms up
         started = time.process_time()
-        log_probs = read(adapter.before(day), bins)
+        log_probs = read(adapter.adapted_model(day), bins)
         reading.append(time.process_time() - started)
         before = before or peak_rss_mb()
         started = time.process_time()
-        day, _ = adapter.after(day, Heard(bins, log_probs, said), log_probs)
+        day, _ = adapter.update(day, DecodedTrial(bins, log_probs, said), log_probs)
         learning.append(time.process_time() - started)
     if day.n_steps != N_TIMED + 1:
         sys.exit(f"{name}: {day.n_steps} steps were taken, not {N_TIMED + 1}")

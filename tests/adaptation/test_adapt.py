@@ -9,20 +9,20 @@ import torch
 
 from arcuate.adaptation import stream as following_days
 from arcuate.adaptation.config import METHODS, Adaptation, Method, Safety
-from arcuate.adaptation.online import Adapter, make_adapter, matched, move, read, within
-from arcuate.adaptation.safety import compare, fall_back, judged, must_fall_back, need, worth_learning
-from arcuate.adaptation.state import Day, Expected, Heard, Layer, Moments, Sums, Trust, confidence
-from arcuate.adaptation.stream import (
-    Course,
+from arcuate.adaptation.online import OnlineAdapter, make_adapter, matched, move, read, within
+from arcuate.adaptation.safety import compare, fall_back, track_confidence, fallback_reason, need, is_usable
+from arcuate.adaptation.state import SessionState, ExpectedConfidence, DecodedTrial, AffineLayer, Moments, InputStatistics, ModelComparison, confidence
+from arcuate.adaptation.evaluate import (
+    AdaptedSession,
     expected_confidence,
     follow,
-    in_order,
-    known_confidence,
+    recording_order,
+    measure_confidence,
     normalised_bins,
-    start_day,
+    start_session,
     summarise_courses,
 )
-from arcuate.adaptation.word_labels import say, word_labels
+from arcuate.adaptation.pseudo_labels import say, word_labeller
 from arcuate.data.alphabet import CLASSES, names
 from arcuate.data.config import Augment
 from arcuate.data.prepare import prepare
@@ -46,7 +46,7 @@ ONE, EMPTY, HALF = "t15.2030.02.01", "t15.2030.02.02", "t15.2030.02.03"
 LEARNING: tuple[Method, ...] = ("one-step", "replay")
 
 
-def adapter_of(folder: Path, method: Method, **settings: object) -> Adapter:
+def adapter_of(folder: Path, method: Method, **settings: object) -> OnlineAdapter:
     noise = run_recipe(Run(folder / "run")).augment
     tree = {"method": method, **settings}
     return make_adapter(load_model(find_checkpoint(folder / "run")), Adaptation.model_validate(tree), noise)
@@ -56,12 +56,12 @@ def trials_of(store: Store, session: str, split: str = "train") -> list[TrialInf
     return [t for t in store.trials if t.session == session and t.split == split]
 
 
-def followed(folder: Path, method: Method, session: str, split: str = "train", **settings: object) -> Course:
+def followed(folder: Path, method: Method, session: str, split: str = "train", **settings: object) -> AdaptedSession:
     store = Store.open(folder / "store")
     return follow(adapter_of(folder, method, **settings), store, trials_of(store, session, split))[0]
 
 
-def rates(course: Course) -> tuple[float, float]:
+def rates(course: AdaptedSession) -> tuple[float, float]:
     """Error rates unadapted and adapted."""
     plain = total(f.unadapted for f in course.trials if f.unadapted).rate
     adapted = total(f.result.score for f in course.trials if f.result.score).rate
@@ -102,7 +102,7 @@ def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
     with torch.inference_mode():
         expected = model.encode(bins[None], torch.tensor([len(bins)]), second).log_probs["ctc"][0]
     course = follow(adapter, store, [trial], keep_scores=True)[0]
-    assert course.day.like == SECOND and not course.known
+    assert course.day.init_session == SECOND and not course.known
     np.testing.assert_allclose(course.trials[0].result.log_probs, expected.numpy(), atol=1e-6)
 
 
@@ -112,7 +112,7 @@ def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_later_trials_change_nothing_before_them(new_days: Path, method: Method) -> None:
     store = Store.open(new_days / "store")
-    trials = in_order(trials_of(store, DRIFTED), store.sessions)[:6]
+    trials = recording_order(trials_of(store, DRIFTED), store.sessions)[:6]
     whole = follow(adapter_of(new_days, method), store, trials, keep_scores=True)[0]
     part = follow(adapter_of(new_days, method), store, trials[:4], keep_scores=True)[0]
     for a, b in zip(part.trials, whole.trials, strict=False):
@@ -123,7 +123,7 @@ def test_later_trials_change_nothing_before_them(new_days: Path, method: Method)
 @pytest.mark.parametrize("method", LEARNING)
 def test_labels_of_the_trials_are_never_seen(new_days: Path, method: Method) -> None:
     store = Store.open(new_days / "store")
-    trials = in_order(trials_of(store, DRIFTED), store.sessions)[:5]
+    trials = recording_order(trials_of(store, DRIFTED), store.sessions)[:5]
     hidden = [replace(t, tokens=None, text=None) for t in trials]
     with_labels = follow(adapter_of(new_days, method), store, trials)[0]
     without = follow(adapter_of(new_days, method), store, hidden)[0]
@@ -144,16 +144,16 @@ def test_a_day_can_be_taken_back(new_days: Path) -> None:
     store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", rate=0.05)
     bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
     start = adapter.start(DRIFTED)
-    first = read(adapter.before(start), bins)
-    later, _ = adapter.after(start, Heard(bins, first, tuple(greedy(first))))
-    assert later.n_steps == 1 and not np.array_equal(read(adapter.before(later), bins), first)
-    np.testing.assert_array_equal(read(adapter.before(start), bins), first)
+    first = read(adapter.adapted_model(start), bins)
+    later, _ = adapter.update(start, DecodedTrial(bins, first, tuple(greedy(first))))
+    assert later.n_steps == 1 and not np.array_equal(read(adapter.adapted_model(later), bins), first)
+    np.testing.assert_array_equal(read(adapter.adapted_model(start), bins), first)
 
 
 def test_no_weight_moves_further_than_the_rate_and_the_layer_not_beyond_its_reach() -> None:
-    layer = Layer(torch.eye(4), torch.zeros(4))
+    layer = AffineLayer(torch.eye(4), torch.zeros(4))
     gradients = [torch.full((4, 4), 1e9), torch.full((4,), float("nan"))]
-    moved, moments = move(layer, Moments.zero(layer), gradients, layer, 0.01, 10.0)
+    moved, moments = move(layer, AdamMoments.zero(layer), gradients, layer, 0.01, 10.0)
     assert float((moved.weight - layer.weight).abs().max()) <= 0.01 + 1e-7
     assert torch.equal(moved.bias, layer.bias)
     for _ in range(200):
@@ -163,11 +163,11 @@ def test_no_weight_moves_further_than_the_rate_and_the_layer_not_beyond_its_reac
 
 def test_being_drawn_back_into_reach_moves_no_weight_faster_either() -> None:
     """One weight has used up the reach; a step of all others must not throw it back at once."""
-    start = Layer(torch.eye(20), torch.zeros(20))
+    start = AffineLayer(torch.eye(20), torch.zeros(20))
     weight = start.weight.clone()
     weight[0, 0] += 0.2 * 20**0.5  # as far as it may go
-    layer, gradients = Layer(weight, start.bias), (torch.ones(20, 20), torch.zeros(20))
-    moved, _ = move(layer, Moments.zero(layer), gradients, start, 0.01, 0.2)
+    layer, gradients = AffineLayer(weight, start.bias), (torch.ones(20, 20), torch.zeros(20))
+    moved, _ = move(layer, AdamMoments.zero(layer), gradients, start, 0.01, 0.2)
     assert float((moved.weight - layer.weight).abs().max()) <= 0.01 + 1e-6
     assert 0.19 < moved.distance(start) <= 0.2 + 1e-6
 
@@ -175,17 +175,17 @@ def test_being_drawn_back_into_reach_moves_no_weight_faster_either() -> None:
 def test_entropy_moves_gains_and_offsets_and_turns_nothing(new_days: Path) -> None:
     """Every column of the layer keeps its direction, however long the day."""
     course = followed(new_days, "entropy", DRIFTED, rate=0.01)
-    before, after = course.day.start.weight, course.day.layer.weight
+    before, after = course.day.initial.weight, course.day.layer.weight
     gains = (before * after).sum(0) / before.square().sum(0)
     assert course.day.n_steps > 5 and float((gains - 1).abs().max()) > 0.005
     torch.testing.assert_close(after, before * gains, atol=1e-5, rtol=0)
 
 
 def test_within_leaves_what_is_near() -> None:
-    start = Layer(torch.eye(3), torch.zeros(3))
-    near = Layer(1.05 * torch.eye(3), torch.zeros(3))
+    start = AffineLayer(torch.eye(3), torch.zeros(3))
+    near = AffineLayer(1.05 * torch.eye(3), torch.zeros(3))
     assert within(near, start, 0.1) is near
-    assert within(Layer(2 * torch.eye(3), torch.zeros(3)), start, 0.1).distance(start) == pytest.approx(0.1)
+    assert within(AffineLayer(2 * torch.eye(3), torch.zeros(3)), start, 0.1).distance(start) == pytest.approx(0.1)
 
 
 # --- safety -------------------------------------------------------------------------------------------------
@@ -207,44 +207,44 @@ def test_confidence_counts_frames_that_say_something() -> None:
 def test_unsure_empty_and_flat_trials_teach_nothing() -> None:
     settings, bins = Safety(min_confidence=0.5), torch.randn(20, 3)
     said = (1, 2, 1)
-    assert worth_learning(Heard(bins, scores(0.8, 3), said), settings)
-    assert not worth_learning(Heard(bins, scores(0.4, 3), said), settings)
-    assert not worth_learning(Heard(bins, scores(0.8, 1), (1,)), settings)
-    assert not worth_learning(Heard(torch.zeros(20, 3), scores(0.8, 3), said), settings)
-    assert not worth_learning(Heard(torch.zeros(0, 3), scores(0.8, 3), said), settings)
+    assert is_usable(DecodedTrial(bins, scores(0.8, 3), said), settings)
+    assert not is_usable(DecodedTrial(bins, scores(0.4, 3), said), settings)
+    assert not is_usable(DecodedTrial(bins, scores(0.8, 1), (1,)), settings)
+    assert not is_usable(DecodedTrial(torch.zeros(20, 3), scores(0.8, 3), said), settings)
+    assert not is_usable(DecodedTrial(torch.zeros(0, 3), scores(0.8, 3), said), settings)
 
 
 @pytest.mark.parametrize(("n_edits", "teaches"), [(0, True), (4, True), (5, False)])
 def test_a_sentence_far_from_the_phonemes_heard_teaches_nothing(n_edits: int, teaches: bool) -> None:
     heard, bins = scores(0.8, 10), torch.randn(20, 3)
     said = ((1, 2) * 5)[n_edits:]
-    assert worth_learning(Heard(bins, heard, said), Safety(max_disagreement=0.4)) is teaches
-    assert worth_learning(Heard(bins, heard, said), Safety(max_disagreement=1.0))
+    assert is_usable(DecodedTrial(bins, heard, said), Safety(max_disagreement=0.4)) is teaches
+    assert is_usable(DecodedTrial(bins, heard, said), Safety(max_disagreement=1.0))
 
 
 @pytest.mark.parametrize(
     ("adapted", "unadapted", "falls"), [(0.9, 0.8, False), (0.75, 0.8, True), (0.79, 0.8, False)]
 )
 def test_it_falls_back_when_confidence_drops(adapted: float, unadapted: float, falls: bool) -> None:
-    settings, trust = Safety(window=3, max_drop=0.02), Trust()
+    settings, trust = Safety(window=3, max_drop=0.02), ModelComparison()
     for i in range(3):
-        assert must_fall_back(trust, settings) is None, i
+        assert fallback_reason(trust, settings) is None, i
         trust = compare(trust, scores(adapted), scores(unadapted), settings)
-    assert (must_fall_back(trust, settings) is not None) == falls
+    assert (fallback_reason(trust, settings) is not None) == falls
 
 
 def test_it_falls_back_when_it_stops_reading() -> None:
-    settings, trust = Safety(window=2), Trust()
+    settings, trust = Safety(window=2), ModelComparison()
     for _ in range(2):
         trust = compare(trust, scores(0.99, 4), scores(0.9, 12), settings)
-    assert "tokens" in (must_fall_back(trust, settings) or "")
+    assert "tokens" in (fallback_reason(trust, settings) or "")
 
 
 def test_trials_in_which_nobody_reads_anything_are_no_reason_to_fall_back() -> None:
-    silent, settings, trust = np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=3), Trust()
+    silent, settings, trust = np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=3), ModelComparison()
     for frames in (silent, silent, scores(0.8)):
         trust = compare(trust, frames, frames, settings)
-    assert must_fall_back(trust, settings) is None
+    assert fallback_reason(trust, settings) is None
 
 
 def test_one_long_reading_does_not_hide_that_the_others_stopped() -> None:
@@ -252,22 +252,22 @@ def test_one_long_reading_does_not_hide_that_the_others_stopped() -> None:
     silent, settings, trust = (
         np.log(np.array([[0.98, 0.01, 0.01]] * 5)),
         Safety(window=4, max_drop=1.0),
-        Trust(),
+        ModelComparison(),
     )
     trust = compare(trust, scores(0.8, 8), silent, settings)
     for _ in range(3):
         trust = compare(trust, silent, scores(0.8, 20), settings)
-    assert "0.13 of the tokens" in (must_fall_back(trust, settings) or "")
+    assert "0.13 of the tokens" in (fallback_reason(trust, settings) or "")
 
 
 def test_silence_that_both_hear_is_no_reason_to_fall_back() -> None:
-    settings, trust = Safety(window=2), Trust()
+    settings, trust = Safety(window=2), ModelComparison()
     silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
     for _ in range(2):
         trust = compare(trust, silent, silent, settings)
-    assert must_fall_back(trust, settings) is None
+    assert fallback_reason(trust, settings) is None
     trust = compare(compare(trust, silent, scores(0.9), settings), silent, scores(0.9), settings)
-    assert must_fall_back(trust, settings) is not None, "but silence where the other one reads is"
+    assert fallback_reason(trust, settings) is not None, "but silence where the other one reads is"
 
 
 def test_a_ruined_layer_is_given_up_for_the_one_the_day_began_with(new_days: Path) -> None:
@@ -280,8 +280,8 @@ def test_a_ruined_layer_is_given_up_for_the_one_the_day_began_with(new_days: Pat
 
 
 def test_need_is_nothing_on_a_day_as_sure_as_known_ones() -> None:
-    layer = Layer(torch.eye(2), torch.zeros(2))
-    day = Day("x", "x", layer, layer, Moments.zero(layer), expected=Expected(0.8), plain=(0.85, 0.8))
+    layer = AffineLayer(torch.eye(2), torch.zeros(2))
+    day = SessionState("x", "x", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8), plain=(0.85, 0.8))
     assert need(day, Safety()) == 0.0
     assert need(replace(day, plain=(0.7,)), Safety(full_doubt=0.5)) == pytest.approx(1.0)
     assert need(replace(day, plain=(0.75,)), Safety(full_doubt=0.5)) == pytest.approx(0.5)
@@ -289,8 +289,8 @@ def test_need_is_nothing_on_a_day_as_sure_as_known_ones() -> None:
 
 
 def test_what_chance_explains_is_no_reason_to_learn() -> None:
-    layer = Layer(torch.eye(2), torch.zeros(2))
-    day = Day("x", "w", layer, layer, Moments.zero(layer), expected=Expected(0.8, 0.01, 0.04))
+    layer = AffineLayer(torch.eye(2), torch.zeros(2))
+    day = SessionState("x", "w", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8, 0.01, 0.04))
     sure = Safety(evidence=2.0)
     assert need(replace(day, plain=(0.75,)), sure) == 0.0, "one trial may be so"
     assert need(replace(day, plain=(0.75,) * 20), sure) == pytest.approx(0.5), "not twenty"
@@ -300,9 +300,9 @@ def test_what_chance_explains_is_no_reason_to_learn() -> None:
     assert need(known, Safety(evidence=1.0)) == pytest.approx(0.5), "a known day needs three times as much"
     assert need(known, Safety(evidence=1.3)) == 0.0
     silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
-    assert judged(replace(day, plain=(0.75,)), silent).plain == (0.75,), "nothing was read"
+    assert track_confidence(replace(day, plain=(0.75,)), silent).plain == (0.75,), "nothing was read"
     for _ in range(50):
-        day = judged(day, scores(0.8))
+        day = track_confidence(day, scores(0.8))
     assert day.plain == pytest.approx((0.8,) * 40)
 
 
@@ -312,11 +312,11 @@ def test_a_day_like_known_ones_is_read_as_it_began_whatever_was_learned(
 ) -> None:
     store, adapter = Store.open(new_days / "store"), adapter_of(new_days, method)
     bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
-    day = start_day(adapter, store, DRIFTED, {FIRST: (0.9, 0.8), SECOND: (0.85,)})
-    moved = Layer(day.start.weight * 1.1, day.start.bias)
+    day = start_session(adapter, store, DRIFTED, {FIRST: (0.9, 0.8), SECOND: (0.85,)})
+    moved = AffineLayer(day.initial.weight * 1.1, day.initial.bias)
     for sure, is_start in ((0.85, True), (0.5, False), (0.849, True)):
         day = replace(day, layer=moved, plain=(sure,) * 20)
-        assert (adapter.layer(day, bins).distance(day.start) == 0.0) is is_start
+        assert (adapter.layer(day, bins).distance(day.initial) == 0.0) is is_start
 
 
 def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_days: Path) -> None:
@@ -326,7 +326,7 @@ def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_d
     for session, trials in zip((FIRST, SECOND), own, strict=True):
         model = one_day(adapter.model, session, *layer_of(adapter.model, session))
         sure.append([confidence(read(model, normalised_bins(adapter, store, t))) for t in trials])
-    found = known_confidence(adapter, store)
+    found = measure_confidence(adapter, store)
     assert list(found) == [FIRST, SECOND] and [list(found[s]) for s in found] == sure
 
 
@@ -341,7 +341,7 @@ def test_many_known_days_are_sampled_more_thinly(new_days: Path, monkeypatch: py
             "normalised_bins",
             lambda a, s, t, heard=heard: heard.append(t) or normalised_bins(a, s, t),
         )
-        assert set(known_confidence(adapter, store)) == {FIRST, SECOND}
+        assert set(measure_confidence(adapter, store)) == {FIRST, SECOND}
         n_read.append(len(heard))
     assert n_read == [24, 10, 4]
 
@@ -351,10 +351,10 @@ def test_what_is_expected_of_a_known_day_is_measured_on_others() -> None:
     known = {"a": (0.9,), "b": (0.7,), "c": (0.5,)}
     assert expected_confidence("new", known).confidence == pytest.approx(0.7)
     assert expected_confidence("a", known).confidence == pytest.approx(0.6)
-    assert expected_confidence("a", {"a": (0.9,)}) == Expected(0.9, day_sd=pytest.approx(0.01))
+    assert expected_confidence("a", {"a": (0.9,)}) == ExpectedConfidence(0.9, day_sd=pytest.approx(0.01))
     assert expected_confidence("a", {}) is None
     apart = {"a": (0.6, 0.8), "b": (0.8, 0.8, 0.8), "c": (0.9, 0.9)}
-    assert expected_confidence("c", apart) == Expected(
+    assert expected_confidence("c", apart) == ExpectedConfidence(
         pytest.approx(0.75), day_sd=pytest.approx(0.1 / 2**0.5), trial_sd=pytest.approx(0.1)
     )
 
@@ -366,41 +366,41 @@ def test_matched_layers_give_outputs_the_mean_and_sd_of_the_reference() -> None:
     generator = torch.Generator().manual_seed(3)
     before = torch.randn(4000, 3, generator=generator) @ torch.randn(3, 3, generator=generator)
     after = 1.7 * before + torch.tensor([0.5, -1.0, 2.0])
-    start = Layer(torch.randn(3, 3, generator=generator), torch.randn(3, generator=generator))
-    layer = matched(start, Sums.of(before), Sums.of(after))
+    start = AffineLayer(torch.randn(3, 3, generator=generator), torch.randn(3, generator=generator))
+    layer = matched(start, InputStatistics.of(before), InputStatistics.of(after))
     torch.testing.assert_close(
         after @ layer.weight + layer.bias, before @ start.weight + start.bias, atol=1e-3, rtol=1e-3
     )
 
 
-def statistics_day(folder: Path, **settings: object) -> tuple[Adapter, Day, torch.Tensor]:
+def statistics_day(folder: Path, **settings: object) -> tuple[OnlineAdapter, SessionState, torch.Tensor]:
     """A day that begins, by statistics; and the bins of one of its trials."""
     store, adapter = Store.open(folder / "store"), adapter_of(folder, "statistics", **settings)
     bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
-    return adapter, start_day(adapter, store, DRIFTED, {}), bins
+    return adapter, start_session(adapter, store, DRIFTED, {}), bins
 
 
 def test_statistics_stay_within_reach(new_days: Path) -> None:
     """Whatever the input: an amplifier that jumps by a thousand SD moves the layer no further than it may."""
     adapter, day, bins = statistics_day(new_days, reach=0.2)
     far = bins + 1000.0
-    assert adapter.layer(day, far).distance(day.start) == pytest.approx(0.2)
-    day, _ = adapter.after(day, Heard(far, read(adapter.before(day, far), far), ()))
-    assert day.n_steps == 1 and adapter.layer(day).distance(day.start) == pytest.approx(0.2)
+    assert adapter.layer(day, far).distance(day.initial) == pytest.approx(0.2)
+    day, _ = adapter.update(day, DecodedTrial(far, read(adapter.adapted_model(day, far), far), ()))
+    assert day.n_steps == 1 and adapter.layer(day).distance(day.initial) == pytest.approx(0.2)
 
 
 def test_statistics_that_fell_back_begin_anew(new_days: Path) -> None:
     adapter, day, bins = statistics_day(new_days)
     for _ in range(3):
-        day, _ = adapter.after(day, Heard(bins + 5.0, scores(0.8), ()))
-    assert adapter.layer(day).distance(day.start) > 0.01
-    assert adapter.layer(fall_back(day)).distance(day.start) < 1e-6
+        day, _ = adapter.update(day, DecodedTrial(bins + 5.0, scores(0.8), ()))
+    assert adapter.layer(day).distance(day.initial) > 0.01
+    assert adapter.layer(fall_back(day)).distance(day.initial) < 1e-6
 
 
 def test_flat_trials_count_in_no_statistics(new_days: Path) -> None:
     adapter, day, bins = statistics_day(new_days)
     flat = torch.full_like(bins, 3.0)
-    after, _ = adapter.after(day, Heard(flat, read(adapter.before(day, flat), flat), ()))
+    after, _ = adapter.update(day, DecodedTrial(flat, read(adapter.adapted_model(day, flat), flat), ()))
     assert (after.seen, after.n_steps, after.n_trials) == (None, 0, 1)
     assert torch.equal(adapter.layer(day, flat).weight, adapter.layer(day).weight)
 
@@ -446,7 +446,7 @@ def test_a_model_without_session_layers_reads_the_same_with_them_added(
 def test_the_adapted_model_streams_as_it_reads_whole_trials(new_days: Path) -> None:
     store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", rate=0.02)
     course = follow(adapter, store, trials_of(store, DRIFTED)[:5])[0]
-    model = adapter.before(course.day)
+    model = adapter.adapted_model(course.day)
     bins = torch.from_numpy(store.read_bins(trials_of(store, DRIFTED)[5]))
     with torch.inference_mode():
         state, parts = model.start(0), []
@@ -486,7 +486,7 @@ def spoken(*phonemes: str) -> np.ndarray:
 @pytest.mark.parametrize("n_frames", [1, 1000])
 def test_words_are_labelled_as_the_lexicon_says_them(n_frames: int) -> None:
     """In English "b" is said B IY; this lexicon knows better, and it is what the search has heard."""
-    label = word_labels(small_search(), n_frames)
+    label = word_labeller(small_search(), n_frames)
     assert names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
     silent = np.log(np.full((6, len(CLASSES)), 1e-6) + np.eye(len(CLASSES))[[0] * 6])
     assert label((silent - np.logaddexp.reduce(silent, axis=1)[:, None]).astype(np.float32)) == ()

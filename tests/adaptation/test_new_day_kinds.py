@@ -10,7 +10,7 @@ import torch
 from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import make_adapter
-from arcuate.adaptation.stream import follow_trial
+from arcuate.adaptation.evaluate import adapt_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
 from arcuate.cli._evaluate import AS_TRAINED
 from arcuate.cli._follow import Following, follow_run
@@ -89,11 +89,11 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
     adapter = make_adapter(model, settings, Augment(white_noise_sd=0.2))
     day = adapter.start(DRIFTED)
     for trial in [t for t in store.trials if t.session == DRIFTED][:5]:
-        _, after = follow_trial(adapter, day, store, trial, greedy, False)
+        _, after = adapt_trial(adapter, day, store, trial, greedy, False)
         assert float((after.layer.weight - day.layer.weight).abs().max()) <= 0.01 + 1e-6
         assert after.layer.distance(after.start) <= 0.05 + 1e-5
         day = after
-    assert day.n_steps == 5 and day.layer.distance(day.start) > 0
+    assert day.n_steps == 5 and day.layer.distance(day.initial) > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -115,7 +115,7 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
     adapter = make_adapter(load_model(folder), settings, noise)
     day, read = adapter.start(DRIFTED), []
     for trial in trials:
-        step, day = follow_trial(adapter, day, store, trial, greedy, False)
+        step, day = adapt_trial(adapter, day, store, trial, greedy, False)
         read.append(step.result.tokens)
     engine = make_engine(load_model(folder), None)
     engine = replace(engine, adapting=make_adapting(engine.model, None, settings, noise))

@@ -10,9 +10,9 @@ import torch
 
 from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
-from arcuate.adaptation.online import Adapter, make_adapter
-from arcuate.adaptation.stream import Course, follow, in_order
-from arcuate.adaptation.word_labels import word_labels
+from arcuate.adaptation.online import OnlineAdapter, make_adapter
+from arcuate.adaptation.evaluate import AdaptedSession, follow, recording_order
+from arcuate.adaptation.pseudo_labels import word_labeller
 from arcuate.cli._live import Asked, check
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -72,17 +72,17 @@ def streaming(
 
 def offline(
     folder: Path, settings: Adaptation, trials: list[TrialInfo], normalise: str = "none", words: bool = True
-) -> Course:
-    label = word_labels(small_search()) if words else greedy
+) -> AdaptedSession:
+    label = word_labeller(small_search()) if words else greedy
     noise = run_recipe(Run(folder / "run")).augment
-    adapter: Adapter = make_adapter(model_of(folder, normalise), settings, noise, label)
+    adapter: OnlineAdapter = make_adapter(model_of(folder, normalise), settings, noise, label)
     return follow(adapter, Store.open(folder / "store"), trials, keep_scores=True)[0]
 
 
 def trials_of(folder: Path, session: str = DRIFTED, n: int = N_TRIALS) -> list[TrialInfo]:
     store = Store.open(folder / "store")
     found = [t for t in store.trials if t.session == session and t.split == "train"]
-    return in_order(found, store.sessions)[:n]
+    return recording_order(found, store.sessions)[:n]
 
 
 def prepared(folder: Path, normalise: str = "none") -> Prepared:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arcuate.adaptation.calibration import split_day
+from arcuate.adaptation.calibration import split_session
 from arcuate.data.frames import Patch
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -154,7 +154,7 @@ def test_a_recorded_day_can_calibrate_the_next(tmp_path: Path) -> None:
     session.stop()
     store = Store.open(tmp_path / "rec" / "store")
     assert store.sessions == ("day3",)
-    found = split_day(store, "day3", 2, Patch())
+    found = split_session(store, "day3", 2, Patch())
     assert [t.text for t in found.first] == ["One.", "Two."] and [t.text for t in found.rest] == ["Three."]
     assert [row["session"] for row in read_live(tmp_path / "rec")] == [
         "day2"

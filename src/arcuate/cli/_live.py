@@ -179,7 +179,7 @@ def check_adapting(asked: Asked) -> None:
 
 def tell_unmeasured(decoder: "StreamingDecoder") -> None:
     """Without recordings of known days nobody can say how sure the model usually is."""
-    from arcuate.adaptation.stream import LEARNING
+    from arcuate.adaptation.config import GRADIENT_METHODS
 
     adapting = decoder.engine.adapting
     if adapting and not adapting.known and adapting.adapter.settings.method in LEARNING:
@@ -292,10 +292,10 @@ def open_replay(asked: Asked, decoder: "StreamingDecoder") -> "Prepared":
 
 def in_recorded_order(prepared: "Prepared", decoder: "StreamingDecoder") -> "Prepared":
     """Days are followed as they were recorded; how new ones are read is told."""
-    from arcuate.adaptation.stream import in_order
+    from arcuate.adaptation.evaluate import recording_order
     from arcuate.cli._follow import tell_days
 
-    trials = in_order(prepared.trials, prepared.store.sessions)
+    trials = recording_order(prepared.trials, prepared.store.sessions)
     tell_days(prepared.store, decoder.engine.model, trials)
     return replace(prepared, trials=tuple(trials))
 
@@ -306,7 +306,7 @@ def seed_statistics(asked: Asked, decoder: "StreamingDecoder") -> None:
     if front_end.normalise == "none" or asked.data is None:
         return
     store = open_store(asked)
-    session = decoder.day.like if decoder.day else decoder.session  # of a new day the nearest known one
+    session = decoder.day.init_session if decoder.day else decoder.session  # of a new day the nearest known one
     last = [t for t in store.trials if t.session == session]
     if last:
         decoder.seed(store.block_statistics(last[-1], front_end.log))

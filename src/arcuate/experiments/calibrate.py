@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from arcuate.adaptation.calibration import MixedPlan
+from arcuate.adaptation.calibration import MixedBatches
 from arcuate.adaptation.config import Calibration
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.sessions import nearest_session
@@ -27,7 +27,7 @@ def derive_recipe(parent: Recipe, card: ModelCard, session: str, settings: Calib
         update={"sessions": (*card.sessions, session), "max_sessions": None, "n_sessions": None}
     )
     layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
-    rest = settings.rest * settings.rate
+    rest = settings.other_lr_factor * settings.lr
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
@@ -43,7 +43,7 @@ def derive_recipe(parent: Recipe, card: ModelCard, session: str, settings: Calib
         "stages": (),
         "optimizer": Optimizer(),
         "schedule": Linear(peak=rest, floor=0.0) if rest else Constant(rate=0.0),
-        "session_schedule": Linear(peak=settings.rate, floor=0.0),
+        "session_schedule": Linear(peak=settings.lr, floor=0.0),
         "ema": Ema(),
         "average": Average(),
         "train": Train(
@@ -62,7 +62,7 @@ def derive_recipe(parent: Recipe, card: ModelCard, session: str, settings: Calib
 
 def begin_with(model: Model, session: str, settings: Calibration) -> str:
     """The known session whose layer a new one begins as, or "mean"."""
-    return "mean" if settings.like == "mean" else nearest_session(session, model.card.sessions)
+    return "mean" if settings.init == "mean" else nearest_session(session, model.card.sessions)
 
 
 def fit_layer(
@@ -83,12 +83,12 @@ def fit_layer(
     free(model, settings)
     run = create_run(folder, recipe, environment)
     training = Training(model, recipe, run, "fp32")
-    mixing = bool(settings.rest) and bool(old)
-    plan = MixedPlan(
+    mixing = bool(settings.other_lr_factor) and bool(old)
+    plan = MixedBatches(
         len(new),
         len(old) if mixing else 0,
         settings.batch_size,
-        settings.old_share if mixing else 0.0,
+        settings.replay_fraction if mixing else 0.0,
         settings.seed,
     )
     trials = (*new, *old) if mixing else tuple(new)
@@ -103,7 +103,7 @@ def free(model: Model, settings: Calibration) -> None:
     own = {id(layer.weights[-1]), id(layer.biases[-1])}
     for name, parameters in parameter_groups(model).items():
         for parameter in parameters:
-            moves = id(parameter) in own if name == "session" else settings.rest > 0
+            moves = id(parameter) in own if name == "session" else settings.other_lr_factor > 0
             parameter.requires_grad_(moves)
 
 

@@ -1,0 +1,110 @@
+"""What all streams of a process share: model, word search and rescorer. It holds no state of a stream."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from arcuate.data.alphabet import SILENCE
+from arcuate.decoding.config import Decoding
+from arcuate.decoding.frame_scores import arrange
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.errors import UserError
+from arcuate.evaluation.combine.lists import CandidateList
+from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
+from arcuate.evaluation.rescoring.nbest import Blend, NBest
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.open import open_model
+from arcuate.live.adaptation import AdaptationSetup
+from arcuate.live.latency import ModelDelay, model_delay
+from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.model import Model, outline
+
+_BOUNDARY_CLASSES = ("SIL", "|", ">", "<space>", " ")
+
+
+@dataclass(frozen=True, eq=False)
+class Rescorer:
+    """Rescores n-best lists at the end of a sentence with a causal language model."""
+
+    model: CausalModel
+    alpha: float = 0.5  # weight of the causal model against the n-gram
+    n_best: int = 20
+
+    def __call__(self, nbest: Sequence[Hypothesis], lm_weight: float) -> list[Hypothesis]:
+        """Sort hypotheses by their new total, best first, with the causal model's score as `llm`."""
+        texts = [hypothesis.text or "" for hypothesis in nbest]
+        causal = score_sentences(self.model, texts)
+        blend = Blend(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
+        acoustic = np.array([h.scores["acoustic"] + h.scores["bonus"] for h in nbest])
+        ngram = np.array([h.scores["lm"] for h in nbest])
+        totals = blend(NBest(CandidateList("live", tuple(texts)), acoustic, ngram, {}), causal)
+        scored = [
+            replace(hypothesis, scores={**hypothesis.scores, "llm": float(llm)}, total=float(total))
+            for hypothesis, llm, total in zip(nbest, causal, totals, strict=True)
+        ]
+        order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
+        return [scored[i] for i in order]
+
+
+def load_rescorer(path: str | Path) -> Rescorer:
+    return Rescorer(load_causal(Path(path)))
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Weights, search and rescorer shared by all streams."""
+
+    model: Model  # normalises as in training
+    rolling_model: Model  # the same weights, normalising by past bins
+    search: WordSearch | None  # None: decode phonemes
+    rescorer: Rescorer | None
+    columns: tuple[int, ...]  # columns of the model's output in the order of the search
+    silence: int  # silence column of the model's output, -1 if there is none
+    delay: ModelDelay
+    lock: threading.Lock  # the search has one set of work buffers
+    adaptation: AdaptationSetup | None = None
+
+
+def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
+    """Prepare a model for streaming; it must be causal."""
+    refuse_both_ways(model.card.settings.encoder.causal)
+    model = model.eval().requires_grad_(False)
+    per_block = model.card.settings.front_end.normalise == "block"
+    names = model.card.classes
+    columns, _ = arrange(np.arange(len(names), dtype=np.float32)[None], names, "the model")
+    silence = names.index("SIL") if "SIL" in names else SILENCE if len(names) > SILENCE else -1
+    return Engine(
+        model,
+        _with_rolling_normalisation(model) if per_block else model,
+        search,
+        rescorer,
+        tuple(int(c) for c in columns[0]),
+        silence,
+        model_delay(model),
+        threading.Lock(),
+    )
+
+
+def _with_rolling_normalisation(model: Model) -> Model:
+    """Return a model with the same weights that normalises causally, for models trained on complete blocks."""
+    settings = model.card.settings
+    front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
+    card = model.card.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
+    rolling = outline(card)
+    rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    return rolling.eval()
+
+
+def load_search(model: Model, lm: str, lexicon: str, decoding: Decoding) -> WordSearch:
+    """Create the word search of `arcuate decode` over the classes of a model."""
+    names = model.card.classes
+    _, classes = arrange(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    words, ngram = open_lexicon(lexicon, classes), open_model(lm)
+    if tuple(words.classes) != classes:
+        raise UserError(f"the lexicon {lexicon} has other classes than the model; give one with the same classes")
+    has_boundary = classes[-1] in _BOUNDARY_CLASSES
+    return word_search(words, ngram, decoding, boundary=len(classes) - 1 if has_boundary else -1)
