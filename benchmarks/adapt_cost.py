@@ -23,7 +23,7 @@ from arcuate.adaptation.state import DecodedTrial
 from arcuate.data.alphabet import CLASSES
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.experiments.recipe import load_recipe
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, count_parameters
 
 RECIPES = ("tiny", "b2t24-gru", "b2t25-gru", "b2t24-transformer", "b2t25-transformer", "mode-ssm")
@@ -35,10 +35,10 @@ def cost(name: str, n_copies: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     recipe = load_recipe(name)
     n_channels = 128 if name == "tiny" else recipe.data.published.channels
-    card = ModelCard(settings=recipe.model, n_channels=n_channels, sessions=("a",), classes=CLASSES)
+    config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=("a",), classes=CLASSES)
     generator = torch.Generator().manual_seed(0)
     settings = Adaptation(method="one-step", copies=n_copies, safety=EVERY)
-    adapter = make_adapter(Model(card), settings, recipe.augment)
+    adapter = make_adapter(Model(config), settings, recipe.augment)
     bins = torch.randn(N_BINS, n_channels, generator=generator)
     said = tuple(torch.randint(1, len(CLASSES), (N_TOKENS,), generator=generator).tolist())
     day = adapter.start("a")
@@ -54,7 +54,7 @@ def cost(name: str, n_copies: int) -> dict[str, Any]:
     if day.n_steps != N_TIMED + 1:
         sys.exit(f"{name}: {day.n_steps} steps were taken, not {N_TIMED + 1}")
     return {
-        "parameters": count_parameters(card),
+        "parameters": count_parameters(config),
         "reading": statistics.median(reading[1:]),
         "learning": statistics.median(learning[1:]),
         "memory_mb": peak_rss_mb() - before,

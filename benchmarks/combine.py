@@ -35,7 +35,7 @@ from arcuate.evaluation.combine.fit import (
 )
 from arcuate.evaluation.combine.lists import CandidateList, read_lists
 from arcuate.evaluation.combine.mbr import minimum_risk
-from arcuate.language.ngram.open import open_model
+from arcuate.language.ngram.io import open_model
 
 SETS = ("t15_val_bi", "t15_val_uni", "t12_test_bi", "t12_test_uni")
 

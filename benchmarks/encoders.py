@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import Batch, BatchStatistics, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
+from arcuate.experiments.train import build_model
 from arcuate.losses.combined import head_losses, weigh
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run, read_json, write_json
@@ -92,12 +92,12 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     """CPU seconds of a step: the mean over batches of the quickest of several tries, for busy neighbours slow some."""
     torch.set_num_threads(1)
     recipe, store = load_recipe(arm.recipe, arm.overrides), Store.open(data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     batches = PlannedBatches(
         store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (0, 1)
     )
-    model = build(recipe, store, selection).train()
+    model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)
     step(model, optimizer, recipe, batches[0])  # warms up
     best = [
@@ -153,7 +153,7 @@ def stream_ms(
     model: Model, bins: torch.Tensor, statistics_: BatchStatistics | None, n_frames: int = 300
 ) -> float:
     """CPU milliseconds of one streamed frame, the median over the last fifty of a stream."""
-    stride = model.card.settings.front_end.patch.stride
+    stride = model.config.settings.front_end.patch.stride
     cost = []
     with torch.inference_mode():
         state = model.start(0, statistics_)
@@ -183,8 +183,8 @@ def published_streams() -> None:
     for name in PUBLISHED:
         recipe = load_recipe(name, ["encoder.bidirectional=false", "front_end.normalise=none"])
         n_channels = recipe.data.published.channels
-        card = ModelCard(settings=recipe.model, n_channels=n_channels, sessions=("a",), classes=CLASSES)
-        model = Model(card).eval()
+        config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=("a",), classes=CLASSES)
+        model = Model(config).eval()
         bins = torch.randn(1, 400, n_channels)
         early, late = (stream_ms(model, bins, None, n) for n in (100, 300))
         n_parameters = sum(p.numel() for p in model.parameters())

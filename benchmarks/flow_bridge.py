@@ -19,7 +19,6 @@ from arcuate.experiments.recipe import run_recipe
 from arcuate.losses.combined import flow_loss
 from arcuate.models.config import Denoiser as Settings
 from arcuate.models.denoiser import Denoiser
-from arcuate.models.front_end import count_frames
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 
@@ -31,7 +30,7 @@ Pair = tuple[Tensor, Tensor, Tensor]  # noisy frames, clean frames (B, F, D), th
 def make_pairs(run: Path, data: Path) -> list[Pair]:
     recipe, model = run_recipe(Run(run)), load_model(find_checkpoint(run, "last"))
     store = Store.open(data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     batches = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
     pairs = []
@@ -44,7 +43,7 @@ def make_pairs(run: Path, data: Path) -> list[Pair]:
         frames = [
             model.encode(bins, n_bins, batch.session, None, clean).frames for bins in (noisy, clean.clone())
         ]
-        pairs.append((frames[0], frames[1], count_frames(n_bins, recipe.front_end.patch)))
+        pairs.append((frames[0], frames[1], recipe.front_end.patch.count_frames(n_bins)))
     return pairs
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.batching import Batch, PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import build_model
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.run import append_line, create_run
 from arcuate.seeds import derive
@@ -63,7 +63,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
     seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
@@ -71,7 +71,7 @@ def main() -> None:
         states = {}
         for name in seconds:
             run = create_run(Path(folder) / name, recipe, {})
-            states[name] = Training(build(recipe, store, selection), recipe, run, "fp32")
+            states[name] = Training(build_model(recipe, store, selection), recipe, run, "fp32")
         steps = {"guarded": guarded_step, "bare": bare_step}
         for position in range(arguments.steps):
             batch = planned[position]

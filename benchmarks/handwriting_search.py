@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import BOUNDARIES, read_scores
+from arcuate.data.alphabet import BOUNDARY_NAMES
+from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.word_search.search import word_search
+from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.word_search.search import build_word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb, read_references
-from arcuate.language.lexicon import spelled_lexicon
+from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.evaluation.word_errors import read_references
+from arcuate.language.lexicon import grapheme_lexicon
 from arcuate.language.ngram.model import LanguageModel
 
 FOLD = (",", ".", "?")
@@ -33,23 +35,27 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     folder = asked.words / "handwriting"
-    scores, speed = (read_scores(folder / f"{name}.npz", ">", FOLD) for name in ("dev", "speed"))
+    scores, speed = (read_log_probs(folder / f"{name}.npz", ">", FOLD) for name in ("dev", "speed"))
     texts = [r.text or "" for r in read_references(folder / "dev.jsonl", len(scores.trials), scores.ids)]
     model = LanguageModel.open(asked.lm)
     special = ("<s>", "</s>", "<unk>")
-    lexicon, unspelt = spelled_lexicon((w for w in model.words if w not in special), scores.classes[:-1])
+    lexicon, unspelt = grapheme_lexicon((w for w in model.words if w not in special), scores.classes[:-1])
     lexicon = type(lexicon)(
         lexicon.words, lexicon.word_of, lexicon.tokens, lexicon.offsets, scores.classes, lexicon.name
     )
     rows: list[dict[str, Any]] = []
     read = [
-        "".join(" " if scores.classes[t] in BOUNDARIES else scores.classes[t] for t in greedy(frames)).split()
+        "".join(
+            " " if scores.classes[t] in BOUNDARY_NAMES else scores.classes[t] for t in greedy(frames)
+        ).split()
         for frames in scores.trials
     ]
     rows.append({"search": "greedy", **rates(texts, [" ".join(words) for words in read])})
-    base = word_search(lexicon, model, Decoding(lm_weight=asked.lm_weight), boundary=scores.boundary)
+    base = build_word_search(
+        lexicon, model, DecodingConfig(lm_weight=asked.lm_weight), boundary=scores.boundary
+    )
     for beam, threshold in POINTS:
-        search = base.weighed(base.settings.model_copy(update={"beam": beam, "threshold": threshold}))
+        search = base.with_settings(base.settings.model_copy(update={"beam": beam, "threshold": threshold}))
         search.search(scores.trials[0])
         found = [search.search(frames)[0].text or "" for frames in scores.trials]
         seconds = []

@@ -31,14 +31,14 @@ import torch
 from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
-from arcuate.data.trial import BIN_S
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import read_scores
+from arcuate.data.trial import BIN_SECONDS
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import read_log_probs
 from arcuate.experiments.recipe import load_recipe
 from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
 from arcuate.live.decoder import make_engine, open_search, warm_up
 from arcuate.live.sources.replay import Prepared, prepare_replay
-from arcuate.models.config import ModelCard, ModelSettings
+from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model, State
 from arcuate.run import Run
@@ -62,19 +62,21 @@ def full_model(told: Iterator[np.ndarray]) -> Prompted:
     settings = ModelSettings(front_end=recipe.front_end, encoder=recipe.encoder)
     sessions = tuple(f"session{i}" for i in range(45))
     torch.manual_seed(0)
-    model = Prompted(ModelCard(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)).eval()
+    model = Prompted(
+        ModelConfig(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)
+    ).eval()
     model.told = told
     return model
 
 
 def full(asked: argparse.Namespace) -> dict[str, Any]:
     """Sentences as long as the real ones: the model gets as many bins as give so many frames."""
-    scores = read_scores(asked.scores)
+    scores = read_log_probs(asked.scores)
     told: list[np.ndarray] = []
     even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
     model = full_model(told.pop(0) if told else even for _ in itertools.count())
     decoder = StreamingDecoder(
-        warmed(make_engine(model, open_search(model, "default", "default", Decoding(beam=200))))
+        warmed(make_engine(model, open_search(model, "default", "default", DecodingConfig(beam=200))))
     )
     rng = np.random.default_rng(0)
 
@@ -116,7 +118,7 @@ def warmed(engine: Any) -> Any:
 
 def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
     decoder = StreamingDecoder.load(run)
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     store = Store.open(Path(str(Run(run).data()["path"])))
     return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log)
 
@@ -138,8 +140,8 @@ def streams(asked: argparse.Namespace) -> dict[str, Any]:
     gc.freeze()
     if asked.first:  # all cores
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    for _ in range(round(asked.seconds / BIN_S)):
-        due += BIN_S
+    for _ in range(round(asked.seconds / BIN_SECONDS)):
+        due += BIN_SECONDS
         found.n_late += wait_until(due)
         for k, decoder in enumerate(decoders):
             if not left[k]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from arcuate.cli._train import build
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import build_model
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optim import make_optimizer, set_rates
@@ -31,10 +31,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
-    model = build(recipe, store, selection)
+    model = build_model(recipe, store, selection)
     optimizer = make_optimizer(model, recipe.optimizer)
     loading, training = [], []
     for first in range(0, arguments.batches, BLOCK):  # in turns, so that a busy machine slows both alike

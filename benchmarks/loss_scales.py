@@ -20,7 +20,7 @@ from arcuate.losses.combined import head_losses
 from arcuate.losses.config import CTC, RNNT, Loss
 from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.rnnt import rnnt_loss_joined
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 
 PAIRS = (
@@ -36,10 +36,10 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     torch.manual_seed(0)
     patch = f"front_end.patch={{bins: {bins}, stride: {stride}}}"
     recipe = load_recipe("mode-ssm-small", ["transducer.enabled=true", patch])
-    card = ModelCard(
+    config = ModelConfig(
         settings=recipe.model, n_channels=store.n_channels, sessions=store.sessions, classes=CLASSES
     )
-    model = Model(card).eval()
+    model = Model(config).eval()
     trials = [t for t in store.trials if t.split == "train"][:n_trials]
     places = {session: i for i, session in enumerate(store.sessions)}
     batch = collate(store, trials, places, recipe.front_end.wanted)

@@ -18,7 +18,7 @@ import torch
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.experiments.recipe import load_recipe
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, count_parameters
 from arcuate.run import Run
 
@@ -81,9 +81,9 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
 
     torch.set_num_threads(1)
     recipe = load_recipe("tiny", arguments(variant, 0))
-    card = ModelCard(settings=recipe.model, n_channels=128, sessions=tuple("abcdef"), classes=CLASSES)
+    config = ModelConfig(settings=recipe.model, n_channels=128, sessions=tuple("abcdef"), classes=CLASSES)
     torch.manual_seed(0)
-    model = Model(card)
+    model = Model(config)
     bins, tokens = torch.randn(16, 500, 128), torch.randint(1, 41, (16, 35))
     n_bins, n_tokens, session = (
         torch.full((16,), 500),
@@ -97,7 +97,7 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
         wanted = torch.full((16, 2), 0.5)
         weigh(head_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss).mean().backward()
         seconds.append(time.process_time() - started)
-    return count_parameters(card), min(seconds), stream_ms(model.eval())
+    return count_parameters(config), min(seconds), stream_ms(model.eval())
 
 
 @torch.inference_mode()

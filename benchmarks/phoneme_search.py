@@ -15,7 +15,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.prefix_beam import PhonemeSearch
+from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
 
 def log_add(a: float, b: float) -> float:
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--plain-trials", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    frames, search = trials(asked.trials, asked.frames), PhonemeSearch(asked.beam)
+    frames, search = trials(asked.trials, asked.frames), PrefixBeamSearch(asked.beam)
     search.tokens(frames[0])  # compiled, or read from the cache
     few = frames[: asked.plain_trials]
     same = sum(plain(f, asked.beam) == search.tokens(f) for f in few)

@@ -20,7 +20,7 @@ from torch import nn
 from arcuate.data.alphabet import CLASSES
 from arcuate.losses.config import CTC
 from arcuate.losses.ctc import ctc_loss
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, SSMEncoder
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, SSMEncoder
 from arcuate.models.gru import GRU
 from arcuate.models.model import Model
 from arcuate.models.ssm import SSM
@@ -43,7 +43,7 @@ def make_model(side: str, depth: int) -> Model:
         else GRUEncoder(width=WIDTH, depth=depth, dropout=0.1)
     )
     settings = ModelSettings(front_end=FrontEnd(patch=PATCH), encoder=encoder)
-    model = Model(ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=("s",), classes=CLASSES))
+    model = Model(ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=("s",), classes=CLASSES))
     if side == "torch gru":
         assert isinstance(encoder, GRUEncoder)
         model.encoder = TorchGRU(encoder, PATCH, N_CHANNELS)

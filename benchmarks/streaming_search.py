@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import read_scores
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.stability import Partial, Stability, stability
-from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.open import open_model
+from arcuate.language.ngram.io import open_model
 
 
 def stream(search: WordSearch, frames: np.ndarray) -> tuple[list[float], list[float], bool, Stability]:
@@ -56,17 +56,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    scores = read_scores(asked.scores)
+    scores = read_log_probs(asked.scores)
     (
         open_model(asked.lm),
         open_lexicon(asked.lexicon, scores.classes),
     )  # warm: files in the cache, code compiled
     start, clock = time.process_time(), time.perf_counter()
     lexicon, model = open_lexicon(asked.lexicon, scores.classes), open_model(asked.lm)
-    search = word_search(lexicon, model, Decoding(beam=asked.beam), boundary=scores.boundary)
+    search = build_word_search(lexicon, model, DecodingConfig(beam=asked.beam), boundary=scores.boundary)
     load = {"cpu_s": time.process_time() - start, "wall_s": time.perf_counter() - clock}
     began = time.perf_counter()
-    search.warm()
+    search.warm_up()
     load["warm_s"] = time.perf_counter() - began
     stream(search, scores.trials[0])
     gc.collect()

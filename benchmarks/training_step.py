@@ -26,13 +26,13 @@ from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     Patch,
     SessionLayer,
     Smoothing,
 )
-from arcuate.models.front_end import count_frames, kernel
+from arcuate.models.front_end import kernel
 from arcuate.models.model import Model
 
 N_TRIALS, N_BINS, N_CHANNELS, N_SESSIONS, N_TOKENS = 8, 800, 512, 45, 40
@@ -72,7 +72,7 @@ def make_ours() -> Model:
         output_init="xavier",
     )
     sessions = tuple(f"session-{i:02d}" for i in range(N_SESSIONS))
-    return Model(ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=sessions, classes=CLASSES))
+    return Model(ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=sessions, classes=CLASSES))
 
 
 def make_step(side: str) -> Callable[[], float]:
@@ -92,7 +92,7 @@ def make_step(side: str) -> Callable[[], float]:
             outputs = model(bins, n_bins, session)
             log_probs, n_frames = outputs.log_probs["ctc"], outputs.n_frames
         else:
-            log_probs, n_frames = model(bins, session), count_frames(n_bins, PATCH)
+            log_probs, n_frames = model(bins, session), PATCH.count_frames(n_bins)
         loss = ctc_loss(log_probs, n_frames, tokens, n_tokens, CTC()).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0, error_if_nonfinite=True, foreach=True)

@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import FrameScores, read_scores
-from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb, read_references, read_weights
+from arcuate.evaluation.transcribe import peak_rss_mb, read_weights
+from arcuate.evaluation.word_errors import read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
 
@@ -88,16 +89,16 @@ def measure(
 
 
 def ours(
-    scores: FrameScores,
+    scores: FrameLogProbs,
     texts: Sequence[str],
     lexicon: Lexicon,
     model: LanguageModel,
-    settings: Decoding,
+    settings: DecodingConfig,
     n_best: int,
 ) -> Iterator[Point]:
-    search = word_search(lexicon, model, settings, boundary=scores.boundary)
+    search = build_word_search(lexicon, model, settings, boundary=scores.boundary)
     for beam, threshold in OURS:
-        tried = search.weighed(settings.model_copy(update={"beam": beam, "threshold": threshold}))
+        tried = search.with_settings(settings.model_copy(update={"beam": beam, "threshold": threshold}))
         yield measure(
             f"arcuate {beam}/{threshold:g}",
             partial(readings, tried, n_best),
@@ -108,7 +109,7 @@ def ours(
 
 
 def theirs(
-    scores: FrameScores, texts: Sequence[str], lexicon: Lexicon, arpa: Path, n_best: int
+    scores: FrameLogProbs, texts: Sequence[str], lexicon: Lexicon, arpa: Path, n_best: int
 ) -> Iterator[Point]:
     from flashlight.lib.text import decoder  # type: ignore[import-not-found,unused-ignore]
     from flashlight.lib.text.dictionary import Dictionary  # type: ignore[import-not-found,unused-ignore]
@@ -188,14 +189,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     folder = asked.words / "t15"
-    scores = read_scores(folder / f"{asked.set}.npz")
+    scores = read_log_probs(folder / f"{asked.set}.npz")
     texts = [
         r.text or "" for r in read_references(folder / f"{asked.set}.jsonl", len(scores.trials), scores.ids)
     ]
     start = time.process_time()
     lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(asked.lm)
-    settings = read_weights(asked.config)[0] if asked.config else Decoding()
-    word_search(lexicon, model, settings, boundary=scores.boundary).search(scores.trials[0])
+    settings = read_weights(asked.config)[0] if asked.config else DecodingConfig()
+    build_word_search(lexicon, model, settings, boundary=scores.boundary).search(scores.trials[0])
     loaded = time.process_time() - start
     mine = list(ours(scores, texts, lexicon, model, settings, asked.n_best))
     memory, peers = peak_rss_mb(), []

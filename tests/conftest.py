@@ -1,6 +1,8 @@
 """Shared fixtures: one small simulated cohort per layout, prepared once for the whole test run."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +18,26 @@ settings.register_profile(
 settings.load_profile("suite")
 
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """Messages that library code logs during a test, with the prefix the command line gives to warnings."""
+    from arcuate.progress import logger
+
+    collected: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            prefix = "warning: " if record.levelno >= logging.WARNING else ""
+            collected.append(prefix + record.getMessage())
+
+    handler, level = Collector(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield collected
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -49,10 +71,10 @@ def cohort_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def new_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `store` of days that drift in known ways, and a `run` that has learned the first two."""
-    from arcuate.cli._train import Asked, train_run
+    from arcuate.experiments.train import train
     from support.days import TRAINING, make_days
 
     folder = tmp_path_factory.mktemp("days")
     make_days(folder)
-    train_run(Asked("tiny", [*TRAINING, "data.max_sessions=2"], folder / "store", folder / "run"))
+    train("tiny", folder / "store", folder / "run", overrides=[*TRAINING, "data.max_sessions=2"])
     return folder

@@ -157,15 +157,15 @@ def test_python_gives_the_same_phonemes_as_the_command_line(run: Path, cohort_st
         bins = store.read_bins(info)
         hypothesis = model.decode(bins, info.session, store.block_statistics(info))
         assert hypothesis.phonemes == rows[info.id]["hypothesis"]
-        assert model.scores(bins, info.session, store.block_statistics(info)).shape[1] == 41
+        assert model.log_probs(bins, info.session, store.block_statistics(info)).shape[1] == 41
 
 
 def test_python_refuses_what_does_not_fit(run: Path) -> None:
     model = package.load(run)
     with pytest.raises(package.errors.UserError, match="shape"):
-        model.scores(np.zeros((10, 3)), model.sessions[0])
+        model.log_probs(np.zeros((10, 3)), model.sessions[0])
     with pytest.raises(package.errors.UserError, match="unknown to this model"):
-        model.scores(np.zeros((10, 32)), "t15.1999.01.01")
+        model.log_probs(np.zeros((10, 32)), "t15.1999.01.01")
 
 
 def test_dry_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:

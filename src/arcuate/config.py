@@ -86,6 +86,26 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     put(tree, keys, read_value(text), ())
 
 
+Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
+    """Set every override in the tree. Values of a mapping are used as they are; those of strings are read as YAML."""
+    if isinstance(overrides, str):
+        raise UserError(
+            f"overrides must be a mapping or a list, got the text {overrides!r}; write [{overrides!r}]"
+        )
+    if not isinstance(overrides, Mapping):
+        for override in overrides:
+            apply_override(tree, override)
+        return
+    for path, value in overrides.items():
+        keys = path.split(".")
+        if not all(keys):
+            raise UserError(f"override {path!r} is not of the form key.sub, such as train.steps")
+        put(tree, keys, value, ())
+
+
 def read_value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)

@@ -1,10 +1,11 @@
 """Where results go: looked at before the work begins, written beside their place and put there when they are whole."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from arcuate.errors import UserError
 
@@ -61,3 +62,12 @@ def check_target(path: Path | None, *inputs: Path | str | None) -> None:
         raise UserError(f"{path} cannot be written: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"{path} cannot be written: you have no right to write in {folder}")
+
+
+def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """A pandas DataFrame with one line per row."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        raise UserError("tables need pandas; install it with: pip install pandas") from None
+    return pandas.DataFrame(list(rows))

@@ -12,3 +12,13 @@ Progress = Callable[[int, int, str], None]  # items done, items in total, what i
 
 logger = logging.getLogger("arcuate")
 logger.addHandler(logging.NullHandler())
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def percent(rate: float | None) -> str:
+    """`12.3 %` for 0.123; a dash for None."""
+    return "–" if rate is None else f"{100 * rate:.1f} %"

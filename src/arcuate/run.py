@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,17 @@ AT_START = {
 }  # what a run folder may hold before the first step
 
 
+RunLike = str | os.PathLike[str]  # a path, a `Run`, or the result of a training
+
+
 @dataclass(frozen=True)
 class Run:
     """Where each thing lies in a run folder."""
 
     path: Path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
 
     @property
     def name(self) -> str:
@@ -92,8 +99,9 @@ class Run:
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
-def open_run(path: Path) -> Run:
-    """A run folder, or the model folder that `arcuate import` made."""
+def open_run(run: RunLike) -> Run:
+    """An existing run folder, or the model folder that `arcuate import` made."""
+    path = Path(run)
     if not path.is_dir():
         raise UserError(
             f"there is no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
@@ -105,8 +113,9 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def find_checkpoint(path: Path, which: str = "best") -> Path:
+def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
+    path = Path(run)
     if (path / "model.safetensors").is_file():
         return path
     wanted = path / "checkpoints" / which

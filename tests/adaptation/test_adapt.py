@@ -23,16 +23,16 @@ from arcuate.adaptation.evaluate import (
     summarise_courses,
 )
 from arcuate.adaptation.pseudo_labels import say, word_labeller
-from arcuate.data.alphabet import CLASSES, names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.config import Augment
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
-from arcuate.decoding.word_search.search import word_search
+from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
-from arcuate.language.lexicon import _lexicon
+from arcuate.language.lexicon import make_lexicon
 from arcuate.models.io import load_model
 from arcuate.models.model import layer_of, one_day, with_session
 from arcuate.run import Run, find_checkpoint
@@ -98,7 +98,7 @@ def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
     adapter = adapter_of(new_days, "none")
     trial = trials_of(store, DRIFTED)[0]
     bins = normalised_bins(adapter, store, trial)
-    second = torch.tensor([model.card.sessions.index(SECOND)])
+    second = torch.tensor([model.config.sessions.index(SECOND)])
     with torch.inference_mode():
         expected = model.encode(bins[None], torch.tensor([len(bins)]), second).log_probs["ctc"][0]
     course = follow(adapter, store, [trial], keep_scores=True)[0]
@@ -422,23 +422,23 @@ def test_statistics_need_the_known_day(new_days: Path) -> None:
 def test_a_model_without_session_layers_reads_the_same_with_them_added(
     tmp_path: Path, new_days: Path
 ) -> None:
-    from arcuate.models.config import ModelCard
+    from arcuate.models.config import ModelConfig
     from arcuate.models.model import Model
 
-    card = load_model(find_checkpoint(new_days / "run")).card
-    tree = card.model_dump()
+    config = load_model(find_checkpoint(new_days / "run")).config
+    tree = config.model_dump()
     tree["settings"]["front_end"]["session_layer"]["enabled"] = False
     torch.manual_seed(0)
-    model = Model(ModelCard.model_validate(tree)).eval()
-    bins, n_bins = torch.randn(2, 30, card.n_channels), torch.tensor([30, 22])
+    model = Model(ModelConfig.model_validate(tree)).eval()
+    bins, n_bins = torch.randn(2, 30, config.n_channels), torch.tensor([30, 22])
     session = torch.tensor([0, 1])
     with torch.inference_mode():
         plain = model(bins, n_bins, session).log_probs["ctc"]
         grown = with_session(model, "t15.2030.09.09", FIRST)
         added = grown.eval()(bins, n_bins, torch.tensor([0, 2])).log_probs["ctc"]
     assert (
-        grown.card.sessions[-1] == "t15.2030.09.09"
-        and not model.card.settings.front_end.session_layer.enabled
+        grown.config.sessions[-1] == "t15.2030.09.09"
+        and not model.config.settings.front_end.session_layer.enabled
     )
     torch.testing.assert_close(plain, added, atol=1e-5, rtol=0)
 
@@ -487,16 +487,16 @@ def spoken(*phonemes: str) -> np.ndarray:
 def test_words_are_labelled_as_the_lexicon_says_them(n_frames: int) -> None:
     """In English "b" is said B IY; this lexicon knows better, and it is what the search has heard."""
     label = word_labeller(small_search(), n_frames)
-    assert names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
+    assert token_names(label(spoken("B", "SIL", "JH"))) == ["B", "SIL", "JH", "SIL"]
     silent = np.log(np.full((6, len(CLASSES)), 1e-6) + np.eye(len(CLASSES))[[0] * 6])
     assert label((silent - np.logaddexp.reduce(silent, axis=1)[:, None]).astype(np.float32)) == ()
 
 
 def test_words_that_are_said_in_two_ways_are_said_as_their_neighbours_want() -> None:
-    lexicon = _lexicon(
+    lexicon = make_lexicon(
         [("use", ("Y", "UW", "S")), ("use", ("Y", "UW", "Z")), ("to", ("T", "UW"))], CLASSES, "x"
     )
-    search = word_search(lexicon, small_ngram())
+    search = build_word_search(lexicon, small_ngram())
     assert " ".join(say(search, ["to", "use"])) == "T UW SIL Y UW Z SIL"
     assert " ".join(say(search, ["use"])) == "Y UW S SIL"
 

@@ -16,12 +16,12 @@ import torch
 from arcuate.adaptation.calibration import MixedBatches, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
 from arcuate.cli._calibrate import Asked, prepare_plan
-from arcuate.data.frames import Patch
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.calibrate import derive_recipe
 from arcuate.experiments.recipe import run_recipe
+from arcuate.models.config import Patch
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
@@ -62,9 +62,9 @@ def test_sentences_close_most_of_the_gap(calibrated: tuple[Path, dict]) -> None:
 def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict], new_days: Path) -> None:
     run, _ = calibrated
     assert Run(run).environment()["parent"].startswith(f"{new_days / 'run'}@")
-    card = load_model(find_checkpoint(run)).card
-    assert card.sessions == (FIRST, SECOND, DRIFTED)
-    assert run_recipe(Run(run)).data.sessions == card.sessions
+    config = load_model(find_checkpoint(run)).config
+    assert config.sessions == (FIRST, SECOND, DRIFTED)
+    assert run_recipe(Run(run)).data.sessions == config.sessions
     assert not (run.parent / ".run.part").exists() and Run(run).lock_file.exists()
     listed = arcuate("runs", run.parent, "--json")
     assert listed.returncode == 0, listed.stderr
@@ -293,8 +293,8 @@ def test_curve_points_are_few_and_rise() -> None:
 
 def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) -> None:
     parent = run_recipe(Run(new_days / "run"))
-    card = load_model(find_checkpoint(new_days / "run")).card
-    recipe = derive_recipe(parent, card, DRIFTED, Calibration(other_lr_factor=0.1, lr=0.01))
+    config = load_model(find_checkpoint(new_days / "run")).config
+    recipe = derive_recipe(parent, config, DRIFTED, Calibration(other_lr_factor=0.1, lr=0.01))
     assert recipe.encoder == parent.encoder and recipe.augment == parent.augment
     assert recipe.session_schedule is not None and recipe.session_schedule.peak == 0.01
     assert recipe.schedule.peak == pytest.approx(0.001)

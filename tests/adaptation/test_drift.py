@@ -11,8 +11,6 @@ import pytest
 
 from arcuate.adaptation.drift import (
     SAME_MAPPING,
-    Group,
-    array_groups,
     fingerprint_likeness,
     measure_days,
     profile_likeness,
@@ -20,6 +18,7 @@ from arcuate.adaptation.drift import (
     summarise,
 )
 from arcuate.cli import _drift as drift
+from arcuate.data.arrays import ElectrodeArray, Feature, list_arrays
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
@@ -116,16 +115,16 @@ def test_small_arrays_show_drift_too(simulated: Path) -> None:
     """Half of the channels' directions hold all that electrodes do, for each has two channels that go together."""
     store = Store.open(simulated / "store")
     days = measure_days(store)
-    groups = array_groups(store.layout, store.n_channels)
+    groups = list_arrays(store.layout, store.n_channels)
     found = [subspace_likeness(days[0], days[-1], g.channels) for g in groups]
     assert all(v is not None and v < 0.9 for v in found), found
 
 
 def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
-    groups = array_groups("b2t25", 512)
+    groups = list_arrays("b2t25", 512)
     assert [g.name for g in groups] == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
     assert groups[1].channels.tolist() == [*range(64, 128), *range(320, 384)]
-    assert len(array_groups("b2t24", 256)) == 2 and len(array_groups("b2t25", 7)) == 1
+    assert len(list_arrays("b2t24", 256)) == 2 and len(list_arrays("b2t25", 7)) == 1
 
 
 def test_levels_and_spreads_of_channels_are_told(simulated: Path) -> None:
@@ -137,9 +136,9 @@ def test_levels_and_spreads_of_channels_are_told(simulated: Path) -> None:
     mean[0], sd[1], flat[2] = 4.0, 8.0, True
     mean[2] = sd[2] = 0.0
     after = replace(day, mean=mean, sd=sd, flat=flat)
-    _, row = summarise(
-        [before, after], [Group("first", np.arange(3)), Group("rest", np.arange(3, 8))], before
-    )
+    signal = (Feature("channels", range(8)),)
+    arrays = [ElectrodeArray("first", range(3), signal), ElectrodeArray("rest", range(3, 8), signal)]
+    _, row = summarise([before, after], arrays, before)
     assert row["died"] == [2]
     assert row["channels"]["mean"][:3] == [4.0, 2.0, 0.0]
     assert row["channels"]["level_change"][:4] == [0.5, 0.0, None, 0.0]

@@ -12,21 +12,21 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import make_adapter
 from arcuate.adaptation.evaluate import adapt_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
-from arcuate.cli._evaluate import AS_TRAINED
 from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import Augment
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import decode_trials
+from arcuate.evaluation.evaluate import SearchOptions
+from arcuate.evaluation.trials import decode_trials
 from arcuate.live.adaptation import make_adapting
 from arcuate.live.decoder import make_engine
 from arcuate.models.config import (
     Encoder,
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     Patch,
     SessionLayer,
@@ -65,8 +65,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         patch=Patch(bins=4, stride=2),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder)
-    card = ModelCard(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
-    model = Model(card)
+    config = ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES)
+    model = Model(config)
     with torch.no_grad():
         model.head.weight.mul_(12.0)
     save_model(tmp_path / "model", model)
@@ -107,7 +107,7 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
             "safety": {"min_confidence": 0, "full_doubt": 0.001},
         }
     )
-    if not load_model(folder).card.settings.encoder.causal:
+    if not load_model(folder).config.settings.encoder.causal:
         with pytest.raises(UserError, match="cannot stream"):
             make_engine(load_model(folder), None)
         return
@@ -132,7 +132,15 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
 def test_a_day_without_drift_is_read_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:
     following = Following("one-step", sessions=(SAME,), settings=("copies=4",))
     told = follow_run(
-        open_run(folder), "val", new_days / "store", "best", None, None, following, AS_TRAINED, quiet=True
+        open_run(folder),
+        "val",
+        new_days / "store",
+        "best",
+        None,
+        None,
+        following,
+        SearchOptions(),
+        quiet=True,
     )
     assert told["n_trials"] == 20 and told["days"][0]["layer_of"] == SECOND
     assert told["days"][0]["expected_confidence"] > 0
@@ -149,9 +157,9 @@ def test_a_calibrated_model_knows_one_day_more_and_the_old_ones_as_before(
     told = calibrate(plan, Stop())
     assert told is not None and [p["sentences"] for p in told["curve"]] == [0, 3]
     old, new = load_model(folder), load_model(find_checkpoint(run))
-    assert new.card.sessions == (FIRST, SECOND, DRIFTED)
+    assert new.config.sessions == (FIRST, SECOND, DRIFTED)
     known = [t for t in store.trials if t.session == SECOND][:2]
     for a, b in zip(
-        *(decode_trials(m.eval(), store, known, keep_scores=True) for m in (old, new)), strict=True
+        *(decode_trials(m.eval(), store, known, keep_log_probs=True) for m in (old, new)), strict=True
     ):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)

@@ -4,22 +4,25 @@ import json
 import re
 import subprocess
 import sys
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from arcuate.cli._evaluate import headline
 from arcuate.cli._prepare import leakage_line, prepare_store
 from arcuate.cli._recipes import diff_command
 from arcuate.cli.console import TimeLeft, bar, counted
+from arcuate.cli.evaluate import headline
 from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, bootstrap_interval
+from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
+from arcuate.evaluation.metrics import Score
+from arcuate.evaluation.results import PhonemeMetrics
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
+from arcuate.experiments.train import train, worker_count
+from arcuate.run import Run
 from support.fabricate import Made, noise, write_hdf5
 from support.forking import arcuate
 
@@ -147,21 +150,21 @@ def test_one_trial_gives_no_interval() -> None:
     )  # the second has nothing to divide by
     low, high = bootstrap_interval([one, Score(length=10)])
     assert low == 0.0 and high == 0.2
-    summary: dict[str, Any] = {"per": 0.2, "per_low": None, "per_high": None, "n_scored": 1, "split": "val"}
-    summary |= {"selected_on": "dev", "substitutions": 2, "insertions": 0, "deletions": 0, "n_tokens": 10}
-    assert "no interval from a single trial, on 1 val trial:" in headline(summary)
+    metrics = PhonemeMetrics(one, None, (None, None), 1, 1, None, {}, {}, None, None, None)
+    provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, None, "ctc", None, None)
+    evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
+    assert "no interval from a single trial, on 1 val trial:" in headline(evaluation)
 
 
-def test_more_workers_than_cores_are_told_and_not_started(
-    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_more_workers_than_cores_are_reported_and_not_started(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, messages: list[str]
 ) -> None:
-    train = import_module("arcuate.cli._train")  # the package's own `train` is the command
-    monkeypatch.setattr(train, "count_cores", lambda: 3)
+    monkeypatch.setattr("arcuate.experiments.train.count_cores", lambda: 3)
     recipe = load_recipe("tiny", ["data.workers=200"])
-    assert train.worker_count(recipe) == 3
-    assert train.worker_count(load_recipe("tiny", ["data.workers=1"])) == 1
-    train.train_run(train.Asked("tiny", ["data.workers=200"], cohort_store, tmp_path / "run", dry_run=True))
-    assert "data.workers=200 is more than there are cores; using 3" in capsys.readouterr().err
+    assert worker_count(recipe) == 3
+    assert worker_count(load_recipe("tiny", ["data.workers=1"])) == 1
+    train("tiny", cohort_store, tmp_path / "run", overrides={"data.workers": 200}, dry_run=True)
+    assert "data.workers=200 exceeds the number of cores; using 3 workers" in messages
 
 
 def test_curves_stand_two_by_two_at_most() -> None:

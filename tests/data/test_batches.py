@@ -6,13 +6,13 @@ import torch
 
 from arcuate.data.batching import PlannedBatches, collate, make_plan, padding_waste, training_batches
 from arcuate.data.config import Bucketed, Data, Days, Shuffled, Wanted
-from arcuate.data.selection import select, trials_of_split
+from arcuate.data.selection import select, select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from arcuate.models.config import FrontEnd, Patch
 from arcuate.models.front_end import normalise
 
-PATCH = Patch()
+COUNT_FRAMES = Patch().count_frames
 
 
 def info(session: str, number: int, n_bins: int) -> TrialInfo:
@@ -95,7 +95,7 @@ def test_collate_keeps_true_lengths_and_zeroes_padding(cohort_store) -> None:
 
 def test_workers_change_nothing(cohort_store) -> None:
     store = Store.open(cohort_store)
-    train = select(store, Data(), PATCH).train
+    train = select(store, Data(), COUNT_FRAMES).train
     plan = make_plan(train, Bucketed(batch_size=4), seed=0)
     planned = PlannedBatches(store, train, plan, store.sessions, Wanted("rolling"))
     alone = list(training_batches(planned, 2, 8, workers=0))
@@ -108,28 +108,28 @@ def test_workers_change_nothing(cohort_store) -> None:
 
 def test_selection_keeps_sides_apart(cohort_store) -> None:
     store = Store.open(cohort_store)
-    whole, carved = select(store, Data(), PATCH), select(store, Data(dev_fraction=0.2), PATCH)
+    whole, carved = select(store, Data(), COUNT_FRAMES), select(store, Data(dev_fraction=0.2), COUNT_FRAMES)
     assert whole.selected_on == "val" and carved.selected_on == "dev"
     assert {t.split for t in whole.validation} == {"val"}
     assert not {t.text for t in carved.train} & {t.text for t in carved.validation}
     assert len(carved.train) + len(carved.validation) == len(whole.train)
     assert 0.1 < len(carved.validation) / len(whole.train) < 0.3
-    dev = trials_of_split(store, Data(dev_fraction=0.2), PATCH, "dev", store.sessions)
+    dev = select_split(store, Data(dev_fraction=0.2), COUNT_FRAMES, "dev", store.sessions)
     assert dev == carved.validation
 
 
 def test_selection_by_session(cohort_store) -> None:
     store = Store.open(cohort_store)
-    assert select(store, Data(max_sessions=2), PATCH).sessions == store.sessions[:2]
-    assert select(store, Data(sessions=store.sessions[1:2]), PATCH).sessions == store.sessions[1:2]
+    assert select(store, Data(max_sessions=2), COUNT_FRAMES).sessions == store.sessions[:2]
+    assert select(store, Data(sessions=store.sessions[1:2]), COUNT_FRAMES).sessions == store.sessions[1:2]
     with pytest.raises(UserError, match="not in"):
-        select(store, Data(sessions=("t15.1999.01.01",)), PATCH)
+        select(store, Data(sessions=("t15.1999.01.01",)), COUNT_FRAMES)
 
 
 @pytest.mark.parametrize("settings", [Data(channels=512), Data(n_sessions=45)])
 def test_data_that_do_not_fit_the_recipe_are_refused(cohort_store, settings: Data) -> None:
-    with pytest.raises(UserError, match="the recipe is for"):
-        select(Store.open(cohort_store), settings, PATCH)
+    with pytest.raises(UserError, match="the recipe expects"):
+        select(Store.open(cohort_store), settings, COUNT_FRAMES)
 
 
 @pytest.mark.parametrize("log", [False, True])

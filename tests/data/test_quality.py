@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.data.frames import count_frames
-from arcuate.data.quality import can_align, inspect, judge, write_table
+from arcuate.data.quality import inspect, judge, write_table
 from arcuate.data.readers import Problem, Reading
+from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
+from arcuate.models.config import Patch
 from support.fabricate import LABEL, noise
 
 
@@ -40,8 +41,8 @@ def with_constant(n_channels: int) -> np.ndarray:
         (with_constant(3), LABEL, "constant channels", 3),
         (noise(2, 20), (7,), "too short", 0.04),
         (noise(1501, 20), LABEL, "too long", 30.02),
-        (noise(22, 20), (1, 2, 3, 4), "cannot align", 3),
-        (noise(22, 20), (1, 2, 2), "cannot align", 3),
+        (noise(3, 20), (1, 2, 3, 4), "label too long", 4),
+        (noise(3, 20), (1, 2, 2), "label too long", 4),
     ],
     ids=["nan", "inf", "constant", "short", "long", "labels", "repeats"],
 )
@@ -59,7 +60,7 @@ def test_each_case_is_named_with_its_number(
         (with_constant(2), LABEL),  # exactly 10 %
         (noise(3, 20), (7,)),  # 60 ms
         (noise(1500, 20), LABEL),  # exactly 30 s
-        (noise(22, 20), (1, 2, 3)),  # as many frames as tokens
+        (noise(3, 20), (1, 2, 3)),  # as many bins as tokens
         (noise(22, 20), None),
     ],
 )
@@ -69,21 +70,22 @@ def test_what_just_passes_passes(bins: np.ndarray, tokens: tuple[int, ...] | Non
 
 def test_an_empty_trial_is_judged_and_not_tripped_over() -> None:
     reasons = {problem.reason for problem in inspect(trial(noise(0, 20)))}
-    assert reasons == {"constant channels", "too short", "cannot align"}
+    assert reasons == {"constant channels", "too short", "label too long"}
 
 
 def test_longer_patches_leave_fewer_frames() -> None:
     label = tuple(range(1, 13))
-    assert inspect(trial(noise(60), label)) == []
-    assert [problem.reason for problem in inspect(trial(noise(60), label), 32, 4)] == ["cannot align"]
+    assert can_align(label, Patch(bins=14, stride=4).count_frames(60))
+    assert not can_align(label, Patch(bins=32, stride=4).count_frames(60))
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 12))
-def test_frames_are_the_windows_that_fit(n_bins: int, patch: int, stride: int) -> None:
-    padded = max(n_bins, patch)
-    windows = len(range(0, padded - patch + 1, stride))
-    assert count_frames(n_bins, patch, stride) == windows
-    assert count_frames(np.array([n_bins]), patch, stride).tolist() == [windows]
+def test_frames_are_the_windows_that_fit(n_bins: int, size: int, stride: int) -> None:
+    patch = Patch(bins=max(size, stride), stride=stride)
+    padded = max(n_bins, patch.bins)
+    windows = len(range(0, padded - patch.bins + 1, stride))
+    assert patch.count_frames(n_bins) == windows
+    assert patch.count_frames(np.array([n_bins])).tolist() == [windows]
 
 
 @given(st.lists(st.integers(1, 3), max_size=6), st.integers(1, 12))
@@ -91,7 +93,7 @@ def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_f
     path: list[int] = []
     for token in tokens:
         path += [0, token] if path and path[-1] == token else [token]
-    assert can_align(n_frames, tokens, patch_bins=1, stride=1) == (len(path) <= n_frames)
+    assert can_align(tokens, n_frames) == (len(path) <= n_frames)
 
 
 @pytest.mark.parametrize(

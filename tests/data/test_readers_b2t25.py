@@ -6,10 +6,10 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.data.alphabet import names
+from arcuate.data.alphabet import token_names
 from arcuate.data.readers import Reading, find_sources, read
 from arcuate.data.readers.source import SourceFile, UnreadableFile
-from arcuate.data.readers.source import session_date as to_date
+from arcuate.data.sessions import session_date
 from support.fabricate import LABEL, Made, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"
@@ -39,7 +39,7 @@ def test_the_real_trial_is_read_whole(shared: Path) -> None:
     assert (trial.id, trial.block, trial.text) == ("t15.2023.08.11/train/0000", 2, "Bring it closer.")
     assert trial.bins.shape == (321, 512)
     assert trial.bins.dtype == np.float32
-    assert " ".join(names(trial.tokens)) == "B R IH NG SIL IH T SIL K L OW S ER SIL"
+    assert " ".join(token_names(trial.tokens)) == "B R IH NG SIL IH T SIL K L OW S ER SIL"
     with h5py.File(source.files[0].path) as file:
         np.testing.assert_array_equal(trial.bins, file["trial_0000/input_features"][:])
 
@@ -263,11 +263,11 @@ def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
     assert "1 rows" in source.notes[0]
 
 
-@pytest.mark.parametrize("text", ["t15.2023.08.11", "2023-08-11", "x 2023/8/11"])
+@pytest.mark.parametrize("text", ["t15.2023.08.11", "2023-08-11", "x 2023/8/11", "t15_20230811"])
 def test_a_day_is_found_in_a_name(text: str) -> None:
-    assert str(to_date(text)) == "2023-08-11"
+    assert str(session_date(text)) == "2023-08-11"
 
 
-@pytest.mark.parametrize("text", ["", "t15", "2023.13.45", "12023.08.111"])
+@pytest.mark.parametrize("text", ["", "t15", "2023.13.45", "12023.08.11", "2023.08.111", "120230811"])
 def test_no_day_where_there_is_none(text: str) -> None:
-    assert to_date(text) is None
+    assert session_date(text) is None

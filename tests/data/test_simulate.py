@@ -98,7 +98,7 @@ def test_hdf5_labels(b2t25: Path) -> None:
             labels = group["seq_class_ids"][:]
             assert labels.shape == (500,)
             assert labels.dtype == np.int32
-            assert tokens.names(labels[:length]) == pronounce(text).names
+            assert tokens.token_names(labels[:length]) == pronounce(text).names
             assert not labels[length:].any()
             letters = group["transcription"][:]
             assert "".join(chr(code) for code in letters[letters > 0]) == text

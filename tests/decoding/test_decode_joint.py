@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from arcuate.decoding import joint
-from arcuate.decoding.joint import EMPTY, JointBeam, advance, grow, search_both
-from arcuate.decoding.transducer import Beam, Weights, rescore, search
+from arcuate.decoding.joint import EMPTY, JointBeamSearch, advance, grow, search_joint
+from arcuate.decoding.transducer import HeadWeights, TransducerBeamSearch, rescore, search_transducer
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
 
 
@@ -47,8 +47,8 @@ def test_the_ctc_score_is_exact_whenever_a_token_joins(tokens: tuple[int, ...], 
 def test_a_wide_beam_is_exact(settings) -> None:
     """Every reading that the cap allows, with the scores that both losses give it."""
     head, frames = make(settings, 3)
-    log_probs, weights = ctc_scores(3), Weights(ctc=0.7, transducer=0.5)
-    found = search_both(JointBeam(head, 5000, max_symbols=3, weights=weights), frames, log_probs)
+    log_probs, weights = ctc_scores(3), HeadWeights(ctc=0.7, transducer=0.5)
+    found = search_joint(JointBeamSearch(head, 5000, max_symbols=3, weights=weights), frames, log_probs)
     readings = [r for n in range(4) for r in itertools.product((1, 2), repeat=n)]
     expected = {
         h.tokens: h.scores for h in rescore(head, frames, torch.from_numpy(log_probs), readings, weights)
@@ -64,7 +64,7 @@ def test_a_wide_beam_is_exact(settings) -> None:
 @kinds
 def test_chunks_equal_the_whole_and_states_are_values(settings) -> None:
     head, frames = make(settings, 9, seed=1, n_classes=6)
-    log_probs, searcher = ctc_scores(9, 6), JointBeam(head)
+    log_probs, searcher = ctc_scores(9, 6), JointBeamSearch(head)
     with torch.no_grad():
         whole = searcher.finish(searcher.step(searcher.start(), frames, log_probs))
         for cuts in ([4], list(range(1, 9)), [0, 0, 9]):
@@ -92,7 +92,7 @@ def test_a_long_stream_remembers_its_last_words_alone(monkeypatch: pytest.Monkey
     """The state stops growing, and what is said is what a search says that forgets nothing."""
     head, frames = make(SETTINGS[0], 160, seed=3, n_classes=6)
     log_probs, sizes, found = sure_scores(160, 6), [], []
-    searcher = JointBeam(head, width=4, weights=Weights(ctc=3.0))
+    searcher = JointBeamSearch(head, width=4, weights=HeadWeights(ctc=3.0))
     for limit in (joint.FORGET, np.inf):
         monkeypatch.setattr(joint, "FORGET", limit)
         with torch.inference_mode():
@@ -112,8 +112,8 @@ def test_a_long_stream_remembers_its_last_words_alone(monkeypatch: pytest.Monkey
 
 def test_without_ctc_it_is_the_transducers_beam() -> None:
     head, frames = make(SETTINGS[1], 8, seed=2, n_classes=6)
-    alone = search(Beam(head, 64), frames)[0]
-    both = search_both(JointBeam(head, 64, weights=Weights(ctc=0.0)), frames, ctc_scores(8, 6))[0]
+    alone = search_transducer(TransducerBeamSearch(head, 64), frames)[0]
+    both = search_joint(JointBeamSearch(head, 64, weights=HeadWeights(ctc=0.0)), frames, ctc_scores(8, 6))[0]
     assert both.tokens == alone.tokens
     assert both.scores["transducer"] == pytest.approx(alone.scores["transducer"], abs=1e-3)
 
@@ -123,14 +123,14 @@ def test_ctc_changes_what_is_read() -> None:
     head, frames = make(SETTINGS[0], 6, seed=4, n_classes=6)
     log_probs = np.full((6, 6), -20.0)
     log_probs[np.arange(6), [3, 0, 4, 0, 5, 0]] = 0.0
-    found = search_both(JointBeam(head, 64, weights=Weights(ctc=10.0)), frames, log_probs)
+    found = search_joint(JointBeamSearch(head, 64, weights=HeadWeights(ctc=10.0)), frames, log_probs)
     assert found[0].tokens == (3, 4, 5)
-    assert search(Beam(head, 64), frames)[0].tokens != (3, 4, 5)
+    assert search_transducer(TransducerBeamSearch(head, 64), frames)[0].tokens != (3, 4, 5)
 
 
 def test_one_frame_and_no_frame() -> None:
     head, frames = make(SETTINGS[0], 1)
-    assert search_both(JointBeam(head), frames, ctc_scores(1))
-    (empty,) = search_both(JointBeam(head), frames[:0], ctc_scores(1)[:0])
+    assert search_joint(JointBeamSearch(head), frames, ctc_scores(1))
+    (empty,) = search_joint(JointBeamSearch(head), frames[:0], ctc_scores(1)[:0])
     assert empty.tokens == ()
     assert empty.scores == {"transducer": 0.0, "ctc": 0.0}

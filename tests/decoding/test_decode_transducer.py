@@ -5,7 +5,13 @@ import itertools
 import pytest
 import torch
 
-from arcuate.decoding.transducer import Beam, Greedy, Weights, rescore, search
+from arcuate.decoding.transducer import (
+    HeadWeights,
+    TransducerBeamSearch,
+    TransducerGreedySearch,
+    rescore,
+    search_transducer,
+)
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
 from arcuate.losses.config import CTC
@@ -35,7 +41,7 @@ def enumerate_readings(head: Transducer, frames: torch.Tensor, max_symbols: int)
 @pytest.mark.parametrize(("n_frames", "max_symbols"), [(1, 2), (2, 2), (3, 1)])
 def test_a_wide_beam_is_exact(settings, n_frames, max_symbols):
     head, frames = make(settings, n_frames)
-    found = search(Beam(head, width=1000, max_symbols=max_symbols), frames)
+    found = search_transducer(TransducerBeamSearch(head, width=1000, max_symbols=max_symbols), frames)
     with torch.no_grad():
         expected = enumerate_readings(head, frames, max_symbols)
     assert {h.tokens for h in found} == set(expected)
@@ -49,7 +55,10 @@ def test_a_wide_beam_is_exact(settings, n_frames, max_symbols):
 def test_without_a_cap_the_beam_gives_the_loss():
     """Where the cap exceeds the tokens, a reading's score is minus its transducer loss."""
     head, frames = make(SETTINGS[2], 3)
-    found = {h.tokens: h.scores["transducer"] for h in search(Beam(head, 5000, max_symbols=3), frames)}
+    found = {
+        h.tokens: h.scores["transducer"]
+        for h in search_transducer(TransducerBeamSearch(head, 5000, max_symbols=3), frames)
+    }
     for tokens in [(), (1,), (2, 1), (2, 2, 1)]:
         target = torch.tensor([tokens]).long().reshape(1, -1)
         joint = head(frames[None], target)
@@ -70,7 +79,7 @@ def test_greedy_follows_the_best_class(settings):
                 if best == 0:
                     break
                 tokens.append(best)
-    (found,) = search(Greedy(head, max_symbols=3), frames)
+    (found,) = search_transducer(TransducerGreedySearch(head, max_symbols=3), frames)
     assert found.tokens == tuple(tokens)
     assert tokens  # a case in which nothing is said would show nothing
 
@@ -79,20 +88,22 @@ def test_the_cap_holds():
     head, frames = make(SETTINGS[0], 7)
     with torch.no_grad():
         head.output.bias[0] = -50.0  # never a blank by choice
-    assert len(search(Greedy(head, max_symbols=2), frames)[0].tokens) == 14
-    assert all(len(h.tokens) <= 14 for h in search(Beam(head, 4, max_symbols=2), frames))
+    assert len(search_transducer(TransducerGreedySearch(head, max_symbols=2), frames)[0].tokens) == 14
+    assert all(
+        len(h.tokens) <= 14 for h in search_transducer(TransducerBeamSearch(head, 4, max_symbols=2), frames)
+    )
 
 
 def test_blanks_leave_the_prediction_alone():
     head, frames = make(SETTINGS[2], 5)
     with torch.no_grad():
         head.output.bias[0] = 50.0
-        state = Greedy(head).step(Greedy(head).start(), frames)
-    assert state.tokens == () and torch.equal(state.predicted, Greedy(head).start().predicted)
+        state = TransducerGreedySearch(head).step(TransducerGreedySearch(head).start(), frames)
+    assert state.tokens == () and torch.equal(state.predicted, TransducerGreedySearch(head).start().predicted)
 
 
 @kinds
-@pytest.mark.parametrize("kind", [Greedy, Beam])
+@pytest.mark.parametrize("kind", [TransducerGreedySearch, TransducerBeamSearch])
 def test_chunks_equal_the_whole_and_states_are_values(settings, kind):
     head, frames = make(settings, 9, seed=1, n_classes=6)
     searcher = kind(head)
@@ -113,7 +124,10 @@ def test_chunks_equal_the_whole_and_states_are_values(settings, kind):
 def test_a_wider_beam_finds_no_worse():
     for seed in range(5):
         head, frames = make(SETTINGS[1], 10, seed=seed, n_classes=6)
-        best = [search(Beam(head, width), frames)[0].scores["transducer"] for width in (1, 4, 64)]
+        best = [
+            search_transducer(TransducerBeamSearch(head, width), frames)[0].scores["transducer"]
+            for width in (1, 4, 64)
+        ]
         assert best[1] >= best[0] - 1e-4 and best[2] >= best[1] - 1e-4
 
 
@@ -123,7 +137,7 @@ def test_both_heads_together_are_exact(settings):
     head, frames = make(settings, 4)
     log_probs = torch.randn(4, N_CLASSES).log_softmax(-1)
     readings = [r for n in range(4) for r in itertools.product((1, 2), repeat=n)]
-    weights = Weights(ctc=0.7, transducer=0.5)
+    weights = HeadWeights(ctc=0.7, transducer=0.5)
     found = rescore(head, frames, log_probs, [*readings, *readings], weights)
     assert len(found) == len(readings)
     totals = []

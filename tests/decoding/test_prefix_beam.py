@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.decoding.prefix_beam import PhonemeSearch, token_model
+from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
 from arcuate.errors import UserError
 from arcuate.language.ngram.trie import to_model
 from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
@@ -40,7 +40,7 @@ def enumerate_all(log_probs: np.ndarray) -> dict[tuple[int, ...], float]:
 def test_equals_enumeration(seed: int, n_frames: int, sharp: float) -> None:
     log_probs = frames(seed, n_frames, sharp=sharp)
     truth = enumerate_all(log_probs.astype(np.float64))
-    found = PhonemeSearch(UNLIMITED, CLASSES).search(log_probs, n_best=UNLIMITED)
+    found = PrefixBeamSearch(UNLIMITED, CLASSES).search(log_probs, n_best=UNLIMITED)
     assert {h.tokens for h in found} == set(truth)
     assert [h.total for h in found] == pytest.approx([truth[h.tokens] for h in found], abs=1e-5)
     assert [h.total for h in found] == sorted((h.total for h in found), reverse=True)
@@ -48,7 +48,7 @@ def test_equals_enumeration(seed: int, n_frames: int, sharp: float) -> None:
 
 def test_a_repeat_needs_a_blank_between() -> None:
     sure = np.log(np.array([[0.02, 0.97, 0.01], [0.97, 0.02, 0.01], [0.02, 0.97, 0.01]], np.float32))
-    search = PhonemeSearch(20, CLASSES)
+    search = PrefixBeamSearch(20, CLASSES)
     assert search.tokens(sure) == [1, 1]
     assert search.tokens(sure[[0, 0, 2]]) == [1]
 
@@ -57,7 +57,7 @@ def test_a_repeat_needs_a_blank_between() -> None:
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 40), max_size=6))
 def test_any_chunking_gives_the_same(seed: int, cuts: list[int]) -> None:
     log_probs = frames(seed, 40, 6)
-    search = PhonemeSearch(8, tuple("_abcde"))
+    search = PrefixBeamSearch(8, tuple("_abcde"))
     state = search.start()
     for first, last in itertools.pairwise([0, *sorted(cuts), 40]):
         state = search.step(state, log_probs[first:last])
@@ -65,7 +65,7 @@ def test_any_chunking_gives_the_same(seed: int, cuts: list[int]) -> None:
 
 
 def test_a_state_is_a_value() -> None:
-    search = PhonemeSearch(8, CLASSES)
+    search = PrefixBeamSearch(8, CLASSES)
     middle = search.step(search.start(), frames(1, 10))
     before = search.finish(middle, 8)
     one, other = search.step(middle, frames(2, 10)), search.step(middle, frames(3, 10))
@@ -75,17 +75,17 @@ def test_a_state_is_a_value() -> None:
 
 
 def test_n_best_holds_no_sequence_twice() -> None:
-    found = PhonemeSearch(5, CLASSES).search(frames(4, 60, sharp=0.3), 5)
+    found = PrefixBeamSearch(5, CLASSES).search(frames(4, 60, sharp=0.3), 5)
     assert len({h.tokens for h in found}) == len(found) == 5
 
 
 def test_no_frames_give_the_empty_reading() -> None:
-    assert PhonemeSearch(5, CLASSES).search(np.zeros((0, 3)))[0].tokens == ()
+    assert PrefixBeamSearch(5, CLASSES).search(np.zeros((0, 3)))[0].tokens == ()
 
 
 def test_impossible_classes_are_borne() -> None:
     log_probs = np.array([[0.0, -np.inf, -np.inf], [-np.inf, 0.0, -np.inf]], np.float32)
-    found = PhonemeSearch(20, CLASSES).search(log_probs, 20)
+    found = PrefixBeamSearch(20, CLASSES).search(log_probs, 20)
     assert found[0].tokens == (1,) and found[0].total == 0.0
 
 
@@ -100,7 +100,7 @@ def test_impossible_classes_are_borne() -> None:
 )
 def test_wrong_scores_are_refused(change, sentence: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=sentence):
-        PhonemeSearch(5, CLASSES).search(change(frames(0, 4)))
+        PrefixBeamSearch(5, CLASSES).search(change(frames(0, 4)))
 
 
 def test_a_phoneme_n_gram_is_weighed_in() -> None:
@@ -109,8 +109,8 @@ def test_a_phoneme_n_gram_is_weighed_in() -> None:
     ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
     bigrams = Table(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
     model = to_model(Tables(words, (unigrams, bigrams)))
-    search = PhonemeSearch(
-        UNLIMITED, CLASSES, model=token_model(model, CLASSES), lm_weight=0.7, token_bonus=0.3
+    search = PrefixBeamSearch(
+        UNLIMITED, CLASSES, model=token_lm(model, CLASSES), lm_weight=0.7, token_bonus=0.3
     )
     log_probs = frames(7, 5)
     truth = enumerate_all(log_probs.astype(np.float64))
@@ -120,4 +120,4 @@ def test_a_phoneme_n_gram_is_weighed_in() -> None:
         expected = truth[found.tokens] + 0.7 * lm + 0.3 * len(found.tokens)
         assert found.total == pytest.approx(expected, abs=1e-4)
     with pytest.raises(UserError, match="does not know c"):
-        token_model(model, ("BLANK", "a", "c"))
+        token_lm(model, ("BLANK", "a", "c"))

@@ -7,43 +7,43 @@ import pytest
 import torch
 
 from arcuate.cli._decode import Source, decode_source
-from arcuate.cli._train import Asked, train_run
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.transducer import Weights, rescore
-from arcuate.decoding.word_search.both_heads import BothHeads, Heard, lay_out
-from arcuate.decoding.word_search.search import word_search
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.transducer import HeadWeights, rescore
+from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, lay_out
+from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
+from arcuate.experiments.train import train
 from arcuate.models.config import Transducer as TransducerSettings
 from arcuate.models.transducer import Transducer
 from arcuate.run import read_jsonl
 from support.word_search import BOUNDARY, frames
 
-WEIGHTS = Weights(ctc=0.5, transducer=1.5)
+WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
 
 
 @pytest.fixture
-def both(lexicon, model) -> BothHeads:
+def both(lexicon, model) -> JointWordSearch:
     torch.manual_seed(1)
     head = Transducer(TransducerSettings(width=4, context=2, dropout=0.0), 5, 4).eval()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter *= 2.0
-    search = word_search(lexicon, model, Decoding(beam=50, threshold=20.0))
-    return BothHeads(search, lexicon, head, WEIGHTS)
+    search = build_word_search(lexicon, model, DecodingConfig(beam=50, threshold=20.0))
+    return JointWordSearch(search, lexicon, head, WEIGHTS)
 
 
-def heard(seed: int, n_frames: int = 10) -> Heard:
+def heard(seed: int, n_frames: int = 10) -> HeadOutputs:
     torch.manual_seed(seed)
-    return Heard(frames(seed, n_frames), torch.randn(n_frames, 5))
+    return HeadOutputs(frames(seed, n_frames), torch.randn(n_frames, 5))
 
 
-def test_words_are_spelt_with_a_silence_after_each(both: BothHeads) -> None:
+def test_words_are_spelt_with_a_silence_after_each(both: JointWordSearch) -> None:
     assert both.spellings(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
     assert both.spellings(()) == [()]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_candidate_has_the_scores_of_both_heads(both: BothHeads, seed: int) -> None:
+def test_every_candidate_has_the_scores_of_both_heads(both: JointWordSearch, seed: int) -> None:
     trial = heard(seed)
     found = both.search(trial, 8)
     totals = [h.total for h in found]
@@ -61,9 +61,9 @@ def test_every_candidate_has_the_scores_of_both_heads(both: BothHeads, seed: int
         )
 
 
-def test_the_transducer_can_overrule_ctc(both: BothHeads) -> None:
+def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
     """Frame scores that favour one word, a transducer that is certain of another: its weight decides."""
-    trial = Heard(lay_out((1, BOUNDARY), 4), torch.randn(4, 5))
+    trial = HeadOutputs(lay_out((1, BOUNDARY), 4), torch.randn(4, 5))
     with torch.no_grad():
         for parameter in both.head.parameters():
             parameter.zero_()
@@ -73,17 +73,20 @@ def test_the_transducer_can_overrule_ctc(both: BothHeads) -> None:
         both.head.output.weight[2, 0] = 9.0  # after nothing: b
         both.head.output.weight[3, 2] = 9.0  # after b: silence
         both.head.output.weight[0, 3] = 9.0  # after a silence: blanks
-    plain = Decoding(beam=50, lm_weight=0.0)
+    plain = DecodingConfig(beam=50, lm_weight=0.0)
     for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
-        search = BothHeads(
-            both.words.weighed(plain), both.lexicon, both.head, Weights(ctc=ctc, transducer=1.0)
+        search = JointWordSearch(
+            both.words.with_settings(plain), both.lexicon, both.head, HeadWeights(ctc=ctc, transducer=1.0)
         )
         assert set(search.search(trial, 5)[0].words) <= expected
 
 
-def test_a_reading_in_phonemes_leads_to_its_words(both: BothHeads) -> None:
+def test_a_reading_in_phonemes_leads_to_its_words(both: JointWordSearch) -> None:
     tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
-    assert both.words.weighed(Decoding(lm_weight=0.0)).search(lay_out(tokens, 4), 3)[0].words[-1] == "too"
+    assert (
+        both.words.with_settings(DecodingConfig(lm_weight=0.0)).search(lay_out(tokens, 4), 3)[0].words[-1]
+        == "too"
+    )
     assert np.exp(lay_out(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
 
 
@@ -91,7 +94,7 @@ def test_a_reading_in_phonemes_leads_to_its_words(both: BothHeads) -> None:
 def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("words") / "run"
     small = ["encoder.width=16", "transducer.enabled=true", "transducer.width=8", "train.steps=3"]
-    train_run(Asked("tiny", [*small, "data.batching.batch_size=4"], cohort_store, path))
+    train("tiny", cohort_store, path, overrides=[*small, "data.batching.batch_size=4"])
     return path
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.word_search.search import WordSearch, with_words, word_search
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.word_search.search import WordSearch, build_word_search, with_words
 from arcuate.errors import UserError
-from arcuate.language.lexicon import Lexicon, _lexicon
+from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from support.word_search import BLANK, BOUNDARY, CLASSES, frames
 
@@ -42,7 +42,7 @@ def readings(tokens: tuple[int, ...], lexicon: Lexicon) -> list[tuple[tuple[str,
 
 
 def enumerate_all(
-    log_probs: np.ndarray, lexicon: Lexicon, model: LanguageModel, weights: Decoding
+    log_probs: np.ndarray, lexicon: Lexicon, model: LanguageModel, weights: DecodingConfig
 ) -> dict[tuple[str, ...], float]:
     """Score of every word sequence by trying every path: summed over paths, or the best of them."""
     join = np.logaddexp if weights.alignments == "sum" else np.maximum
@@ -55,12 +55,12 @@ def enumerate_all(
             for t, c in enumerate(path)
         )
         for words, n_pauses, n_joins in known.setdefault(tokens, readings(tokens, lexicon)):
-            extra = weights.silence_bonus * n_pauses + weights.join_bonus * n_joins
+            extra = weights.silence_bonus * n_pauses + weights.missing_silence_bonus * n_joins
             sounds[words] = join(sounds[words], float(sound) + extra)
     return {words: sound + language(words, model, weights) for words, sound in sounds.items()}
 
 
-def language(words: tuple[str, ...], model: LanguageModel, weights: Decoding) -> float:
+def language(words: tuple[str, ...], model: LanguageModel, weights: DecodingConfig) -> float:
     state, lm = model.start, 0.0
     for word in (*words, "</s>"):
         log_prob, state = model.advance(state, model.find(word))
@@ -68,17 +68,17 @@ def language(words: tuple[str, ...], model: LanguageModel, weights: Decoding) ->
     return weights.lm_weight * lm + weights.word_bonus * len(words)
 
 
-def some_weights(seed: int, **more: object) -> Decoding:
+def some_weights(seed: int, **more: object) -> DecodingConfig:
     rng = np.random.default_rng(seed)
     values = {
         "acoustic_scale": rng.uniform(0.5, 1.5),
         "lm_weight": rng.uniform(0.0, 1.5),
         "word_bonus": rng.normal(),
         "silence_bonus": rng.normal(),
-        "join_bonus": rng.normal(),
+        "missing_silence_bonus": rng.normal(),
         "blank_penalty": rng.normal(scale=0.3),
     }
-    return Decoding.model_validate({**values, **UNLIMITED, **more})
+    return DecodingConfig.model_validate({**values, **UNLIMITED, **more})
 
 
 @settings(max_examples=10, deadline=None)
@@ -86,7 +86,7 @@ def some_weights(seed: int, **more: object) -> Decoding:
 def test_sums_equal_enumeration(seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel) -> None:
     weights = some_weights(seed, merge_histories=False)
     truth = enumerate_all(frames(seed, n_frames).astype(np.float64), lexicon, model, weights)
-    found = word_search(lexicon, model, weights).search(frames(seed, n_frames), 100_000)
+    found = build_word_search(lexicon, model, weights).search(frames(seed, n_frames), 100_000)
     assert {h.words for h in found} == set(truth)
     assert [h.total for h in found] == pytest.approx([truth[h.words] for h in found], abs=1e-4)
 
@@ -98,22 +98,22 @@ def test_best_paths_equal_enumeration_with_merged_histories(
 ) -> None:
     weights = some_weights(seed, alignments="best")
     truth = enumerate_all(frames(seed, n_frames).astype(np.float64), lexicon, model, weights)
-    found = word_search(lexicon, model, weights).search(frames(seed, n_frames), 50)
+    found = build_word_search(lexicon, model, weights).search(frames(seed, n_frames), 50)
     assert found[0].total == pytest.approx(max(truth.values()), abs=1e-4)
     assert found[0].words in {words for words, total in truth.items() if total > max(truth.values()) - 1e-4}
 
 
 def test_merged_histories_are_all_in_the_n_best_list(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = frames(5, 8, sharp=1.0)
-    apart = word_search(lexicon, model, some_weights(5, merge_histories=False)).search(log_probs, 200)
-    merged = word_search(lexicon, model, some_weights(5)).search(log_probs, 200)
+    apart = build_word_search(lexicon, model, some_weights(5, merge_histories=False)).search(log_probs, 200)
+    merged = build_word_search(lexicon, model, some_weights(5)).search(log_probs, 200)
     assert merged[0].words == apart[0].words
     assert {h.words for h in apart[:20]} <= {h.words for h in merged}
 
 
 def test_scores_by_source_add_up(lexicon: Lexicon, model: LanguageModel) -> None:
     weights = some_weights(8)
-    for reading in word_search(lexicon, model, weights).search(frames(8, 12), 20):
+    for reading in build_word_search(lexicon, model, weights).search(frames(8, 12), 20):
         scores = reading.scores
         assert scores["acoustic"] + weights.lm_weight * scores["lm"] + scores["bonus"] == pytest.approx(
             reading.total
@@ -129,16 +129,16 @@ def test_scores_by_source_add_up(lexicon: Lexicon, model: LanguageModel) -> None
 def test_any_chunking_gives_the_same(
     seed: int, cuts: list[int], beam: int, lexicon: Lexicon, model: LanguageModel
 ) -> None:
-    weights = Decoding(beam=beam, threshold=8.0)
-    log_probs, search = frames(seed, 50), word_search(lexicon, model, weights)
+    weights = DecodingConfig(beam=beam, threshold=8.0)
+    log_probs, search = frames(seed, 50), build_word_search(lexicon, model, weights)
     state = search.start()
     for first, last in itertools.pairwise([0, *sorted(cuts), 50]):
         state = search.step(state, log_probs[first:last])
-    assert search.finish(state, 20) == word_search(lexicon, model, weights).search(log_probs, 20)
+    assert search.finish(state, 20) == build_word_search(lexicon, model, weights).search(log_probs, 20)
 
 
 def test_a_state_is_a_value(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(beam=50))
+    search = build_word_search(lexicon, model, DecodingConfig(beam=50))
     middle = search.step(search.start(), frames(1, 20))
     before = search.finish(middle, 10)
     one, other = search.step(middle, frames(2, 20)), search.step(middle, frames(3, 20))
@@ -150,11 +150,11 @@ def test_a_state_is_a_value(lexicon: Lexicon, model: LanguageModel) -> None:
 def test_forgetting_changes_nothing(
     lexicon: Lexicon, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log_probs, weights = frames(6, 400), Decoding(beam=30)
-    whole = word_search(lexicon, model, weights).search(log_probs, 10)
+    log_probs, weights = frames(6, 400), DecodingConfig(beam=30)
+    whole = build_word_search(lexicon, model, weights).search(log_probs, 10)
     monkeypatch.setattr("arcuate.decoding.word_search.search.LOG_ROWS", 600)
     monkeypatch.setattr("arcuate.decoding.word_search.search.SPROUT_ROWS", 5)
-    search = word_search(lexicon, model, weights)
+    search = build_word_search(lexicon, model, weights)
     state = search.start()
     for t in range(len(log_probs)):
         state = search.step(state, log_probs[t : t + 1])
@@ -166,27 +166,27 @@ def test_warming_up_changes_nothing_and_leaves_nothing_to_lay_out(
     lexicon: Lexicon, model: LanguageModel
 ) -> None:
     log_probs = frames(8, 60)
-    cold, warm = word_search(lexicon, model), word_search(lexicon, model)
-    warm.warm()
+    cold, warm = build_word_search(lexicon, model), build_word_search(lexicon, model)
+    warm.warm_up()
     n_rows = int(warm.memory.models.ahead.used[0])
     assert warm.search(log_probs, 5) == cold.search(log_probs, 5)
     assert int(warm.memory.models.ahead.used[0]) == n_rows > 0
 
 
 def test_settled_words_stay(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(beam=20))
+    search = build_word_search(lexicon, model, DecodingConfig(beam=20))
     log_probs, seen = frames(9, 150), []
     state = search.start()
     for t in range(len(log_probs)):
         state = search.step(state, log_probs[t : t + 1])
-        seen.append(tuple(search.partial(state)[: search.settled(state)]))
+        seen.append(tuple(search.partial(state)[: search.n_settled(state)]))
     final = search.finish(state)[0].words
     assert all(words == final[: len(words)] for words in seen)
     assert len(seen[-1]) > 3
 
 
 def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(beam=20, threshold=6.0))
+    search = build_word_search(lexicon, model, DecodingConfig(beam=20, threshold=6.0))
     state = search.step(search.start(), frames(12, 9000))
     best = search.finish(state)[0]
     assert state.n_frames == 9000 and len(best.words) > 500
@@ -194,7 +194,7 @@ def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: Languag
 
 
 def test_a_beam_keeps_no_more_than_it_may(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(beam=7, threshold=1e9))
+    search = build_word_search(lexicon, model, DecodingConfig(beam=7, threshold=1e9))
     state = search.start()
     for t in range(30):
         state = search.step(state, frames(t, 1))
@@ -203,47 +203,47 @@ def test_a_beam_keeps_no_more_than_it_may(lexicon: Lexicon, model: LanguageModel
 
 def test_twenty_homophones_are_all_found(model: LanguageModel) -> None:
     words = [f"word{i}" for i in range(20)]
-    lexicon = _lexicon([(word, ("a", "b")) for word in words], CLASSES, "homophones")
-    search = word_search(lexicon, model, Decoding())
+    lexicon = make_lexicon([(word, ("a", "b")) for word in words], CLASSES, "homophones")
+    search = build_word_search(lexicon, model, DecodingConfig())
     sure = np.log(np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.97, 0.01]], np.float32))
     assert {h.words for h in search.search(sure, 25)} >= {(word,) for word in words}
-    assert len(search.outside) == 20
+    assert len(search.oov_words) == 20
 
 
 def test_no_frames_give_no_words(lexicon: Lexicon, model: LanguageModel) -> None:
-    found = word_search(lexicon, model, Decoding()).search(np.zeros((0, 4)), 5)
+    found = build_word_search(lexicon, model, DecodingConfig()).search(np.zeros((0, 4)), 5)
     assert [h.words for h in found] == [()]
 
 
 def test_a_word_cut_off_by_the_end_is_not_read(lexicon: Lexicon, model: LanguageModel) -> None:
-    lexicon = _lexicon([("ab", ("a", "b"))], CLASSES, "one word")
+    lexicon = make_lexicon([("ab", ("a", "b"))], CLASSES, "one word")
     sure = np.log(np.array([[1e-6, 1 - 3e-6, 1e-6, 1e-6]], np.float32))
-    found = word_search(lexicon, model, Decoding(beam=1)).search(sure)
+    found = build_word_search(lexicon, model, DecodingConfig(beam=1)).search(sure)
     assert found[0].words == ()
 
 
 def test_words_added_at_run_time_are_read(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding(lm_weight=0.5, word_bonus=0.0))
+    search = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.5, word_bonus=0.0))
     sure = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
     assert "ba" not in search.search(sure)[0].words
     named, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})
     best = named.search(sure)[0]
     assert best.words == ("ba",) and best.scores["bonus"] == pytest.approx(8.0)
     with pytest.raises(UserError, match="no pronunciation"):
-        word_search(lexicon, model, weights={"nobody": 1.0})
+        build_word_search(lexicon, model, weights={"nobody": 1.0})
 
 
 def test_times_are_those_of_the_tokens(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = np.full((9, 4), np.log(0.001), np.float32)
     for t, c in enumerate([0, 1, 2, 1, 0, 3, 0, 1, 0]):  # ab, silence, one or won
         log_probs[t, c] = np.log(0.997)
-    best = word_search(lexicon, model, Decoding(lm_weight=0.1)).search(log_probs)[0]
+    best = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.1)).search(log_probs)[0]
     assert best.words[0] == "ab" and len(best.words) == 2
     assert [(w.first, w.last) for w in best.times] == [(1, 3), (7, 7)]
 
 
 def test_partial_text_grows_into_the_final(lexicon: Lexicon, model: LanguageModel) -> None:
-    search = word_search(lexicon, model, Decoding())
+    search = build_word_search(lexicon, model, DecodingConfig())
     state = search.start()
     assert search.partial(state) == []
     state = search.step(state, frames(11, 40))
@@ -252,7 +252,7 @@ def test_partial_text_grows_into_the_final(lexicon: Lexicon, model: LanguageMode
 
 @pytest.mark.parametrize("wrong", [frames(0, 4) + 1, np.full((4, 4), np.nan), frames(0, 4)[:, :3]])
 def test_wrong_scores_are_refused(wrong: np.ndarray, lexicon: Lexicon, model: LanguageModel) -> None:
-    search: WordSearch = word_search(lexicon, model, Decoding())
+    search: WordSearch = build_word_search(lexicon, model, DecodingConfig())
     with pytest.raises(UserError):
         search.search(wrong)
 
@@ -266,7 +266,7 @@ def test_any_numbers_in_a_model_are_searched_with(
     harmed = getattr(model.arrays, name).copy()
     harmed[np.random.default_rng(1).random(len(harmed)) < 0.4] = value
     harmed.flags.writeable = False  # as in a mapped file, so that nothing is compiled anew
-    search = word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
+    search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
     found = search.search(frames(4, 60), 5)
     assert found and all(np.isfinite([h.total, *h.scores.values()]).all() for h in found)
 
@@ -278,15 +278,15 @@ def test_links_that_lead_out_of_a_model_are_not_followed(
     harmed = getattr(model.arrays, name).copy()
     harmed[len(model.words) + 2 : -1] = 2**31 - 1
     harmed.flags.writeable = False  # as in a mapped file, so that nothing is compiled anew
-    search = word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
+    search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
     assert search.search(frames(4, 60), 5)
 
 
 def test_where_nothing_can_have_been_said_there_is_no_reading(lexicon: Lexicon, model: LanguageModel) -> None:
     """Certain frames that spell no word: `b` again and again, without the words that begin with it."""
-    only = _lexicon([("one", ("a",))], CLASSES, "one word")
+    only = make_lexicon([("one", ("a",))], CLASSES, "one word")
     certain = np.full((3, 4), -np.inf, np.float32)
     certain[:, 2] = 0.0
-    search = word_search(only, model)
+    search = build_word_search(only, model)
     state = search.step(search.start(), certain)
-    assert search.finish(state, 5) == [] and search.partial(state) == [] and search.settled(state) == 0
+    assert search.finish(state, 5) == [] and search.partial(state) == [] and search.n_settled(state) == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.decoding.frame_scores import FrameScores
+from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import (
     agreement,
@@ -252,8 +252,8 @@ def test_means_of_frames_are_probabilities_and_leave_equal_models_alone() -> Non
     assert np.exp(both) == pytest.approx((np.exp(normalised(0)) + np.exp(normalised(1))) / 2, abs=1e-6)
 
 
-def frame_scores(path: Path, *frames: np.ndarray, trials: tuple[str, ...] = ("t1",)) -> FrameScores:
-    return FrameScores(("BLANK", "A", "B"), frames, trials, str(path))
+def frame_scores(path: Path, *frames: np.ndarray, trials: tuple[str, ...] = ("t1",)) -> FrameLogProbs:
+    return FrameLogProbs(("BLANK", "A", "B"), frames, trials, str(path))
 
 
 def test_frames_are_averaged_only_over_the_same_trials_and_frames(tmp_path: Path) -> None:

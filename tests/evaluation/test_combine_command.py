@@ -12,7 +12,7 @@ import pytest
 
 from arcuate.cli._combine import Asked, combine_command
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.frame_scores import FrameScores
+from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.frames import read_named, write_frames
 
@@ -126,7 +126,7 @@ def make_run(folder: Path, texts: list[str], frames: np.ndarray, ids: list[str] 
     write(folder / "results" / "val.words.jsonl", *rows)
     labels = ({"trial": n, "text": "a b", "reference": ["AA"], "hypothesis": []} for n in names)
     write(folder / "results" / "val.jsonl", *labels)
-    scores = FrameScores(CLASSES, tuple(frames for _ in names), tuple(names), folder.name)
+    scores = FrameLogProbs(CLASSES, tuple(frames for _ in names), tuple(names), folder.name)
     write_frames(folder / "results" / "val.scores.npz", scores)
     return folder
 

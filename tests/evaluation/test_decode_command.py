@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from arcuate.cli import app
-from arcuate.data.alphabet import CLASSES, INDEX
+from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 
 LEXICON = {"see": "S IY", "sea": "S IY", "the": "DH AH", "dog": "D AO G", "a": "AH", "i": "AY"}
@@ -42,7 +42,7 @@ ngram 2=4
 
 def spoken(text: str, seed: int) -> np.ndarray:
     """Frames that say a sentence clearly enough, silences between words."""
-    tokens = [INDEX[p] for word in text.split() for p in (*LEXICON[word].split(), "SIL")]
+    tokens = [CLASSES.index(p) for word in text.split() for p in (*LEXICON[word].split(), "SIL")]
     path = [c for token in tokens for c in (token, 0)]
     logits = np.random.default_rng(seed).normal(size=(len(path), len(CLASSES)))
     logits[np.arange(len(path)), path] += 9.0
@@ -163,7 +163,7 @@ def edited(files: Path, path: Path, **parts: Any) -> Path:
 
 def test_weights_no_better_than_the_first_are_not_written(files: Path, tmp_path: Path) -> None:
     """Blanks so loud that only a penalty beyond the bounds of `tune` finds the word: every step leads away from it."""
-    path = [c for token in ("S", "IY", "SIL") for c in (INDEX[token], 0)]
+    path = [c for token in ("S", "IY", "SIL") for c in (CLASSES.index(token), 0)]
     logits = np.zeros((len(path), len(CLASSES)))
     logits[np.arange(len(path)), path] = 25.0
     logits[:, 0] = 50.0
@@ -181,7 +181,7 @@ def test_weights_no_better_than_the_first_are_not_written(files: Path, tmp_path:
 def test_a_trial_without_a_reading_is_empty_and_counted(files: Path, tmp_path: Path) -> None:
     """Scores that rule out every word: AA again and again, which no word has."""
     certain = np.full((2, len(CLASSES)), -np.inf, np.float16)
-    certain[:, INDEX["AA"]] = 0.0
+    certain[:, CLASSES.index("AA")] = 0.0
     logp = np.concatenate([certain, spoken("the sea", 1).astype(np.float16)])
     scores = edited(files, tmp_path / "s.npz", logp=logp, lengths=[2, len(logp) - 2])
     (tmp_path / "r.jsonl").write_text('{"text": "see"}\n{"text": "the sea"}\n')

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.evaluation.metrics import Score, aligned, bootstrap_interval, confusions, score, total
+from arcuate.evaluation.metrics import Score, align, confusions, score, total
+from arcuate.evaluation.significance import bootstrap_interval
 
 sequences = st.lists(st.sampled_from("ABC"), max_size=6)
 
@@ -34,7 +35,7 @@ def test_insertions_and_deletions_are_seen_from_the_reference() -> None:
 
 @given(sequences, sequences)
 def test_alignment_gives_back_both_sides(reference: list[str], hypothesis: list[str]) -> None:
-    pairs = aligned(reference, hypothesis)
+    pairs = align(reference, hypothesis)
     assert [r for r, _ in pairs if r != "<ins>"] == reference
     assert [h for _, h in pairs if h != "<del>"] == hypothesis
     assert sum(r != h for r, h in pairs) == score(reference, hypothesis).errors

@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.evaluation.metrics import (
-    Score,
-    ScoredTrial,
-    leakage_warning,
-    score_text,
-    summarise_words,
-    word_error_rate,
-)
+from arcuate.evaluation.metrics import Score, score_text, word_error_rate
 from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.word_errors import ScoredTrial, summarise_words
 
 
 def trial(reference: str, hypothesis: str, **known: object) -> ScoredTrial:
@@ -38,23 +32,24 @@ def test_summary_by_corpus_and_session_with_the_lm_named() -> None:
         trial("a b", "a c", session="s1", corpus="Random", in_lm_text=False),
         trial("a b", "c", session="s2", corpus=None, in_lm_text=False),
     ]
-    summary = summarise_words(trials, lm="four.lm", n_trials=4)
+    metrics = summarise_words(trials, lm="four.lm", n_trials=4)
+    summary = metrics.to_dict()
     assert summary["wer"] == pytest.approx(3 / 6) and summary["lm"] == "four.lm"
     assert summary["wer_by_session"] == {"s1": 0.25, "s2": 1.0}
     assert summary["wer_by_corpus"] == {"Harvard": 0.0, "Random": 0.5}
     assert (summary["n_trials"], summary["n_scored"], summary["n_in_lm_text"]) == (4, 3, 1)
     assert summary["wer_without_lm_text"] == pytest.approx(3 / 4)
-    warning = leakage_warning(summary)
+    warning = metrics.leakage_warning
     assert warning and "1 of 3" in warning and "75.00 %" in warning and "four.lm" in warning
 
 
 def test_no_warning_where_nothing_is_known_or_nothing_leaks() -> None:
-    assert leakage_warning(summarise_words([trial("a", "a")], lm=None)) is None
-    assert leakage_warning(summarise_words([trial("a", "a", in_lm_text=False)], lm=None)) is None
+    assert summarise_words([trial("a", "a")], lm=None).leakage_warning is None
+    assert summarise_words([trial("a", "a", in_lm_text=False)], lm=None).leakage_warning is None
 
 
 def test_nothing_scored_gives_null_and_not_nan() -> None:
-    summary = summarise_words([], lm=None, n_trials=3)
+    summary = summarise_words([], lm=None, n_trials=3).to_dict()
     assert summary["wer"] is None and summary["wer_low"] is None and summary["cer"] is None
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.experiments.recipe import load_recipe, recipe_names
-from arcuate.models.config import ModelCard
+from arcuate.experiments.train import train
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import count_parameters
 from arcuate.run import Run
 from arcuate.training import precision
@@ -55,13 +55,13 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
 def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
     recipe = load_recipe(name)
     size = recipe.data.published
-    card = ModelCard(
+    config = ModelConfig(
         settings=recipe.model,
         n_channels=size.channels,
         sessions=tuple(map(str, range(size.n_sessions))),
         classes=CLASSES,
     )
-    assert count_parameters(card) > 100_000
+    assert count_parameters(config) > 100_000
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -72,9 +72,7 @@ def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_
     if recipe.encoder.kind == "transformer":
         small.append("encoder.heads=2")
     small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
-    told = train_run(Asked(name, small, cohort_store, tmp_path / "run"))
-    assert told is not None
-    assert told["steps"] == 2
+    assert train(name, cohort_store, tmp_path / "run", overrides=small).steps == 2
 
 
 @pytest.mark.parametrize("layers", [True, False])
@@ -94,8 +92,8 @@ def test_recipes_step_in_mixed_precision(
     small.append(f"front_end.session_layer.enabled={str(layers).lower()}")
     loss = {}
     for kind in ("fp32", "bf16"):
-        asked = Asked(name, [*small, f"train.precision.kind={kind}"], cohort_store, tmp_path / kind)
-        assert train_run(asked) is not None
+        changed = [*small, f"train.precision.kind={kind}"]
+        assert train(name, cohort_store, tmp_path / kind, overrides=changed).steps > 0
         run = Run(tmp_path / kind)
         assert run.environment()["precision"] == kind
         loss[kind] = [row["loss"] for row in run.metrics() if row["split"] == "train"]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from arcuate.cli._seeds import plan, train_all, train_seeds_command
-from arcuate.cli._train import Asked
+from arcuate.cli._seeds import Asked, plan, train_all, train_seeds_command
 from arcuate.errors import UserError
 from arcuate.experiments.multi_seed import seed_settings, spread
 from arcuate.experiments.recipe import run_recipe

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,14 @@ import h5py
 import pytest
 
 import arcuate as package
-from arcuate.cli._evaluate import evaluate_command, evaluate_run
-from arcuate.cli._train import Asked, train_run
+from arcuate.cli.evaluate import print_evaluation
+from arcuate.data.batching import training_batches
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.import_checkpoint import _Args
 from arcuate.run import Run, open_run
@@ -29,7 +30,7 @@ FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.ch
 @pytest.fixture(scope="module")
 def trained(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("odd") / "run"
-    train_run(Asked("tiny", FEW, cohort_store, path))
+    train("tiny", cohort_store, path, overrides=FEW)
     return path
 
 
@@ -56,7 +57,7 @@ def edit(path: Path, **changes: object) -> None:
 def test_an_environment_of_another_shape_is_one_sentence(run: Path, data: object) -> None:
     edit(run / "environment.json", data=data)
     with pytest.raises(UserError, match=r"environment\.json"):
-        evaluate_run(Run(run), "val", None, "best", None, None)
+        evaluate(run)
     with pytest.raises(UserError, match=r"environment\.json"):
         refuse_other_data(Run(run), {"data": {"hashes": {}}})
 
@@ -88,43 +89,42 @@ def spoil_session(store: Path) -> str:
 def test_a_store_changed_behind_its_manifest_is_not_scored(run: Path, store: Path) -> None:
     session = spoil_session(store)
     with pytest.raises(UserError, match=f"{session}/val/.*prepare"):
-        evaluate_run(Run(run), "val", store, "best", None, None)
+        evaluate(run, data=store)
 
 
 def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store: Path) -> None:
     session = spoil_session(store)
     for resume, path in ((True, run), (False, run.with_name("new"))):
         with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
-            train_run(Asked("tiny", FEW, store, path, resume=resume))
+            train("tiny", store, path, overrides=FEW, resume=resume)
 
 
 def test_loading_processes_inherit_no_open_files(
     cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = import_module("arcuate.cli._train")
-    start, seen = train.training_batches, []
+    start, seen = training_batches, []
 
     def watched(planned: Any, *rest: Any, **options: Any) -> Any:
         seen.append(dict(planned.store._files))
         return start(planned, *rest, **options)
 
-    monkeypatch.setattr(train, "training_batches", watched)
-    train_run(Asked("tiny", FEW, cohort_store, tmp_path / "run"))
+    monkeypatch.setattr("arcuate.experiments.train.training_batches", watched)
+    train("tiny", cohort_store, tmp_path / "run", overrides=FEW)
     assert seen == [{}]
 
 
 def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(
-    run: Path, store: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, store: Path, messages: list[str]
 ) -> None:
     hashes = json.loads((store / "manifest.json").read_text())["hashes"]
     edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
     with pytest.raises(UserError, match="other data"):
-        train_run(Asked("tiny", FEW, store, run, resume=True))
-    same = evaluate_run(Run(run), "val", None, "best", None, None)
-    capsys.readouterr()
-    other = evaluate_run(Run(run), "val", store, "best", None, None)
+        train("tiny", store, run, overrides=FEW, resume=True)
+    same = evaluate(run).to_dict()
+    messages.clear()
+    other = evaluate(run, data=store).to_dict()
     assert (same["data_differ_in"], other["data_differ_in"]) == ([], ["train"])
-    assert "other train trials" in capsys.readouterr().err
+    assert "the train trials of" in messages[0] and "differ" in messages[0]
 
 
 # --- another store ---------------------------------------------------------------------------------------
@@ -140,22 +140,19 @@ def other_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_what_another_store_has_more_is_counted(
-    run: Path, other_store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_another_store_has_more_is_counted(run: Path, other_store: Path, messages: list[str]) -> None:
     store, known = Store.open(other_store), set(Store.open(Run(run).data()["path"]).sessions)
     unknown = [t for t in store.trials if t.split == "val" and t.session not in known]
     sessions = list(dict.fromkeys(t.session for t in unknown))
     assert unknown and len(sessions) < len(store.sessions)
-    summary = evaluate_run(Run(run), "val", other_store, "best", None, None)
+    summary = evaluate(run, data=other_store).to_dict()
     assert summary["left_out"] == {"trials": len(unknown), "sessions": sessions}
-    said = capsys.readouterr().err
-    assert f"{len(unknown)} val trials" in said and sessions[0] in said
+    assert any(f"{len(unknown)} val trials" in said and sessions[0] in said for said in messages)
     assert summary["n_trials"] == sum(t.split == "val" for t in store.trials) - len(unknown)
 
 
 def test_a_label_is_named_in_what_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate_command(run, "val", None, "best", "beam", None, as_json=False)
+    print_evaluation(evaluate(run, label="beam"))
     assert str(run / "results" / "val.beam.jsonl") in capsys.readouterr().err.replace("\n", "")
     assert (run / "results" / "val.beam.jsonl").is_file()
 
@@ -170,7 +167,7 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
 
     write_nejm(tmp_path / "official")
     model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm")).model
-    sessions, n_channels = model.card.sessions, model.card.n_channels
+    sessions, n_channels = model.config.sessions, model.config.n_channels
     from support.fabricate import Made, noise, write_hdf5
 
     for i, session in enumerate((*sessions, "t15.2030.01.01")):
@@ -181,10 +178,9 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "model", tmp_path / "store"
 
 
-def test_an_imported_model_is_scored(imported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_model_is_scored(imported: tuple[Path, Path]) -> None:
     folder, store = imported
-    evaluate_command(folder, "val", store, "best", None, None, as_json=True)
-    said = json.loads(capsys.readouterr().out)
+    said = evaluate(folder, data=store).to_dict()
     n_sessions = len(package.load(folder).sessions)
     assert said["n_trials"] == 3 * n_sessions and said["per"] is not None
     assert said["left_out"] == {"trials": 3, "sessions": ["t15.2030.01.01"]}
@@ -195,7 +191,7 @@ def test_an_imported_model_is_scored(imported: tuple[Path, Path], capsys: pytest
 
 def test_an_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
     with pytest.raises(UserError, match="--data STORE"):
-        evaluate_command(imported[0], "val", None, "best", None, None, as_json=True)
+        evaluate(imported[0])
 
 
 # --- devices and YAML ------------------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def test_weights_that_are_not_those_saved_are_refused(run: Path) -> None:
     content[5000] ^= 1
     weights.write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
-        evaluate_run(Run(run), "val", None, "best", None, None)
+        evaluate(run)
     with pytest.raises(UserError, match="damaged"):
         package.load(run)
 

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.data.alphabet import BLANK, CLASSES, INDEX, PHONEMES
+from arcuate.data.alphabet import BLANK, CLASSES, PHONEMES
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import aligned, bootstrap_interval, score, total
+from arcuate.evaluation.metrics import align, score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.report import write_report
 from arcuate.insight.report.axes import linear_ticks, log_ticks, png
@@ -116,7 +117,7 @@ def example(
     rng: np.random.Generator, row: dict[str, Any], n_channels: int, stride: int = 4
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bins (T, C) with bursts where phonemes are, and frame scores (F, 41) that spell the hypothesis."""
-    tokens = [INDEX[name] for name in row["hypothesis"]]
+    tokens = [CLASSES.index(name) for name in row["hypothesis"]]
     n_frames = 3 * len(tokens) + 6
     logits = rng.normal(0, 0.8, (n_frames, len(CLASSES)))
     logits[:, BLANK] += 5
@@ -488,7 +489,7 @@ def test_alignment_shows_as_many_errors_as_are_counted() -> None:
     for _ in range(50):
         _, reference = sentence(rng)
         hypothesis = misread(rng, reference, 0.4)
-        assert sum(a != b for a, b in aligned(reference, hypothesis)) == score(reference, hypothesis).errors
+        assert sum(a != b for a, b in align(reference, hypothesis)) == score(reference, hypothesis).errors
 
 
 def test_report_needs_no_torch() -> None:

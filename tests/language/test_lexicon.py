@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from arcuate.data import g2p
-from arcuate.data.alphabet import CLASSES, INDEX
+from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
-from arcuate.language.lexicon import default_lexicon, open_lexicon, read_lexicon, spelled_lexicon
+from arcuate.language.lexicon import default_lexicon, grapheme_lexicon, open_lexicon, read_lexicon
 
 SEVERAL = "you\tY UW\nyou\tY AH\new\tIY UW\nyew\tY UW\nyou\tY UW\n"
 
@@ -23,7 +23,7 @@ def test_all_pronunciations_and_homophones(tmp_path: Path) -> None:
     assert lexicon.words == ("you", "ew", "yew") and len(lexicon) == 4  # the same entry twice counts once
     assert lexicon.pronunciations("you") == [("Y", "UW"), ("Y", "AH")]
     assert lexicon.pronunciations("yew") == [("Y", "UW")] and lexicon.pronunciations("ewe") == []
-    assert lexicon.tokens[: lexicon.offsets[1]].tolist() == [INDEX["Y"], INDEX["UW"]]
+    assert lexicon.tokens[: lexicon.offsets[1]].tolist() == [CLASSES.index("Y"), CLASSES.index("UW")]
 
 
 def test_no_limit_on_homophones(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_the_embedded_dictionary_is_the_default() -> None:
     lexicon = open_lexicon("default")
     assert len(lexicon) == 134_860 and lexicon.pronunciations("read") == [("R", "EH", "D"), ("R", "IY", "D")]
-    assert lexicon.tokens.min() >= 1 and lexicon.tokens.max() < INDEX["SIL"]
+    assert lexicon.tokens.min() >= 1 and lexicon.tokens.max() < CLASSES.index("SIL")
     assert np.all(np.diff(lexicon.offsets) > 0)
 
 
@@ -90,11 +90,11 @@ def test_words_and_names_can_be_added(tmp_path: Path) -> None:
 
 def test_words_spelt_in_characters() -> None:
     classes = ("BLANK", ">", *"'abcdefghijklmnopqrstuvwxyz")
-    lexicon, unspelt = spelled_lexicon(["it's", "so", "naïve", "so", ""], classes)
+    lexicon, unspelt = grapheme_lexicon(["it's", "so", "naïve", "so", ""], classes)
     assert lexicon.words == ("it's", "so") and unspelt == ("naïve", "")
     assert lexicon.entry(0) == ("i", "t", "'", "s")
     with pytest.raises(UserError, match="no word"):
-        spelled_lexicon(["ñ"], classes)
+        grapheme_lexicon(["ñ"], classes)
 
 
 @pytest.mark.shared

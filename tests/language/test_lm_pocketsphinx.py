@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from arcuate.errors import UserError
+from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.open import open_model
 from arcuate.language.ngram.pocketsphinx import embedded_path, read_sphinx
 from arcuate.language.ngram.trie import to_tables
 
@@ -48,9 +48,7 @@ def test_it_is_kept_mapped_in_the_cache(
 ) -> None:
     monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path))
     calls = []
-    monkeypatch.setattr(
-        "arcuate.language.ngram.open.read_foreign", lambda *a, **k: calls.append(1) or english
-    )
+    monkeypatch.setattr("arcuate.language.ngram.io.read_foreign", lambda *a, **k: calls.append(1) or english)
     for _ in range(3):
         assert open_model("pocketsphinx").counts == english.counts
     (kept,) = tmp_path.iterdir()
@@ -66,7 +64,7 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("arcuate.language.ngram.open.read_foreign", lambda *a, **k: english)
+    monkeypatch.setattr("arcuate.language.ngram.io.read_foreign", lambda *a, **k: english)
     assert open_model("default").arrays is english.arrays
 
 

@@ -29,14 +29,14 @@ near_ties = []
 
 def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> tuple[np.ndarray, list]:
     """Whole-trial frame scores and the readings of the whole-trial search."""
-    from arcuate.decoding.decoder import as_batch
+    from arcuate.decoding.decoder import batch_statistics
 
     with torch.no_grad():
         outputs = model(
             torch.from_numpy(bins)[None],
             torch.tensor([len(bins)]),
             torch.tensor([session]),
-            as_batch(past, torch.device("cpu")),
+            batch_statistics(past, torch.device("cpu")),
         )
     log_probs = outputs.log_probs["ctc"][0].numpy()
     return log_probs, SEARCH.search(log_probs, 2)
@@ -73,7 +73,7 @@ def test_every_registered_kind_of_encoder_is_put_to_the_law() -> None:
 def test_any_chunking_reads_what_offline_reads(model, n, cuts, ahead):
     bins, session, past = trial(n)
     log_probs, whole = offline(model, bins, session, past)
-    stream = StreamingDecoder(make_engine(model, SEARCH), model.card.sessions[session], past)
+    stream = StreamingDecoder(make_engine(model, SEARCH), model.config.sessions[session], past)
     for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
         heard, settled = [], []
         for i, (first, last) in enumerate(chosen):
@@ -95,7 +95,7 @@ def test_any_chunking_reads_what_offline_reads(model, n, cuts, ahead):
 def test_streams_over_one_set_of_weights_do_not_know_each_other(model, n, random):
     trials = [trial(n + i) for i in range(3)]
     engine = make_engine(model, SEARCH)
-    streams = [StreamingDecoder(engine, model.card.sessions[s], past) for _, s, past in trials]
+    streams = [StreamingDecoder(engine, model.config.sessions[s], past) for _, s, past in trials]
     left = [list(bins) for bins, _, _ in trials]
     while any(left):
         i = random.choice([k for k in range(3) if left[k]])
@@ -164,7 +164,7 @@ def test_the_delay_is_told() -> None:
 @given(causal)
 def test_no_frame_is_later_than_the_delay_says(model):
     stream = StreamingDecoder(make_engine(model, None))
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     n_frames = 0
     for n_bins, b in enumerate(trial_bins(60, N_CHANNELS), start=1):
         n_frames = stream.push(b).n_frames
@@ -185,10 +185,10 @@ def test_mistakes_are_one_sentence() -> None:
         stream.push(np.zeros((3, 5)))
     with pytest.raises(UserError, match="it knows day1, day2"):
         stream.reset("day9")
-    both_ways = small_model().card.settings.model_copy(
+    both_ways = small_model().config.settings.model_copy(
         update={"encoder": GRUEncoder(width=4, depth=1, bidirectional=True)}
     )
-    model = Model(small_model().card.model_copy(update={"settings": both_ways}))
+    model = Model(small_model().config.model_copy(update={"settings": both_ways}))
     with pytest.raises(UserError, match="both directions and cannot stream"):
         make_engine(model, SEARCH)
 

@@ -45,10 +45,12 @@ N_TRIALS = 6
 def model_of(folder: Path, normalise: str) -> Model:
     """The model of the run, its bins normalised in another way; what it reads then matters little here."""
     model = load_model(find_checkpoint(folder / "run"))
-    settings = model.card.settings
+    settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": normalise, "rolling_bins": 200})
-    card = model.card.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
-    other = outline(card)
+    config = model.config.model_copy(
+        update={"settings": settings.model_copy(update={"front_end": front_end})}
+    )
+    other = outline(config)
     other.load_state_dict(model.state_dict(), assign=True)
     return other.eval()
 

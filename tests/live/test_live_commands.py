@@ -62,7 +62,7 @@ def test_a_decoder_loads_by_path_and_reads(parts: dict[str, Path]) -> None:
     for chunk in np.array_split(store.read_bins(trial), 9):
         partials.append(partial := decoder.push(chunk))
         state = search.step(state, partial.log_probs[:, order])
-        assert partial.words == tuple(search.partial(state)) and partial.n_settled == search.settled(state)
+        assert partial.words == tuple(search.partial(state)) and partial.n_settled == search.n_settled(state)
         assert partial.text == " ".join(partial.words) and partial.n_frames == len(decoder.log_probs())
     final = decoder.finish()
     assert final.text and final.tokens and len(final.times) == len(final.words)

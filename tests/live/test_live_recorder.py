@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from arcuate.adaptation.calibration import split_session
-from arcuate.data.frames import Patch
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live.config import Endpoints, LiveSettings
@@ -16,6 +15,7 @@ from arcuate.live.messages import Chunk, End, Mark
 from arcuate.live.recorder import Recorder, seal
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.models.config import Patch
 from support.live_parts import bins, small_decoder, small_search
 
 SEARCH = small_search()

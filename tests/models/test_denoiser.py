@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import by_length, length_batches
 from arcuate.data.store import Store
+from arcuate.experiments.train import train
 from arcuate.losses.combined import flow_loss
 from arcuate.models.config import Denoiser as Settings
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch
 from arcuate.models.denoiser import Denoiser
 from arcuate.models.interfaces import Flow
 from arcuate.models.io import load_model
@@ -80,7 +80,7 @@ def test_it_is_deterministic_and_used_at_inference() -> None:
         front_end=FrontEnd(patch=Patch(bins=4, stride=4)), encoder=GRUEncoder(width=6, depth=1),
         denoiser=Settings(enabled=True, width=4),
     )  # fmt: skip
-    model = Model(ModelCard(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES)).eval()
+    model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES)).eval()
     batch = torch.randn(1, 30, 3), torch.tensor([30]), torch.tensor([0])
     with torch.no_grad():
         before = model(*batch).log_probs["ctc"]
@@ -95,7 +95,7 @@ def test_only_the_denoiser_learns_from_its_loss() -> None:
         front_end=FrontEnd(patch=Patch(bins=4, stride=4)), encoder=GRUEncoder(width=6, depth=1),
         denoiser=Settings(enabled=True, width=4),
     )  # fmt: skip
-    model = Model(ModelCard(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
+    model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
     clean = torch.randn(2, 24, 3)
     n_bins, session = torch.tensor([24, 13]), torch.tensor([0, 0])
     outputs = model.encode(clean + torch.randn(2, 24, 3), n_bins, session, None, clean, match=True)
@@ -115,7 +115,7 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
         "{name: denoise, steps: 60, rate: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
     )
     more = ["train.log_every=10", "train.validate_every=35", "train.keep_checkpoints=9", stages]
-    train_run(Asked("tiny", [*small, *noise, *more], cohort_store, tmp_path / "run"))
+    train("tiny", cohort_store, tmp_path / "run", overrides=[*small, *noise, *more])
     rows = [r for r in Run(tmp_path / "run").metrics() if r["split"] == "train"]
     losses = [r["losses"]["denoise"] for r in rows if r["stage"] == "denoise"]
     assert losses[0] < 1.01  # it begins by doing nothing, which is a loss of 1
@@ -131,8 +131,8 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
 def left_over(before: Model, after: Model, store: Store) -> float:
     """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = before.card.settings.front_end.wanted, torch.Generator().manual_seed(0), []
-    for _, batch in length_batches(store, trials, before.card.sessions, wanted, by_length(trials, 8)):
+    wanted, generator, errors = before.config.settings.front_end.wanted, torch.Generator().manual_seed(0), []
+    for _, batch in length_batches(store, trials, before.config.sessions, wanted, by_length(trials, 8)):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():

@@ -67,10 +67,10 @@ def test_object_arrays_are_refused(tmp_path):
         load_pickle(tmp_path / "args")
 
 
-def test_nejm_card(tmp_path):
+def test_nejm_config(tmp_path):
     write_nejm(tmp_path / "in")
     out = import_checkpoint(tmp_path / "in" / "best_checkpoint", tmp_path / "out", "nejm")
-    settings = load_model(out).card.settings
+    settings = load_model(out).config.settings
     assert settings.front_end.smoothing.model_dump() == {"sd": 2.0, "taps": 9}
     assert settings.front_end.normalise == "none"
     assert settings.front_end.session_layer.dropout == 0.2
@@ -83,10 +83,10 @@ def test_nejm_card(tmp_path):
     assert (note["val_per"], note["val_loss"], note["ignored"]) == (0.101, 17.5, [])
 
 
-def test_cffan_card_and_unused_layers(tmp_path):
+def test_cffan_config_and_unused_layers(tmp_path):
     write_cffan(tmp_path / "in")
     out = import_checkpoint(tmp_path / "in", tmp_path / "out", "cffan")
-    settings = load_model(out).card.settings
+    settings = load_model(out).config.settings
     assert settings.front_end.smoothing.taps == 20
     assert settings.front_end.normalise == "block"
     assert (settings.encoder.bidirectional, settings.encoder.learned_start) == (True, False)
@@ -196,17 +196,17 @@ def test_model_folders_round_trip(folder):
     assert all(p.requires_grad for p in model.parameters())
     weights = load_file(folder / "model.safetensors")
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-    bins, start = torch.randn(1, 30, model.card.n_channels), model.encoder.start(1)
+    bins, start = torch.randn(1, 30, model.config.n_channels), model.encoder.start(1)
     torch.testing.assert_close(
         model.encoder(bins, None, start), model.encoder._forward_torch(bins, None, start)
     )
 
 
-def edit_card(change):
+def edit_config(change):
     def spoil(folder):
-        card = json.loads((folder / "model.json").read_text())
-        change(card)
-        (folder / "model.json").write_text(json.dumps(card))
+        config = json.loads((folder / "model.json").read_text())
+        change(config)
+        (folder / "model.json").write_text(json.dumps(config))
 
     return spoil
 
@@ -225,16 +225,16 @@ def edit_weights(change):
     [
         (lambda f: (f / "model.json").unlink(), "model.json is missing"),
         (lambda f: (f / "model.safetensors").unlink(), "is missing"),
-        (lambda f: (f / "model.json").write_text("{"), "not a model card"),
+        (lambda f: (f / "model.json").write_text("{"), "not a model config"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda f: os.truncate(f / "model.safetensors", 5000), "cannot be read"),
-        (edit_card(lambda c: c.update(n_channels=65536)), "where its card says"),
+        (edit_config(lambda c: c.update(n_channels=65536)), "where its config says"),
         (
-            edit_card(lambda c: c["settings"]["encoder"].update(width=8192, depth=64)),
+            edit_config(lambda c: c["settings"]["encoder"].update(width=8192, depth=64)),
             "does not hold the weights",
         ),
-        (edit_card(lambda c: c["settings"].update(trap=1)), "settings.trap"),
-        (edit_card(lambda c: c.update(sessions=["a", "a"])), "distinct"),
+        (edit_config(lambda c: c["settings"].update(trap=1)), "settings.trap"),
+        (edit_config(lambda c: c.update(sessions=["a", "a"])), "distinct"),
         (edit_weights(lambda w: w.pop("head.bias")), "head.bias is missing"),
         (edit_weights(lambda w: w.update(x=torch.zeros(1))), "x is unknown"),
         (

@@ -105,7 +105,7 @@ def as_arrays(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 def test_parity_25(tmp_path, prefix):
     state = write_nejm(tmp_path / "trained" / "checkpoint", prefix)
     model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "nejm"))
-    assert model.card.sessions == tuple(SESSIONS)
+    assert model.config.sessions == tuple(SESSIONS)
     bins = np.random.default_rng(2).normal(size=(2, 61, N_CHANNELS)).astype(np.float32)
     session = torch.tensor([3, 1])
     with torch.inference_mode():

@@ -11,7 +11,7 @@ from arcuate.models import transformer as attention
 from arcuate.models.config import (
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     SessionLayer,
     SSMEncoder,
@@ -154,7 +154,7 @@ def test_causal_models_do_not_look_ahead(model, n):
     """A frame is the same whatever comes after the bins it needs."""
     bins, _, session, past = make_batch([48], seed=n)
     other = torch.cat([bins[:, :n], torch.randn(1, 48 - n, N_CHANNELS)], 1)
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     certain = max(n - model.front_end.right - patch.bins, -1) // patch.stride + 1
     with torch.no_grad():
         a, b = (model(x, torch.tensor([48]), session, past) for x in (bins, other))
@@ -175,7 +175,7 @@ def test_padding_gets_no_gradient(model, lengths):
 
 def test_not_finite_bins_still_get_an_answer():
     model = Model(
-        ModelCard(
+        ModelConfig(
             settings=ModelSettings(encoder=GRUEncoder(width=5, depth=1)),
             n_channels=2,
             sessions=("s",),
@@ -202,7 +202,7 @@ def test_not_finite_bins_still_get_an_answer():
 def test_dropout_only_while_training(mode, encoder):
     torch.manual_seed(0)
     front_end = FrontEnd(session_layer=SessionLayer(dropout=0.5))
-    card = ModelCard(
+    config = ModelConfig(
         settings=ModelSettings(
             front_end=front_end,
             encoder=encoder,
@@ -211,6 +211,6 @@ def test_dropout_only_while_training(mode, encoder):
         sessions=("s",),
         classes=CLASSES,
     )
-    model = getattr(Model(card), mode)()
+    model = getattr(Model(config), mode)()
     batch = torch.randn(1, 30, 2), torch.tensor([30]), torch.tensor([0])
     assert torch.equal(model(*batch).frames, model(*batch).frames) == (mode == "eval")

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.cli._evaluate import evaluate_run
-from arcuate.cli._train import Asked, build, train_run
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import decode_trials, summarise
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.results import summarise
+from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.train import build_model, train
 from arcuate.losses.combined import mode_loss
 from arcuate.models.config import Patch
 from arcuate.models.config import SpeakingMode as Settings
@@ -113,7 +114,7 @@ def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:
 @pytest.fixture(scope="module")
 def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mode") / "run"
-    train_run(Asked("tiny", [*SMALL, "mode.labels=ignore"], cohort_store, path))
+    train("tiny", cohort_store, path, overrides=[*SMALL, "mode.labels=ignore"])
     return path
 
 
@@ -126,22 +127,22 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
-    selection = select(store, recipe.data, recipe.front_end.patch)
-    model = build(recipe, store, selection)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+    model = build_model(recipe, store, selection)
     modes = learn_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
     assert np.mean(right) >= 0.95
     others = [t for t in store.trials if t.split != "train"]
-    summary = summarise(decode_trials(model, store, others), n_resamples=10)
+    summary = summarise(decode_trials(model, store, others), n_resamples=10).to_dict()
     assert summary["mode_accuracy"] >= 0.85
     assert summary["mode_accuracy_pooled"] >= 0.9
 
 
 def test_evaluate_tells_modes_where_they_are_known(run: Path, cohort_store: Path) -> None:
-    summary = evaluate_run(Run(run), "val", None, "best", None, None, quiet=True)
+    summary = evaluate(run).to_dict()
     assert 0.0 <= summary["mode_accuracy"] <= 1.0
     assert summary["per_by_mode"].keys() <= set(MODES)
-    counted = [json_row["mode_said"] for json_row in rows(run)]
+    counted = [json_row["mode_predicted"] for json_row in rows(run)]
     assert set(counted) <= set(MODES)
     validated = [r for r in Run(run).metrics() if r["split"] == "val"]
     assert validated[-1]["mode_accuracy"] == pytest.approx(summary["mode_accuracy"])
@@ -156,9 +157,11 @@ def rows(run: Path) -> list[dict]:
 def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     recipe = run_recipe(Run(run))
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = [replace(t, mode=None) for t in selection.validation]
-    summary = summarise(decode_trials(build(recipe, store, selection), store, trials), n_resamples=10)
+    summary = summarise(
+        decode_trials(build_model(recipe, store, selection), store, trials), n_resamples=10
+    ).to_dict()
     assert not {"mode_accuracy", "per_by_mode"} & summary.keys()
 
 
@@ -187,7 +190,7 @@ def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None
     """As in the real releases: nothing known, everything inferred, training goes on."""
     store = Store.open(cohort_store)
     recipe = load_recipe("tiny", SMALL)
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = tuple(replace(t, mode=None) for t in selection.train)
-    modes = learn_modes(build(recipe, store, selection), store, trials)
+    modes = learn_modes(build_model(recipe, store, selection), store, trials)
     assert len(modes.vocalised) == len(trials)

@@ -9,9 +9,9 @@ from torch import nn
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Smoothing
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Smoothing
 from arcuate.models.config import SessionLayer as SessionLayerSettings
-from arcuate.models.front_end import count_frames, cut_patches, kernel, normalise, project_patches, smooth
+from arcuate.models.front_end import cut_patches, kernel, normalise, project_patches, smooth
 from arcuate.models.gru import GRU, recur
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.session_layer import SessionLayer
@@ -29,9 +29,9 @@ B2T24 = ModelSettings(
 )
 
 
-def make_card(settings: ModelSettings, n_channels: int, n_sessions: int) -> ModelCard:
+def make_model_config(settings: ModelSettings, n_channels: int, n_sessions: int) -> ModelConfig:
     sessions = tuple(f"s{i}" for i in range(n_sessions))
-    return ModelCard(settings=settings, n_channels=n_channels, sessions=sessions, classes=CLASSES)
+    return ModelConfig(settings=settings, n_channels=n_channels, sessions=sessions, classes=CLASSES)
 
 
 def make_model(n_channels: int = 5, n_sessions: int = 3, width: int = 6, depth: int = 2, **changes) -> Model:
@@ -39,19 +39,19 @@ def make_model(n_channels: int = 5, n_sessions: int = 3, width: int = 6, depth: 
     encoder = GRUEncoder(width=width, depth=depth, **changes.pop("encoder", {}))
     front_end = FrontEnd(**({"patch": Patch(bins=5, stride=2)} | changes))
     settings = ModelSettings(front_end=front_end, encoder=encoder)
-    return Model(make_card(settings, n_channels, n_sessions)).eval()
+    return Model(make_model_config(settings, n_channels, n_sessions)).eval()
 
 
 def test_official_sizes():
-    assert count_parameters(make_card(B2T25, 512, 45)) == 44_315_177
-    assert count_parameters(make_card(B2T24, 256, 24)) == 133_845_033
+    assert count_parameters(make_model_config(B2T25, 512, 45)) == 44_315_177
+    assert count_parameters(make_model_config(B2T24, 256, 24)) == 133_845_033
 
 
 @pytest.mark.parametrize(("n_bins", "n_frames"), [(0, 1), (13, 1), (14, 1), (17, 1), (18, 2), (800, 197)])
 def test_count_frames(n_bins, n_frames):
     patch = Patch(bins=14, stride=4)
-    assert count_frames(n_bins, patch) == n_frames
-    assert count_frames(torch.tensor([n_bins]), patch).tolist() == [n_frames]
+    assert patch.count_frames(n_bins) == n_frames
+    assert patch.count_frames(torch.tensor([n_bins])).tolist() == [n_frames]
 
 
 def test_parameter_groups_hold_every_parameter_once():

@@ -6,7 +6,14 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.models.config import GRUEncoder, ModelCard, ModelSettings, Patch, SSMEncoder, TransformerEncoder
+from arcuate.models.config import (
+    GRUEncoder,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+    SSMEncoder,
+    TransformerEncoder,
+)
 from arcuate.models.model import Model, count_parameters, make_encoder, parameter_groups
 from arcuate.models.ssm import SSM
 
@@ -21,11 +28,11 @@ def make(**changes) -> SSM:
 
 def test_full_size_on_meta():
     settings = ModelSettings(encoder=SSMEncoder(width=512, depth=8, state=64))
-    card = ModelCard(settings=settings, n_channels=512, sessions=("a",), classes=CLASSES)
+    config = ModelConfig(settings=settings, n_channels=512, sessions=("a",), classes=CLASSES)
     block = 512 * (2 * 512 + 2 * 64 + 8) + 5 * (512 + 128) + 3 * 8 + 512 * 512 + 2 * 2 * 512
     around = 14 * 512 * 512 + 512 + 4 * 512  # patches and two norms
     front_and_head = 512 * 513 + 513 * 41
-    assert count_parameters(card) == 8 * block + around + front_and_head
+    assert count_parameters(config) == 8 * block + around + front_and_head
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_directions_share_the_width():
 
 def test_every_parameter_learns():
     model = Model(
-        ModelCard(
+        ModelConfig(
             settings=ModelSettings(encoder=SSMEncoder(width=16, depth=2, heads=4, bidirectional=True)),
             n_channels=4,
             sessions=("a",),
@@ -108,5 +115,5 @@ def test_refusals(overrides, words):
         load_recipe("tiny", overrides)
 
 
-def test_cards_from_before_there_were_kinds():
+def test_configs_without_encoder_kind_load_as_gru():
     assert ModelSettings.model_validate({"encoder": {"width": 7}}).encoder == GRUEncoder(width=7)

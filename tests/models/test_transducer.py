@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-import arcuate.evaluation.evaluate
+import arcuate.evaluation.trials
 from arcuate.cli._decode import Source, decode_source
-from arcuate.cli._evaluate import Reading, evaluate_run
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeam, search_both
+from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.losses.config import CTC, RNNT, Loss
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings, Patch, Transducer
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Transducer
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run, read_jsonl
@@ -40,7 +40,7 @@ def make_model(settings: Transducer) -> Model:
     model = ModelSettings(
         front_end=front_end, encoder=GRUEncoder(width=5, depth=1, dropout=0.0), transducer=settings
     )
-    return Model(ModelCard(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
+    return Model(ModelConfig(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
 
 
 def make_batch() -> tuple:
@@ -136,11 +136,11 @@ def test_one_trial_is_read_as_the_pages_show() -> None:
     """Outputs of one trial go into a search as they are: no padding, no gradient to take off."""
     model = make_model(KINDS[1])
     decoder = Decoder(model.eval())
-    bins = torch.randn(30, model.card.n_channels).numpy()
+    bins = torch.randn(30, model.config.n_channels).numpy()
     outputs = decoder.outputs(bins, decoder.sessions[0])
     scores = outputs.log_probs["ctc"][0].numpy()
-    assert (scores == decoder.scores(bins, decoder.sessions[0])).all()
-    best = search_both(JointBeam(model.transducer), outputs.frames[0], scores)[0]
+    assert (scores == decoder.log_probs(bins, decoder.sessions[0])).all()
+    best = search_joint(JointBeamSearch(model.transducer), outputs.frames[0], scores)[0]
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
@@ -153,43 +153,45 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
         "train.log_every=2",
         "train.validate_every=6",
     ]
-    assert train_run(Asked("tiny", changes, cohort_store, tmp_path / "run"))["steps"] == 6
+    assert train("tiny", cohort_store, tmp_path / "run", overrides=changes).steps == 6
     rows = read_jsonl(Run(tmp_path / "run").metrics_file)
     for row in rows:
         assert row["loss"] == pytest.approx(0.3 * row["losses"]["ctc"] + row["losses"]["rnnt"], rel=1e-4)
-    train = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
-    assert train[-1] < train[0]
+    losses = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
+    assert losses[-1] < losses[0]
     for head in ("ctc", "transducer", "both"):
-        told = evaluate_run(
-            open_run(tmp_path / "run"), "val", None, "best", head, None, reading=Reading(head=head)
-        )
+        told = evaluate(tmp_path / "run", label=head, head=head).to_dict()
         assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
 
 
 def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path, monkeypatch):
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
-    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run, used = open_run(tmp_path / "run"), set()
-    for name in ("Greedy", "Beam", "JointBeam"):
-        make = getattr(arcuate.evaluation.evaluate, name)
+    for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
+        make = getattr(arcuate.evaluation.trials, name)
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
-        monkeypatch.setattr(arcuate.evaluation.evaluate, name, noting)
+        monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
     monkeypatch.setattr(
-        arcuate.evaluation.evaluate, "search_transducer", lambda searcher, frames: [READ_NOTHING]
+        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [READ_NOTHING]
     )
-    monkeypatch.setattr(arcuate.evaluation.evaluate, "search_both", lambda searcher, *heard: [READ_NOTHING])
-    for reading, made, told in (
-        (Reading(head="transducer"), ("Beam", 8), {"search": "beam", "beam": 8}),
-        (Reading(head="transducer", beam=3), ("Beam", 3), {"search": "beam", "beam": 3}),
-        (Reading(head="transducer", search="greedy"), ("Greedy",), {"search": "greedy"}),
-        (Reading(head="both", search="beam", beam=5), ("JointBeam", 5), {"search": "beam", "beam": 5}),
+    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *heard: [READ_NOTHING])
+    for options, made, told in (
+        ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
+        ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
+        ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
+        (
+            {"head": "both", "search": "beam", "beam": 5},
+            ("JointBeamSearch", 5),
+            {"search": "beam", "beam": 5},
+        ),
     ):
         used.clear()
-        summary = evaluate_run(run, "val", None, "best", None, None, reading=reading)
+        summary = evaluate(run, **options).to_dict()
         assert used == {made} and told.items() <= summary.items()
         assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in told)
     with pytest.raises(UserError, match="no greedy search"):
-        evaluate_run(run, "val", None, "best", None, None, reading=Reading(head="both", search="greedy"))
+        evaluate(run, head="both", search="greedy")
 
 
 def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
@@ -204,10 +206,10 @@ def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
         "train.keep_checkpoints=9",
     ]
     whole, again = tmp_path / "whole", tmp_path / "again"
-    train_run(Asked("mode-ssm-small", changes, cohort_store, whole))
+    train("mode-ssm-small", cohort_store, whole, overrides=changes)
     shutil.copytree(whole, again, symlinks=True)
     shutil.rmtree(again / "checkpoints" / "step-00000006")
-    train_run(Asked("mode-ssm-small", changes, cohort_store, again, resume=True))
+    train("mode-ssm-small", cohort_store, again, overrides=changes, resume=True)
     last = "checkpoints/last"
     for name in ("model.safetensors", "training.safetensors"):
         assert (whole / last / name).read_bytes() == (again / last / name).read_bytes()
@@ -215,11 +217,11 @@ def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
 
 def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     few = ["encoder.width=8", "train.steps=1", "train.log_every=1"]
-    train_run(Asked("tiny", few, cohort_store, tmp_path / "run"))
+    train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run = open_run(tmp_path / "run")
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
-            evaluate_run(run, "val", None, "best", None, None, reading=Reading(head=head))
+            evaluate(run, head=head)
     with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
         decode_source(
             Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1

@@ -10,7 +10,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.augmentation import mask_trial
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.models.config import ModelCard, ModelSettings, Patch, TransformerEncoder
+from arcuate.models.config import ModelConfig, ModelSettings, Patch, TransformerEncoder
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.transformer import Attention, Distances, Transformer, bucket, buckets
 from arcuate.training.optim import rate_at
@@ -27,11 +27,11 @@ def make(**changes) -> Transformer:
     return encoder
 
 
-def card_of(recipe: str) -> ModelCard:
+def config_of(recipe: str) -> ModelConfig:
     loaded = load_recipe(recipe)
     size = loaded.data.published
     sessions = tuple(map(str, range(size.n_sessions)))
-    return ModelCard(settings=loaded.model, n_channels=size.channels, sessions=sessions, classes=CLASSES)
+    return ModelConfig(settings=loaded.model, n_channels=size.channels, sessions=sessions, classes=CLASSES)
 
 
 def test_published_size():
@@ -39,8 +39,8 @@ def test_published_size():
     block = 384 * 3 * 384 + 384 * 385 + 2 * 4 * 384 * 384 + 5 * 384 + 4 * 384
     embedding = 2 * 1280 + 1281 * 384 + 2 * 384
     around = 6 * 32 + 2 * 384 + 385 * 41
-    assert count_parameters(card_of("b2t24-transformer")) == 5 * block + embedding + around == 9_378_537
-    assert count_parameters(card_of("b2t25-transformer")) == 9_674_985
+    assert count_parameters(config_of("b2t24-transformer")) == 5 * block + embedding + around == 9_378_537
+    assert count_parameters(config_of("b2t25-transformer")) == 9_674_985
 
 
 @pytest.mark.parametrize("name", ["b2t24-transformer", "b2t25-transformer", "tiny-transformer"])
@@ -207,7 +207,7 @@ def test_every_parameter_learns(bidirectional):
         width=16, depth=2, heads=4, context=8, buckets=8, bidirectional=bidirectional
     )
     settings = ModelSettings(encoder=encoder)
-    model = Model(ModelCard(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
+    model = Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
     outputs = model(torch.randn(2, 60, 4), torch.tensor([60, 33]), torch.tensor([0, 0]))
     (outputs.log_probs["ctc"] * torch.randn(outputs.log_probs["ctc"].shape)).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import names
+from arcuate.data.alphabet import token_names
 from arcuate.data.prepare import prepare
 from support.fabricate import Made, write_hdf5
 
@@ -83,7 +83,7 @@ def write_day(
         made = []
         for _ in range(n):
             bins, tokens = speak(rng, mixing)
-            text = " ".join(names(tokens))
+            text = " ".join(token_names(tokens))
             made.append(Made(bins, tokens if labelled else None, text if labelled else None, block=block))
         write_hdf5(root / "hdf5_data_final" / session / f"data_{split}.hdf5", made)
 

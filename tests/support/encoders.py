@@ -12,7 +12,7 @@ from arcuate.models.config import (
     Encoder,
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     Patch,
     SessionLayer,
@@ -68,7 +68,7 @@ def models(draw, bidirectional=st.booleans()) -> Model:
     )
     encoder: Encoder = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
     torch.manual_seed(draw(st.integers(0, 99)))
-    card = ModelCard(
+    config = ModelConfig(
         settings=ModelSettings(
             front_end=front_end,
             encoder=encoder,
@@ -79,7 +79,7 @@ def models(draw, bidirectional=st.booleans()) -> Model:
         sessions=tuple(f"s{i}" for i in range(N_SESSIONS)),
         classes=CLASSES,
     )
-    model = Model(card).eval()
+    model = Model(config).eval()
     with torch.no_grad():
         for part in filter(None, (model.front_end, model.mode, model.denoiser)):
             for parameter in part.parameters():

@@ -85,8 +85,8 @@ if __name__ == "__main__":
     import arcuate.cli._combine
     import arcuate.cli._compare
     import arcuate.cli._decode
-    import arcuate.cli._evaluate
-    import arcuate.cli._train  # noqa: F401 (imported once, for all children)
+    import arcuate.evaluation.evaluate
+    import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
 
     for line in sys.stdin:
         if (pid := os.fork()) == 0:

@@ -97,7 +97,7 @@ def fork(arguments: Sequence[str], run: str, at: int | None) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    import arcuate.cli._train  # noqa: F401 (imported once, for all children)
+    import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
 
     spec = json.load(sys.stdin)
     sys.stdout.write(json.dumps([fork(spec["arguments"], run, at) for run, at in spec["jobs"]]))

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.word_search.search import WordSearch, word_search
-from arcuate.language.lexicon import _lexicon
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
+from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import to_model
 from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
 from arcuate.live.decoder import StreamingDecoder, make_engine
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelCard, ModelSettings
+from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings
 from arcuate.models.model import Model
 
 # every phoneme is a word, and some pairs are: whatever a random model says can be read
@@ -51,11 +51,11 @@ def write_words(folder: Path) -> tuple[Path, Path]:
     return lexicon, arpa
 
 
-SEARCH_SETTINGS = Decoding(beam=25, join_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
+SEARCH_SETTINGS = DecodingConfig(beam=25, missing_silence_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
 
 
 def small_search() -> WordSearch:
-    return word_search(_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
+    return build_word_search(make_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
 
 
 def small_model(
@@ -66,13 +66,13 @@ def small_model(
 ) -> Model:
     torch.manual_seed(seed)
     front_end = FrontEnd(normalise=normalise, rolling_bins=200)
-    card = ModelCard(
+    config = ModelConfig(
         settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=12, depth=2)),
         n_channels=n_channels,
         sessions=sessions,
         classes=CLASSES,
     )
-    model = Model(card).eval()
+    model = Model(config).eval()
     with torch.no_grad():
         model.head.weight.mul_(6.0)
     return model

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from arcuate.cli._train import build
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.train import build_model
 from arcuate.run import create_run
 from arcuate.training.state import Training
 
@@ -17,5 +17,5 @@ def recipe_of(*overrides: str) -> Recipe:
 
 
 def training_of(store: Store, recipe: Recipe, folder: Path) -> Training:
-    model = build(recipe, store, select(store, recipe.data, recipe.front_end.patch))
+    model = build_model(recipe, store, select(store, recipe.data, recipe.front_end.patch.count_frames))
     return Training(model, recipe, create_run(folder, recipe, {}), "fp32")

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from arcuate.language.lexicon import Lexicon, _lexicon
+from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import to_model
 from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
@@ -22,7 +22,7 @@ ENTRIES = [("one", "a"), ("won", "a"), ("two", "a b"), ("two", "b"), ("too", "b 
 
 @pytest.fixture(scope="module")
 def lexicon() -> Lexicon:
-    return _lexicon([(word, tuple(said.split())) for word, said in ENTRIES], CLASSES, "tiny")
+    return make_lexicon([(word, tuple(said.split())) for word, said in ENTRIES], CLASSES, "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from arcuate.cli._train import Asked, train_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
 from arcuate.losses.combined import head_losses, weigh
 from arcuate.losses.config import CTC, Intermediate, Loss
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
     Encoder,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     SSMEncoder,
     TransformerEncoder,
@@ -34,7 +34,7 @@ each_kind = pytest.mark.parametrize("encoder", KINDS, ids=lambda e: f"{e.kind}-{
 def make(encoder: Encoder) -> Model:
     torch.manual_seed(0)
     settings = ModelSettings(encoder=encoder)
-    return Model(ModelCard(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
+    return Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
 
 
 def make_batch() -> tuple[torch.Tensor, ...]:
@@ -113,7 +113,7 @@ def test_survives_the_way_through_an_engine():
 def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
     small = ["encoder.width=16", "train.steps=2", "train.log_every=1", "data.batching.batch_size=4"]
     small.append("loss.intermediate.layers=[1]")
-    train_run(Asked(recipe, small, cohort_store, tmp_path / "run"))
+    train(recipe, cohort_store, tmp_path / "run", overrides=small)
     rows = Run(tmp_path / "run").metrics()
     trained = [r for r in rows if r["split"] == "train"]
     assert all(r["losses"].keys() == {"ctc", "intermediate"} for r in trained)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.joint import JointBeam, search_both
+from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.experiments.recipe import load_recipe
 from arcuate.losses.combined import HEADS, head_losses, weigh
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 
 SMALL = ["encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"]
@@ -27,8 +27,8 @@ ODD = {
 def make_model(*overrides: str) -> tuple[Model, object]:
     recipe = load_recipe("mode-ssm-small", [*SMALL, *overrides])
     torch.manual_seed(0)
-    card = ModelCard(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES)
-    return Model(card), recipe.loss
+    config = ModelConfig(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES)
+    return Model(config), recipe.loss
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -59,6 +59,8 @@ def test_they_are_read_too(odd: str) -> None:
     n_bins = ODD[odd][0]
     with torch.inference_mode():
         outputs = model.eval()(torch.randn(1, n_bins[0], 4), torch.tensor(n_bins), torch.tensor([0]))
-    found = search_both(JointBeam(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy())
+    found = search_joint(
+        JointBeamSearch(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy()
+    )
     assert found and math.isfinite(found[0].scores["transducer"])
     assert outputs.mode.shape == (1, 2)

@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path
 
 FAILING = """
 import errno, sys
-import arcuate.cli._train as command
+import arcuate.experiments.train as command
 from arcuate.cli import main
 
 def train(training, batches, *rest):
@@ -176,7 +176,7 @@ def train(training, batches, *rest):
     error.itself = error  # kept alive, and with it all that was going on, until the program ends
     raise error
 
-command.train = train
+command.train_loop = train
 main()
 """
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli._train import Asked, train_run
+from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.train import train
 from arcuate.models.io import load_model
 from arcuate.run import Run
 from arcuate.training.checks import cautions
@@ -27,14 +28,16 @@ SMALL = [
 STEPS = ["stages.ctc.steps=4", "stages.1.steps=4", "stages.mode.steps=3", "stages.3.steps=3"]
 
 
-def train(store: Path, run: Path, *more: str) -> Path:
-    train_run(Asked("mode-ssm-small", [*SMALL, *STEPS, *more], store, run))
+def train_stages(store: Path, run: Path, *more: str) -> Path:
+    display = TrainingDisplay()
+    overrides = [*SMALL, *STEPS, *more]
+    train("mode-ssm-small", store, run, overrides=overrides, callbacks=[display], progress=display.report)
     return run
 
 
 @pytest.fixture(scope="module")
 def whole(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(cohort_store, tmp_path_factory.mktemp("stages") / "run")
+    return train_stages(cohort_store, tmp_path_factory.mktemp("stages") / "run")
 
 
 def rows_of(run: Path, split: str) -> list[dict]:
@@ -167,7 +170,7 @@ def test_the_best_of_every_stage_keeps_a_name(whole: Path) -> None:
 
 
 def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None:
-    run = train(
+    run = train_stages(
         cohort_store,
         tmp_path / "run",
         *("stages.ctc.train=[ctc]", "train.steps=4", "train.keep_checkpoints=9", "ema.decay=0"),
@@ -179,7 +182,7 @@ def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None
 
 def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: Path) -> None:
     """Weights that went on learning have seen all steps, those of the last stage only its own."""
-    run = train(cohort_store, tmp_path / "run", "stages.ctc.train=[encoder, ctc]", "train.steps=8")
+    run = train_stages(cohort_store, tmp_path / "run", "stages.ctc.train=[encoder, ctc]", "train.steps=8")
     from safetensors.torch import load_file
 
     tensors = load_file(run / "checkpoints/last/training.safetensors")
@@ -189,9 +192,9 @@ def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: 
 
 
 def test_a_stage_ends_early_where_nothing_improves(
-    cohort_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cohort_store: Path, tmp_path: Path, messages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(
+    run = train_stages(
         cohort_store, tmp_path / "run",
         *("stages.0.plateau=1", "stages.0.gain=0.99", "stages.0.steps=40"),
         *("train.validate_every=2", "train.log_every=3"),
@@ -200,15 +203,18 @@ def test_a_stage_ends_early_where_nothing_improves(
     assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
-    told = capsys.readouterr().err
-    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in told
-    assert "training trials silent, all by their labels" in told
-    ends = [line.split("stage ")[1] for line in told.splitlines() if " is over" in line]
-    assert ends[0].startswith("ctc is over, 1 validation without a gain, best PER ")
-    assert ends[0].endswith("; next: transducer")
+    logged = "\n".join(messages)
+    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in logged
+    assert "training trials silent, all by their labels" in logged
+    shown = capsys.readouterr().err
+    ends = [
+        line.split(" stage ")[1] for line in shown.splitlines() if " stage " in line and " complete" in line
+    ]
+    assert ends[0].startswith("ctc complete, 1 validation without improvement, best PER ")
+    assert ends[0].endswith("; next stage: transducer")
     assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
     assert "without" not in ends[1] and "next" not in ends[3]
-    assert "14/14" in told  # the bar ends where the run does
+    assert "14/14" in shown  # the bar ends where the run does
 
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:
@@ -219,14 +225,14 @@ def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path)
         "stages.3.rate=1",
     ]
     more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["anew", "anew", "anew", '"on"'])]
-    rates = [r["lr"] for r in rows_of(train(cohort_store, tmp_path / "run", *more), "train")]
+    rates = [r["lr"] for r in rows_of(train_stages(cohort_store, tmp_path / "run", *more), "train")]
     assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
     assert rates[8] == pytest.approx(0.5e-3)
     assert rates[11:] == pytest.approx([1e-3 * (1 - n / 14) for n in (11, 12, 13)])
 
 
 def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_path: Path) -> None:
-    run = train(
+    run = train_stages(
         cohort_store, tmp_path / "run",
         *("train.accumulate=2", "data.batching.batch_size=16", "stages.ctc.epochs=1", "train.steps=6"),
     )  # fmt: skip

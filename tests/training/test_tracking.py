@@ -392,12 +392,12 @@ def test_a_run_tracked_by_both_is_stopped_and_resumed(cohort_store: Path, tmp_pa
     events = [(s, round(v, 5)) for s, v in curve(read_events(run), "train/loss")]
     assert events == [(s, pytest.approx(v, abs=1e-4)) for s, v in trained]
     assert [r["val/per"] for r in sent if "val/per" in r] == [r["per"] for r in rows if r["split"] == "val"]
-    assert "\n  said  " in done.stderr and "\n  read  " in done.stderr
+    assert "\n  reference  " in done.stderr and "\n  hypothesis  " in done.stderr
     assert_no_transcripts(cohort_store, run)
 
 
 def assert_no_transcripts(store: Path, run: Path) -> None:
-    from arcuate.data.alphabet import names
+    from arcuate.data.alphabet import token_names
     from arcuate.data.store import Store
 
     files = [p for place in ("wandb", "tensorboard") for p in (run / place).rglob("*") if p.is_file()]
@@ -408,7 +408,7 @@ def assert_no_transcripts(store: Path, run: Path) -> None:
         if trial.text:
             assert trial.text.encode() not in text
         if trial.tokens:
-            assert " ".join(names(trial.tokens)[:6]).encode() not in text
+            assert " ".join(token_names(trial.tokens)[:6]).encode() not in text
 
 
 def test_a_tracker_that_is_misspelt_stops_nothing_halfway(cohort_store: Path, tmp_path: Path) -> None:

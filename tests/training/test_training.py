@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
-    selection = select(store, recipe.data, recipe.front_end.patch)
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted, share)
 

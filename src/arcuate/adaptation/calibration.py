@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.frames import Patch
-from arcuate.data.quality import can_align
+from arcuate.models.config import Patch
+from arcuate.data.selection import can_align
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import LIVE_CORPUS
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import TrialResult
-from arcuate.evaluation.metrics import bootstrap_interval, total
-from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.trials import TrialResult
+from arcuate.evaluation.metrics import total
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
 
 _FLAT_CHECK_TRIALS = 20  # examined to find out whether any electrode is recorded
 
@@ -41,7 +41,7 @@ def split_session(store: Store, session: str, n_sentences: int, patch: Patch) ->
     usable = [
         t
         for t in labelled
-        if _is_training_trial(t) and t.usable and can_align(t.n_bins, t.tokens or (), patch.bins, patch.stride)
+        if _is_training_trial(t) and t.usable and can_align(t.tokens or (), patch.count_frames(t.n_bins))
     ]
     if labelled:
         _check_not_flat(store, session, labelled[:_FLAT_CHECK_TRIALS])

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.adaptation.config import METHODS
-from arcuate.data.sessions import date_of
+from arcuate.data.arrays import ElectrodeArray, list_arrays
+from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
-from arcuate.progress import Progress, logger
-from arcuate.run import Run, open_run
+from arcuate.files import to_frame
+from arcuate.progress import Progress, counted, logger
+from arcuate.run import RunLike, open_run
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from arcuate.adaptation.evaluate import AdaptationResult
 
 SAME_ORDER = 0.4  # channel-order similarity below which channels are reported as re-ordered
 
-_B2T25_ARRAYS = ("ventral 6v", "area 4", "55b", "dorsal 6v")
-_B2T24_ARRAYS = ("6v, first array", "6v, second array")
 _SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
 _MAX_DIMENSIONS = 10  # of the subspace in which tuned activity lies
 _CHANNELS_PER_DIMENSION = 3  # crossings and power of an electrode correlate: half of all directions span everything
@@ -87,9 +85,7 @@ class DriftResult:
     @property
     def days_since_first(self) -> list[int | None]:
         """Days from the first dated session to each session; None for names without a date."""
-        dates = [date_of(row.session) for row in self.sessions]
-        first = next((d for d in dates if d is not None), None)
-        return [(d - first).days if d is not None and first is not None else None for d in dates]
+        return days_since_first([row.session for row in self.sessions])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -101,11 +97,9 @@ class DriftResult:
             "error_rates": self.error_rates.to_dict() if self.error_rates else None,
         }
 
-    def to_frame(self) -> "pd.DataFrame":
-        """One row per session and array."""
-        from arcuate.evaluation.frames import make_frame
-
-        return make_frame(
+    def to_frame(self) -> Any:
+        """One row per session and array, as a pandas DataFrame."""
+        return to_frame(
             {"session": row.session, "array": name, **asdict(array)}
             for row in self.sessions
             for name, array in row.arrays.items()
@@ -114,7 +108,7 @@ class DriftResult:
 
 def measure_drift(
     store: str | Path | Store,
-    run: str | Path | Run | None = None,
+    run: RunLike | None = None,
     *,
     adapt: str = "one-step",
     split: str = "val",
@@ -128,21 +122,21 @@ def measure_drift(
     first session of the store. `adapt` and `split` belong to the run's evaluation, which is written to its results
     under the label `drift-<adapt>`. `max_trials` per session are examined.
     """
-    run = open_run(Path(run)) if isinstance(run, (str, Path)) else run
+    opened = open_run(run) if run is not None else None
     store = store if isinstance(store, Store) else Store.open(Path(store))
     _check_names(store, adapt, split, reference)
     sessions = measure_sessions(store, max_trials, progress)
     if not sessions:
         raise UserError(f"{store.path} has no trial long enough to measure; prepare more recordings")
     error_rates = None
-    if run is not None:
+    if opened is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
 
         error_rates = evaluate_adaptation(
-            run, adapt, split=split, data=store.path, label=f"drift-{adapt}", progress=progress
+            opened, adapt, split=split, data=store.path, label=f"drift-{adapt}", progress=progress
         )
     chosen = _choose_reference(sessions, reference, error_rates)
-    arrays = array_groups(store.layout, store.n_channels)
+    arrays = list_arrays(store.layout, store.n_channels)
     return DriftResult(
         store.path,
         chosen.session,
@@ -180,29 +174,18 @@ def warn_about_recording(store: Store, session: str, reference: str) -> None:
     new = session_statistics(store, session, _some_trials(store, session))
     n_flat = int(new.flat.sum())
     if n_flat == len(new.flat):
-        logger.warning(
-            "every channel of %s is flat, so nothing can be learned from it; check the recording", session
-        )
+        logger.warning(f"every channel of {session} is flat, so nothing can be learned; check the recording")
         return
     if n_flat:
-        logger.info(
-            "note: %d of %d channels %s flat in %s",
-            n_flat,
-            len(new.flat),
-            "is" if n_flat == 1 else "are",
-            session,
-        )
+        logger.info(f"note: {counted(n_flat, 'channel')} of {len(new.flat)} flat in {session}")
     if reference not in store.sessions:
         return
     known = session_statistics(store, reference, _some_trials(store, reference))
     similarity = channel_order_similarity(known, new)
     if similarity is not None and similarity < SAME_ORDER:
         logger.warning(
-            "the channels of %s look re-ordered against %s (similarity %.2f); restore their order and prepare the"
-            " session again, because neither the layer of another session nor adaptation can undo it",
-            session,
-            reference,
-            similarity,
+            f"the channels of {session} look re-ordered against {reference} (similarity {similarity:.2f}); restore"
+            " their order and prepare the session again, because adaptation cannot undo it"
         )
 
 
@@ -213,24 +196,6 @@ def _some_trials(store: Store, session: str) -> list[TrialInfo]:
 
 
 # --- statistics of one session -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class ArrayGroup:
-    """Channels of one array: threshold crossings and spike-band power of the same electrodes."""
-
-    name: str
-    channels: np.ndarray  # indices
-
-
-def array_groups(layout: str, n_channels: int) -> list[ArrayGroup]:
-    """Channels by array. Both layouts have crossings of all electrodes, then power; '25 has 4 arrays, '24 (6v) two."""
-    names = _B2T25_ARRAYS if layout == "b2t25" else _B2T24_ARRAYS
-    half, odd = divmod(n_channels, 2)
-    if odd or half < 2 * len(names):
-        return [ArrayGroup("all channels", np.arange(n_channels))]
-    parts = np.array_split(np.arange(half), len(names))
-    return [ArrayGroup(name, np.concatenate([p, p + half])) for name, p in zip(names, parts, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +280,7 @@ def _correlation(bins: np.ndarray, flat: np.ndarray) -> np.ndarray:
 
 
 def compare_sessions(
-    sessions: Sequence[SessionStatistics], arrays: Sequence[ArrayGroup], reference: SessionStatistics
+    sessions: Sequence[SessionStatistics], arrays: Sequence[ElectrodeArray], reference: SessionStatistics
 ) -> list[SessionDrift]:
     """Compare every session with the reference session, and its channels with the session before."""
     rows = []

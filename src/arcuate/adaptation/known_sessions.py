@@ -14,7 +14,7 @@ from arcuate.data.batching import move_statistics, read_statistics
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.models.model import Model
-from arcuate.progress import Progress, logger
+from arcuate.progress import Progress, counted, logger
 
 _REFERENCE_TRIALS = 50  # per session, enough for means and variances
 _TRIALS_PER_SESSION = 12  # on which confidence is measured,
@@ -40,7 +40,7 @@ def measure_confidence(
     adapter: OnlineAdapter, store: Store, progress: Progress | None = None
 ) -> dict[str, tuple[float, ...]]:
     """Confidence of the unadapted model on trials of each known session, validation trials if there are any."""
-    sessions = [s for s in store.sessions if s in adapter.model.card.sessions]
+    sessions = [s for s in store.sessions if s in adapter.model.config.sessions]
     n_each = min(_TRIALS_PER_SESSION, max(_MAX_TRIALS // max(len(sessions), 1), 2))
     found = {}
     for i, session in enumerate(sessions, start=1):
@@ -81,7 +81,7 @@ def expected_confidence(session: str, known: Mapping[str, Sequence[float]]) -> E
 def normalised_bins(adapter: OnlineAdapter, store: Store, trial: TrialInfo) -> torch.Tensor:
     """Read one trial and normalise it as the model does. (T, C)"""
     device = adapter.model.head.weight.device
-    wanted = adapter.model.card.settings.front_end.wanted
+    wanted = adapter.model.config.settings.front_end.wanted
     bins = torch.from_numpy(store.read_bins(trial))[None].to(device)
     statistics = move_statistics(read_statistics(store, [trial], wanted), device)
     return adapter.model.normalise(bins, statistics)[0]
@@ -90,17 +90,16 @@ def normalised_bins(adapter: OnlineAdapter, store: Store, trial: TrialInfo) -> t
 def log_new_sessions(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
     """Log which layer decodes sessions that are new to the model, and problems with their recordings."""
     for session in dict.fromkeys(t.session for t in trials):
-        if session in model.card.sessions:
+        if session in model.config.sessions:
             continue
-        nearest = nearest_session(session, model.card.sessions)
+        nearest = nearest_session(session, model.config.sessions)
         warn_about_recording(store, session, nearest)
-        if not model.card.settings.front_end.session_layer.enabled:
-            logger.info("%s is new to the model, which has no session layers", session)
+        if not model.config.settings.front_end.session_layer.enabled:
+            logger.info(f"{session} is new to the model, which has no session layers")
             continue
         days = days_between(session, nearest)
-        when = "" if days is None else f", {abs(days)} {'day' if abs(days) == 1 else 'days'}"
-        when += "" if days is None else " earlier" if days > 0 else " later"
-        logger.info("%s is new to the model: decoded with the layer of %s%s", session, nearest, when)
+        when = "" if days is None else f", {counted(abs(days), 'day')} {'earlier' if days > 0 else 'later'}"
+        logger.info(f"{session} is new to the model: decoded with the layer of {nearest}{when}")
 
 
 def log_missing_reference(method: Method, has_known_sessions: bool) -> None:

@@ -90,7 +90,7 @@ class OnlineAdapter:
 
     def init_session(self, session: str) -> str:
         """Return the known session whose layer a session starts with."""
-        known = self.model.card.sessions
+        known = self.model.config.sessions
         return session if session in known else nearest_session(session, known)
 
     def adapted_model(self, state: SessionState, bins: Tensor | None = None) -> Model:

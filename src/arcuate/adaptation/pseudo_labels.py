@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from arcuate.data import alphabet as tokens
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
 from arcuate.data.pronunciation import pronounce
-from arcuate.decoding.frame_scores import arrange
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 
@@ -24,7 +23,7 @@ def word_labeller(
     """
 
     def label(log_probs: np.ndarray) -> Sequence[int]:
-        frames, state = arrange(log_probs, CLASSES, "the trial")[0], search.start()
+        frames, state = reorder_classes(log_probs, CLASSES, "the trial")[0], search.start()
         for first in range(0, len(frames), chunk_frames):
             state = search.step(state, frames[first : first + chunk_frames])
         return hypothesis_tokens(search, search.finish(state))
@@ -34,7 +33,7 @@ def word_labeller(
 
 def hypothesis_tokens(search: WordSearch, nbest: Sequence[Hypothesis]) -> Sequence[int]:
     """Tokens of the best hypothesis, with a silence after every word; empty if it has no words."""
-    return tokens.encode(list(word_phonemes(search, nbest[0].words))) if nbest and nbest[0].words else ()
+    return encode(list(word_phonemes(search, nbest[0].words))) if nbest and nbest[0].words else ()
 
 
 def word_phonemes(search: WordSearch, words: Sequence[str]) -> Iterator[str]:
@@ -47,12 +46,12 @@ def word_phonemes(search: WordSearch, words: Sequence[str]) -> Iterator[str]:
             parts = [known[0]]
         for part in parts:
             yield from part
-            yield "SIL"
+            yield SILENCE_NAME
 
 
 def _split_words(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Split phonemes into words at silences."""
-    ends = [i for i, name in enumerate(names) if name == "SIL"]
+    ends = [i for i, name in enumerate(names) if name == SILENCE_NAME]
     return [tuple(names[a:b]) for a, b in zip([0, *(e + 1 for e in ends)], ends, strict=False)]
 
 

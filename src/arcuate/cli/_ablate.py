@@ -70,7 +70,7 @@ def check(experiment: Experiment) -> None:
     if experiment.split not in SPLITS:
         raise UserError(f"--split {experiment.split} cannot judge an ablation; choose {' or '.join(SPLITS)}")
     base = check_factors(experiment.recipe, experiment.overrides, experiment.factors)
-    selection = select(Store.open(experiment.data), base.data, base.front_end.patch)
+    selection = select(Store.open(experiment.data), base.data, base.front_end.patch.count_frames)
     if not selection.validation:
         raise UserError(f"{experiment.data} has no validation trials to judge by; set data.dev_fraction=0.1")
     if experiment.split == "dev" and selection.selected_on != "dev":
@@ -79,10 +79,14 @@ def check(experiment: Experiment) -> None:
 
 def scorer(experiment: Experiment) -> Any:
     def score(run: Run) -> None:
-        from arcuate.cli._evaluate import evaluate_run
+        from arcuate.evaluation.evaluate import evaluate
 
-        evaluate_run(
-            run, experiment.split, experiment.data, experiment.checkpoint, experiment.label, None, quiet=True
+        evaluate(
+            run,
+            split=experiment.split,
+            data=experiment.data,
+            checkpoint=experiment.checkpoint,
+            label=experiment.label,
         )
 
     return score

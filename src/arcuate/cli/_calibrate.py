@@ -11,19 +11,19 @@ from rich.table import Table
 from arcuate.adaptation.calibration import CurvePoint, CalibrationSplit, curve_point, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
-from arcuate.cli._evaluate import Subject, find_subject
-from arcuate.cli._train import store_facts
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.cli.set_option import read_set
-from arcuate.data.selection import Selection, select
+from arcuate.data.selection import select
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import TrialResult, decode_trials
+from arcuate.evaluation.evaluate import ModelSource, find_source
+from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
-from arcuate.experiments.recipe import Recipe
+from arcuate.experiments.recipe import Recipe, run_recipe
+from arcuate.experiments.train import describe_store
 from arcuate.insight.report.sessions import FILE
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, count_parameters, layer_of, one_day, with_layers
 from arcuate.models.runtime import set_up
@@ -54,7 +54,7 @@ class Plan:
 
     asked: Asked
     run: Run
-    subject: Subject
+    source: ModelSource
     store: Store
     model: Model
     recipe: Recipe
@@ -84,19 +84,19 @@ def calibrate_command(asked: Asked, as_json: bool) -> int:
 def prepare_plan(asked: Asked) -> Plan:
     """Checks everything that can be wrong before the first step."""
     settings = read_set(Calibration, asked.settings, "other_lr_factor=0")
-    subject = find_subject(open_run(asked.parent), asked.checkpoint)
-    run = Run(asked.run or asked.parent.resolve().with_name(f"{subject.run.name}-{asked.session}"))
-    refuse_inside(run, subject.run)
+    source = find_source(open_run(asked.parent), asked.checkpoint)
+    run = Run(asked.run or asked.parent.resolve().with_name(f"{source.run.name}-{asked.session}"))
+    refuse_inside(run, source.run)
     if not asked.dry_run:
         refuse_taken(run.path, resumes=False)
     store = Store.open(asked.data)
-    model = load_model(subject.folder)
+    model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
-    day = split_session(store, asked.session, asked.sentences, subject.recipe.front_end.patch)
+    day = split_session(store, asked.session, asked.sentences, source.config.front_end.patch)
     store.refuse_changed((*day.calibration, *day.held_out))
-    old = old_trials(subject, store, model) if settings.other_lr_factor else ()
-    recipe = derive_recipe(subject.recipe, model.card, asked.session, settings)
-    return Plan(asked, run, subject, store, model, recipe, settings, day, old, points(asked, len(day.calibration)))
+    old = old_trials(source, store, model) if settings.other_lr_factor else ()
+    recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
+    return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.calibration)))
 
 
 def refuse_inside(run: Run, parent: Run) -> None:
@@ -111,14 +111,14 @@ def refuse_inside(run: Run, parent: Run) -> None:
 
 
 def refuse_misfits(model: Model, store: Store, asked: Asked) -> None:
-    if asked.session in model.card.sessions:
+    if asked.session in model.config.sessions:
         raise UserError(
             f"{asked.parent} knows session {asked.session} already; calibrate a new day, or train on with:"
             f" arcuate train RECIPE --from {asked.parent}"
         )
-    if model.card.n_channels != store.n_channels:
+    if model.config.n_channels != store.n_channels:
         raise UserError(
-            f"the model has {model.card.n_channels} channels, {store.path.name} has {store.n_channels}; prepare the"
+            f"the model has {model.config.n_channels} channels, {store.path.name} has {store.n_channels}; prepare the"
             " same channels as for training"
         )
 
@@ -138,14 +138,22 @@ def points(asked: Asked, n_sentences: int) -> tuple[int, ...]:
     return tuple(sorted({0, *named, n_sentences}))
 
 
-def old_trials(subject: Subject, store: Store, model: Model) -> tuple[TrialInfo, ...]:
+def _recipe_of(source: ModelSource) -> Recipe:
+    """The recipe of a run, or one with the settings of an imported model."""
+    if source.trained_on is not None:
+        return run_recipe(source.run)
+    settings = {name: getattr(source.config, name) for name in type(source.config.model).model_fields}
+    return Recipe(name=source.run.name, **settings)
+
+
+def old_trials(source: ModelSource, store: Store, model: Model) -> tuple[TrialInfo, ...]:
     """Training trials of the known sessions, as far as this store has them."""
-    known = tuple(s for s in store.sessions if s in model.card.sessions)
+    known = tuple(s for s in store.sessions if s in model.config.sessions)
     if not known:
         return ()
     limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
-    data = subject.recipe.data.model_copy(update=limits)
-    return select(store, data, subject.recipe.front_end.patch).train
+    data = source.config.data.model_copy(update=limits)
+    return select(store, data, source.config.front_end.patch.count_frames).train
 
 
 def announce(plan: Plan) -> None:
@@ -153,7 +161,7 @@ def announce(plan: Plan) -> None:
     like = begin_with(model, session, settings)
     gap = days_between(session, like) if like != "mean" else None
     when = "" if gap is None else f", {counted(abs(gap), 'day')} {'before' if gap > 0 else 'after'} it"
-    if not model.card.settings.front_end.session_layer.enabled:
+    if not model.config.settings.front_end.session_layer.enabled:
         say(
             "the model has no session layers: all known days get one that changes nothing, the new day its own"
         )
@@ -161,7 +169,7 @@ def announce(plan: Plan) -> None:
     say(f"{session}: {counted(len(plan.day.calibration), 'sentence')}, beginning with {source}")
     if len(plan.day.calibration) < plan.asked.sentences:
         say(f"note: {plan.asked.sentences} sentences were asked for, the day has {len(plan.day.calibration)}")
-    warn_about_recording(plan.store, session, nearest_session(session, model.card.sessions))
+    warn_about_recording(plan.store, session, nearest_session(session, model.config.sessions))
     if settings.other_lr_factor and not plan.old:
         say(
             "note: this store has no trials of the known days, so none are mixed in; other weights move all the same"
@@ -178,7 +186,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "session": plan.asked.session,
         "began_as": like,
         "days_later": days_between(
-            plan.asked.session, nearest_session(plan.asked.session, plan.model.card.sessions)
+            plan.asked.session, nearest_session(plan.asked.session, plan.model.config.sessions)
         ),
         "sentences": len(plan.day.calibration),
         "held_back": len(plan.day.held_out),
@@ -200,7 +208,7 @@ def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
 def calibrate_alone(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     aside = plan.run.path.with_name(f".{plan.run.path.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    device = set_up(plan.subject.recipe.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
+    device = set_up(plan.source.config.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
     plan.model.to(device)
     try:
         with progress("calibrating") as report:
@@ -250,12 +258,10 @@ def uncalibrated(plan: Plan) -> Model:
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
     environment = describe(
-        parent=f"{plan.asked.parent.resolve()}@{plan.subject.folder.name}",
+        parent=f"{plan.asked.parent.resolve()}@{plan.source.checkpoint.name}",
         calibration=facts(plan),
-        data=store_facts(
-            plan.store, Selection((*plan.model.card.sessions, plan.asked.session), (), (), "val")
-        ),
-        n_parameters=count_parameters(new_card(plan)),
+        data=describe_store(plan.store, (*plan.model.config.sessions, plan.asked.session)),
+        n_parameters=count_parameters(new_config(plan)),
         selected_on=None,
         device=str(plan.model.head.weight.device),
     )
@@ -274,14 +280,14 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
     )
 
 
-def new_card(plan: Plan) -> ModelCard:
+def new_config(plan: Plan) -> ModelConfig:
     """The model that comes out, described."""
-    card = plan.model.card
-    return ModelCard(
-        settings=with_layers(card.settings),
-        n_channels=card.n_channels,
-        sessions=(*card.sessions, plan.asked.session),
-        classes=card.classes,
+    config = plan.model.config
+    return ModelConfig(
+        settings=with_layers(config.settings),
+        n_channels=config.n_channels,
+        sessions=(*config.sessions, plan.asked.session),
+        classes=config.classes,
     )
 
 

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from arcuate.cli._submit import WORDS, find_decodings, missing_words
 from arcuate.cli.console import emit_json, out, progress, say
-from arcuate.data.alphabet import names
-from arcuate.decoding.frame_scores import FrameScores
+from arcuate.data.alphabet import token_names
 from arcuate.decoding.greedy import greedy
+from arcuate.decoding.log_probs import FrameLogProbs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import (
     choose_by_features,
@@ -42,16 +42,15 @@ from arcuate.evaluation.combine.lists import (
 )
 from arcuate.evaluation.metrics import (
     Score,
-    bootstrap_interval,
-    leakage_warning,
     score,
     total,
     word_error_rate,
 )
-from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
+from arcuate.evaluation.word_errors import leakage_warning
 from arcuate.files import check_target
+from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.open import open_model
 from arcuate.run import open_run, read_jsonl, write_lines
 
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
@@ -291,13 +290,15 @@ def find_labels(asked: Asked) -> dict[str, list[str]]:
 
 
 def phoneme_errors(
-    files: list[FrameScores], pooled: list[np.ndarray], labels: dict[str, list[str]]
+    files: list[FrameLogProbs], pooled: list[np.ndarray], labels: dict[str, list[str]]
 ) -> dict[str, Any]:
     trials = files[0].ids or ()
 
     def scores(frames: tuple[np.ndarray, ...] | list[np.ndarray]) -> list[Score]:
         return [
-            score(labels[t], names(greedy(f))) for t, f in zip(trials, frames, strict=True) if t in labels
+            score(labels[t], token_names(greedy(f)))
+            for t, f in zip(trials, frames, strict=True)
+            if t in labels
         ]
 
     single, mean = [scores(file.trials) for file in files], scores(pooled)

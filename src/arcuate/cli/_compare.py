@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import check_output, emit_json, out, percent, say
+from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.insight.ledger.compare import Comparison, compare, runs_of, score_missing, to_json
 from arcuate.insight.ledger.scores import method
@@ -34,10 +34,11 @@ def compare_command(
                 f"{run.path} has no results {split}.{label}; make them with: arcuate evaluate {run.path}"
                 f" --split {split} --label {label}"
             )
-        from arcuate.cli._evaluate import evaluate_run
+        from arcuate.evaluation.evaluate import evaluate
 
         say(f"{run.path} was not evaluated on {split} yet; doing it now")
-        evaluate_run(run, split, None, "best", None, None)
+        with progress("scoring trials") as report:
+            evaluate(run, split=split, progress=report)
 
     score_missing(runs, split, label, score)
     comparison = compare(runs, split, label, over)

@@ -10,32 +10,34 @@ import yaml
 
 from arcuate.cli.console import emit_json, out, percent, progress, say
 from arcuate.data.text import normalise_text
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import arrange, check_frames, read_scores
-from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import leakage_warning
 from arcuate.evaluation.transcribe import (
-    Reference,
     Transcript,
-    digest_references,
-    mark_leakage,
     parse_weights,
-    read_references,
     read_weights,
     summarise,
     transcribe,
     transcript_row,
 )
+from arcuate.evaluation.word_errors import (
+    Reference,
+    digest_references,
+    leakage_warning,
+    mark_leakage,
+    read_references,
+)
 from arcuate.files import check_target
 from arcuate.language.lexicon import Lexicon, open_lexicon
-from arcuate.language.ngram.open import open_model
+from arcuate.language.ngram.io import open_model
 from arcuate.run import write_aside, write_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from arcuate.decoding.word_search.both_heads import BothHeads, Heard
+    from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
     from arcuate.models.transducer import Transducer
 
 HEAVIEST = 1000.0  # nat, of a word added at run time; more would drown every sound
@@ -69,7 +71,7 @@ class Task:
     references: list[Reference]
     facts: dict[str, Any]
     tuned: dict[str, Any]
-    both: "tuple[BothHeads, tuple[Heard, ...]] | None" = None  # where the transducer is asked too
+    both: "tuple[JointWordSearch, tuple[HeadOutputs, ...]] | None" = None  # where the transducer is asked too
 
 
 def decode_command(source: Source, hyps: Path, n_best: int, as_json: bool) -> None:
@@ -121,7 +123,7 @@ def tune_command(source: Source, weights: Path, budget: float, folds: int, as_js
     share = budget / (folds + 1) if folds else budget
     crossed = cross_fit(task, folds, share) if folds else {}
     settings, how = tune(task.search, task.trials, task.references, share, say)
-    transcripts = transcribe(task.search.weighed(settings), task.trials, task.references, 1)
+    transcripts = transcribe(task.search.with_settings(settings), task.trials, task.references, 1)
     tuned = {
         "on": task.facts["scores"],
         "digest": digest_references(task.references),
@@ -163,7 +165,7 @@ def cross_fit(task: Task, n_folds: int, budget: float) -> dict[str, Any]:
             task.search, [task.trials[i] for i in inside], [task.references[i] for i in inside], budget, say
         )
         transcripts += transcribe(
-            task.search.weighed(settings),
+            task.search.with_settings(settings),
             [task.trials[i] for i in outside],
             [task.references[i] for i in outside],
             1,
@@ -173,7 +175,7 @@ def cross_fit(task: Task, n_folds: int, budget: float) -> dict[str, Any]:
 
 
 def open_task(source: Source) -> Task:
-    settings, tuned = read_weights(source.config) if source.config else (Decoding(), {})
+    settings, tuned = read_weights(source.config) if source.config else (DecodingConfig(), {})
     asked = {"beam": source.beam, "threshold": source.threshold}
     given = {name: value for name, value in asked.items() if value is not None}
     settings = parse_weights(settings.model_dump() | given, "the command line")
@@ -192,15 +194,15 @@ def open_task(source: Source) -> Task:
             f"the lexicon {source.lexicon} is over other classes than the scores; give one that fits"
         )
     lexicon, weights = add_words(lexicon, source.words)
-    search = word_search(lexicon, model, settings, boundary=boundary, weights=weights)
+    search = build_word_search(lexicon, model, settings, boundary=boundary, weights=weights)
     if boundary < 0:
         say(
             "none of the classes is a word boundary (SIL, | and such); name it as `boundary` in --config if one is"
         )
-    if search.outside:
+    if search.oov_words:
         say(
-            f"{len(search.outside):,} of {len(lexicon.words):,} lexicon words are unknown to the language model and"
-            f" count as its unknown word, such as {', '.join(search.outside[:3])}"
+            f"{len(search.oov_words):,} of {len(lexicon.words):,} lexicon words are unknown to the language model and"
+            f" count as its unknown word, such as {', '.join(search.oov_words[:3])}"
         )
     facts = {
         "scores": source.scores.name,
@@ -223,20 +225,20 @@ def both_heads(
     trials: Sequence[np.ndarray],
     head: "Transducer",
     frames: "Sequence[Tensor]",
-) -> "tuple[BothHeads, tuple[Heard, ...]]":
-    from arcuate.decoding.word_search.both_heads import BothHeads, Heard
+) -> "tuple[JointWordSearch, tuple[HeadOutputs, ...]]":
+    from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
 
-    heard = tuple(Heard(scores, f) for scores, f in zip(trials, frames, strict=True))
-    return BothHeads(search, lexicon, head), heard
+    heard = tuple(HeadOutputs(scores, f) for scores, f in zip(trials, frames, strict=True))
+    return JointWordSearch(search, lexicon, head), heard
 
 
 def read_trials(
-    source: Source, settings: Decoding
+    source: Source, settings: DecodingConfig
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """Frames, classes, boundary and references, from a score file or from a run folder."""
     if source.scores.is_dir():
         return run_trials(source)
-    scores = read_scores(source.scores, settings.boundary, settings.fold)
+    scores = read_log_probs(source.scores, settings.boundary, settings.fold)
     names = scores.ids or tuple(str(i) for i in range(len(scores.trials)))
     references = (
         read_references(source.references, len(scores.trials), scores.ids)
@@ -244,7 +246,7 @@ def read_trials(
         else [Reference(name) for name in names]
     )
     for frames, reference in zip(scores.trials, references, strict=True):
-        check_frames(frames, scores.classes, f"trial {reference.id}")
+        check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return scores.trials, scores.classes, scores.boundary, references, None
 
 
@@ -252,23 +254,28 @@ def run_trials(
     source: Source,
 ) -> "tuple[tuple[np.ndarray, ...], tuple[str, ...], int, list[Reference], HeardByTransducer | None]":
     """The trials of a split as one checkpoint of a run hears them; their own texts are the references."""
-    from arcuate.cli._evaluate import find_subject, refuse_without_transducer, score_run
     from arcuate.data.alphabet import CLASSES, SILENCE
-    from arcuate.decoding.transducer import refuse_without
+    from arcuate.decoding.transducer import require_transducer
+    from arcuate.evaluation.evaluate import check_transducer, find_source, score_split
     from arcuate.run import open_run
 
     both, run = source.head == "both", open_run(source.scores)
     if both:
-        refuse_without_transducer(find_subject(run, source.checkpoint))
-    scored = score_run(run, source.split, source.data, source.checkpoint, keep_frames=both)
+        check_transducer(find_source(run, source.checkpoint))
+    with progress("scoring trials") as report:
+        scored = score_split(
+            run, source.split, source.data, source.checkpoint, keep_frames=both, progress=report
+        )
     results = scored.results
-    frames = [arrange(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
+    frames = [
+        reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None
+    ]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
     if source.references:
         references = read_references(source.references, len(frames), [r.id for r in references])
     heard = None
     if both:
-        head = refuse_without(scored.model.transducer, str(source.scores))
+        head = require_transducer(scored.model.transducer, str(source.scores))
         heard = head, [r.frames for r in results if r.frames is not None]
     return tuple(frames), CLASSES, SILENCE, references, heard
 

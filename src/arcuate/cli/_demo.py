@@ -8,14 +8,16 @@ from pathlib import Path
 
 from arcuate.cli._decode import Source, decode_source
 from arcuate.cli._decode import show as show_words
-from arcuate.cli._evaluate import evaluate_run, show
 from arcuate.cli._prepare import prepare_store
 from arcuate.cli._simulate import simulate_cohort
-from arcuate.cli._train import Asked, train_run
-from arcuate.cli.console import emit_json, out, say
+from arcuate.cli.console import emit_json, out, progress, say
+from arcuate.cli.evaluate import print_evaluation
+from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.transcribe import Transcript
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.runtime import choose_device
 from arcuate.run import Run
@@ -40,9 +42,11 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
     step(2, f"arcuate prepare {source} {store}")
     prepare_store(source, store)
     step(3, f"arcuate train tiny --data {store} --run {run} {' '.join(overrides)}")
-    train_run(Asked("tiny", overrides, store, run))
+    display = TrainingDisplay()
+    train("tiny", store, run, overrides=overrides, callbacks=[display], progress=display.report)
     step(4, f"arcuate evaluate {run} --split val")
-    summary = evaluate_run(Run(run), "val", None, "best", None, None)
+    with progress("scoring trials") as report:
+        evaluation = evaluate(run, progress=report)
     words_file = Run(run).results_file("val", "words")
     step(5, f"arcuate decode {run} --out {words_file}")
     words, transcripts = decode_source(Source(run, "default", "default"), words_file, n_best=5)
@@ -51,9 +55,9 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
 
     seconds = time.perf_counter() - started
     if as_json:
-        emit_json({**summary, "wer": words["wer"], "report": str(page), "seconds": seconds})
+        emit_json({**evaluation.to_dict(), "wer": words["wer"], "report": str(page), "seconds": seconds})
         return
-    show(Run(run), summary)
+    print_evaluation(evaluation)
     show_candidates(transcripts)
     show_words(words, transcripts)
     out.print(f"Open {page} in a browser. All of it took {seconds:.0f} s.", soft_wrap=True)

@@ -12,14 +12,14 @@ def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | 
     names = [name.strip() for name in sessions.split(",")] if sessions else None
     folder = import_checkpoint(checkpoint, out_path, kind, names)
     model = load_model(folder)
-    card = model.card
+    config = model.config
     facts = {
         **read_json(folder / "import.json"),
         "model": str(folder),
         "kind": kind,
         "n_parameters": sum(p.numel() for p in model.parameters()),
-        "n_channels": card.n_channels,
-        "sessions": list(card.sessions),
+        "n_channels": config.n_channels,
+        "sessions": list(config.sessions),
     }
     if as_json:
         emit_json(facts)
@@ -31,8 +31,8 @@ def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | 
         )
     parts = (
         (facts["n_parameters"], "parameter"),
-        (card.n_channels, "channel"),
-        (len(card.sessions), "session"),
+        (config.n_channels, "channel"),
+        (len(config.sessions), "session"),
     )
     size = ", ".join(counted(n, noun) for n, noun in parts)
     out.print(f"{folder}: {size}", soft_wrap=True, markup=False)

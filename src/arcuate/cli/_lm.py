@@ -16,9 +16,9 @@ from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.language.ngram.build import build_model, read_sentences
 from arcuate.language.ngram.file import is_model_file, refuse_existing
+from arcuate.language.ngram.io import EMBEDDED, open_model, read_foreign
 from arcuate.language.ngram.mix import mix, normalised, tune_weights
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.open import EMBEDDED, open_model, read_foreign
 from arcuate.language.ngram.perplexity import seen_sentences, summary
 from arcuate.language.ngram.pocketsphinx import embedded_path
 from arcuate.language.ngram.trie import check_file, to_model, write_arpa, write_model

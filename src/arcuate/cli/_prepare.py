@@ -13,7 +13,7 @@ from arcuate.data.prepare import PrepareReport, check_places, look, prepare
 from arcuate.data.readers import find_sources
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES
 from arcuate.data.store import QUALITY
-from arcuate.data.trial import BIN_S, SPLITS
+from arcuate.data.trial import BIN_SECONDS, SPLITS
 
 _SHOWN = 5  # unread files named one by one; the table has them all
 
@@ -125,7 +125,7 @@ def _splits_table(report: PrepareReport) -> Table:
     for column in table.columns[1:4]:
         column.justify = "right"
     for split, counts in report.splits.items():
-        hours = f"{counts['n_bins'] * BIN_S / 3600:.2f}" if "n_bins" in counts else "–"
+        hours = f"{counts['n_bins'] * BIN_SECONDS / 3600:.2f}" if "n_bins" in counts else "–"
         usable = str(counts.get("usable", "–"))
         table.add_row(split, str(counts["trials"]), usable, hours, report.hashes.get(split, "–")[:12])
     return table

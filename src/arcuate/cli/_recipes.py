@@ -46,7 +46,7 @@ def list_command(as_json: bool) -> None:
 
 
 def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
-    from arcuate.models.config import ModelCard
+    from arcuate.models.config import ModelConfig
     from arcuate.models.model import count_parameters
 
     recipe = load_recipe(name, overrides)
@@ -55,7 +55,7 @@ def show_command(name: str, overrides: Sequence[str], as_json: bool) -> None:
     n_sessions = recipe.data.n_sessions or published.n_sessions
     sessions = tuple(f"session {i}" for i in range(n_sessions))
     n_parameters = count_parameters(
-        ModelCard(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=CLASSES)
+        ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=CLASSES)
     )
     if as_json:
         emit_json(

@@ -12,9 +12,10 @@ from arcuate.cli.console import emit_json, out, percent, progress, say
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import oracle, scored_trials
 from arcuate.evaluation.combine.lists import attach_references
-from arcuate.evaluation.metrics import leakage_warning, summarise_words, total
+from arcuate.evaluation.metrics import total
 from arcuate.evaluation.rescoring.nbest import Blend, NBest, best_text, fit_blends, read_nbest, search_balance
 from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.word_errors import leakage_warning, summarise_words
 from arcuate.files import check_target
 from arcuate.run import write_lines
 
@@ -127,7 +128,7 @@ def summarise(asked: Asked, lists: Sequence[NBest], texts: Sequence[str]) -> dic
     ngram = f"n-gram of {asked.hyps.name}" if named == {"None"} else " / ".join(sorted(named))
     name = f"{ngram} + {asked.llm.stem}"
     gap = score_difference([t.score.words for t in after], [t.score.words for t in before])
-    return summarise_words(after, lm=name, n_trials=len(lists)) | {
+    return summarise_words(after, lm=name, n_trials=len(lists)).to_dict() | {
         "wer_before": total(t.score.words for t in before).rate,
         "oracle_wer": oracle([f for f in found if f.reference is not None]).rate,
         "against_before": vars(gap) if gap else None,

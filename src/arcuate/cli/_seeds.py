@@ -2,18 +2,49 @@
 
 import gc
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arcuate.cli._evaluate import evaluate_run
-from arcuate.cli._train import Asked, train_run
-from arcuate.cli.console import counted, emit_json, percent, say
+from arcuate.cli.console import counted, emit_json, percent, progress, say
+from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.multi_seed import seed_settings, spread
 from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
 from arcuate.run import Run, read_json, refuse_taken
 from arcuate.training.start import refuse_other_recipe
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for on the command line."""
+
+    recipe: str
+    overrides: Sequence[str]
+    data: Path
+    run: Path
+    resume: bool = False
+    parent: str | None = None
+    keep_optimizer: bool = False
+    dry_run: bool = False
+
+
+def train_run(asked: Asked) -> dict[str, Any]:
+    display = TrainingDisplay()
+    result = train(
+        *(asked.recipe, asked.data, asked.run),
+        overrides=asked.overrides,
+        resume=asked.resume,
+        parent=asked.parent,
+        keep_optimizer=asked.keep_optimizer,
+        dry_run=asked.dry_run,
+        callbacks=[display],
+        progress=display.report,
+    )
+    return {**result.to_dict(), "exit_code": 128 + result.signal if result.signal else 0}
 
 
 def train_seeds_command(asked: Asked, n_seeds: int, as_json: bool) -> int:
@@ -122,7 +153,8 @@ def score(asked: Asked, split: str) -> None:
     there = results.is_file() and scores.is_file() and best.is_symlink()
     if there and read_json(results).get("checkpoint") == best.readlink().name:
         return
-    evaluate_run(run, split, asked.data, "best", None, scores)
+    with progress("scoring trials") as report:
+        evaluate(run, split=split, data=asked.data, scores=scores, progress=report)
 
 
 def summarise(asked: Asked, rows: list[dict[str, Any]]) -> dict[str, Any]:

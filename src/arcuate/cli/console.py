@@ -21,8 +21,10 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from arcuate.errors import UserError
-from arcuate.progress import Progress, logger
+from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import to_line
+
+__all__ = ["check_output", "counted", "emit_json", "err", "out", "percent", "progress", "say"]
 
 
 class Messages(Console):
@@ -108,15 +110,6 @@ def progress(description: str) -> Iterator[Progress]:
             shown.update(task, completed=done, total=total, description=what or description)
 
         yield report
-
-
-def counted(n: int, noun: str) -> str:
-    """`1 session`, `2 sessions`."""
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
-
-
-def percent(rate: float | None) -> str:
-    return "–" if rate is None else f"{100 * rate:.1f} %"
 
 
 def check_output(path: Path | None, begins: str, example: str) -> None:

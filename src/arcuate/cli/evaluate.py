@@ -1,20 +1,26 @@
 """`arcuate evaluate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import SPLITS, Json, app, complete_from
 
+if TYPE_CHECKING:
+    from arcuate.adaptation.evaluate import AdaptationResult
+    from arcuate.evaluation.evaluate import Evaluation
+
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")],
     split: Annotated[
         str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))
     ] = "val",
-    data: Annotated[Path | None, typer.Option(help="The store, if it moved since training.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Store, if it was moved since training or is another one.")
+    ] = None,
     checkpoint: Annotated[
         str,
         typer.Option(
@@ -22,41 +28,172 @@ def evaluate(
         ),
     ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
-    scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz.")] = None,
-    search: Annotated[str | None, typer.Option(help="greedy or beam; left out: as the recipe says.")] = None,
+    scores: Annotated[
+        Path | None, typer.Option(help="Also write all frame scores to this .npz file.")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="greedy or beam; default: as in the recipe.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
     head: Annotated[
-        str,
-        typer.Option(
-            help="ctc, transducer, or both together; the last two with a beam of 8 unless told otherwise."
-        ),
+        str, typer.Option(help="ctc, transducer or both; the last two use a beam of 8 by default.")
     ] = "ctc",
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Follow days in order, unknown ones too: none, statistics, one-step, replay or entropy.",
+            help="Adapt online, session by session, unknown ones included: none, statistics, one-step, replay or"
+            " entropy.",
             autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
         ),
     ] = None,
-    session: Annotated[list[str] | None, typer.Option(help="With --adapt: these sessions only.")] = None,
+    session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+        list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
     ] = None,
     lm: Annotated[
-        str | None, typer.Option(help="With --adapt: labels through this language model, or `default`.")
+        str | None,
+        typer.Option(help="With --adapt: language model that makes the pseudo-labels, or `default`."),
     ] = None,
-    lexicon: Annotated[str, typer.Option(help="Of the language model, or `default`.")] = "default",
-    config: Annotated[Path | None, typer.Option(help="Weights of the search, from `arcuate tune`.")] = None,
+    lexicon: Annotated[str, typer.Option(help="With --lm: lexicon file, or `default`.")] = "default",
+    config: Annotated[Path | None, typer.Option(help="With --lm: search weights of `arcuate tune`.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Score a run on a split: PER with its interval, by session and block, one line per trial."""
-    from arcuate.cli._evaluate import evaluate_command
+    """Evaluate a run on a split: PER with its interval, by session and block, one line per trial."""
+    from arcuate.cli.console import emit_json, progress
 
-    following = None
     if adapt is not None:
-        from arcuate.cli._follow import Following
+        from arcuate.adaptation.evaluate import evaluate_adaptation
+        from arcuate.cli.set_option import read_adaptation
 
-        following = Following(adapt, tuple(session or ()), tuple(setting or ()), lm, lexicon, config)
-    elif session or setting or lm or config or lexicon != "default":
-        raise typer.BadParameter("--session, --set, --lm, --lexicon and --config belong to --adapt METHOD")
-    evaluate_command(run, split, data, checkpoint, label, scores, as_json, search, beam, head, following)
+        with progress("checking trials") as report:
+            result = evaluate_adaptation(
+                run,
+                read_adaptation(adapt, setting) or "none",
+                split=split,
+                data=data,
+                checkpoint=checkpoint,
+                label=label,
+                sessions=session or (),
+                lm=lm,
+                lexicon=lexicon,
+                decoding=config,
+                search=search,
+                beam=beam,
+                head=head,
+                scores=scores,
+                progress=report,
+            )
+        emit_json(result.to_dict()) if as_json else print_adaptation(result)
+        return
+    if session or setting or lm or config or lexicon != "default":
+        raise typer.BadParameter("--session, --set, --lm, --lexicon and --config require --adapt METHOD")
+    from arcuate.evaluation.evaluate import evaluate as evaluate_run
+
+    with progress("checking trials") as report:
+        evaluation = evaluate_run(
+            run,
+            split=split,
+            data=data,
+            checkpoint=checkpoint,
+            label=label,
+            search=search,
+            beam=beam,
+            head=head,
+            scores=scores,
+            progress=report,
+        )
+    emit_json(evaluation.to_dict()) if as_json else print_evaluation(evaluation)
+
+
+def print_evaluation(evaluation: "Evaluation") -> None:
+    """Print PER by session and in total."""
+    from rich.table import Table
+
+    from arcuate.cli.console import out, percent, say
+
+    metrics = evaluation.metrics
+    table = Table(
+        box=None,
+        header_style="bold",
+        title=f"PER by session ({evaluation.provenance.split})",
+        title_justify="left",
+    )
+    table.add_column("session")
+    table.add_column("PER", justify="right")
+    for session, rate in metrics.by_session.items():
+        table.add_row(session, percent(rate))
+    if metrics.by_session:
+        out.print(table)
+    if metrics.by_mode:
+        accuracy = metrics.mode_accuracy
+        correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
+        out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.by_mode.items()) + correct)
+    out.print(headline(evaluation), soft_wrap=True)
+    say(f"one line per trial in {evaluation.results_file}")
+
+
+def headline(evaluation: "Evaluation") -> str:
+    """The result in one sentence."""
+    from arcuate.progress import counted, percent
+
+    metrics, split = evaluation.metrics, evaluation.provenance.split
+    if metrics.per is None:
+        return f"{counted(metrics.n_trials, f'{split} trial')} decoded; without labels there is no PER"
+    caveat = (
+        " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
+    )
+    caveat = " (the training data)" if split == "train" else caveat
+    greedy = "" if metrics.greedy_score is None else f" (greedy {percent(metrics.greedy_score.rate)})"
+    low, high = metrics.interval
+    interval = f"95 % interval {percent(low)} to {percent(high)}"
+    if low is None:
+        interval = "no interval from a single trial"
+    counts = metrics.score
+    return (
+        f"PER {percent(metrics.per)}{greedy}, {interval}, on {counted(metrics.n_scored, split + ' trial')}{caveat}:"
+        f" {counts.substitutions} substitutions, {counts.insertions} insertions, {counts.deletions} deletions in"
+        f" {counts.length} phonemes"
+    )
+
+
+def print_adaptation(result: "AdaptationResult") -> None:
+    """Print PER by session, adapted and unadapted, and in total."""
+    from rich.table import Table
+
+    from arcuate.cli.console import out, percent, say
+
+    title = f"PER by session ({result.provenance.split})"
+    table = Table(box=None, header_style="bold", title=title, title_justify="left")
+    for name in ("session", "initial layer", "trials", "unadapted", "adapted", "steps", "fall-backs"):
+        table.add_column(name, justify="left" if name in ("session", "initial layer") else "right")
+    for row in result.sessions:
+        table.add_row(
+            row.session,
+            "its own" if row.known else row.init_session,
+            str(row.n_trials),
+            percent(row.per_unadapted),
+            percent(row.per),
+            str(row.n_steps),
+            str(row.n_fallbacks),
+        )
+    out.print(table)
+    out.print(adaptation_headline(result), soft_wrap=True)
+    say(f"one line per trial in {result.results_file}")
+
+
+def adaptation_headline(result: "AdaptationResult") -> str:
+    """The result in one sentence."""
+    from arcuate.progress import counted, percent
+
+    metrics, method = result.metrics, result.settings.method
+    if metrics.per is None:
+        return f"{counted(metrics.n_trials, 'trial')} decoded; without labels there is no PER"
+    low, high = metrics.interval
+    interval = f"95 % interval {percent(low)} to {percent(high)}"
+    if low is None:
+        interval = "no interval from a single trial"
+    if method == "none":
+        return f"PER {percent(metrics.per)} unadapted, {interval}"
+    p = "" if result.difference is None else f" (p = {result.difference.p:.4f})"
+    return (
+        f"PER {percent(metrics.per)} with {method}, {interval}; {percent(result.per_unadapted)} unadapted{p};"
+        f" {1000 * (result.seconds_per_trial or 0.0):.0f} ms of adaptation per trial, {result.peak_rss_mb:.0f} MB"
+    )

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Json, WithSettings, app, complete_recipe
+from arcuate.cli.console import emit_json, say
 
 
 @app.command(cls=WithSettings)
@@ -43,11 +44,28 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a recipe on prepared data."""
-    from arcuate.cli._train import Asked, train_command
+    from arcuate.cli.watch import TrainingDisplay
+    from arcuate.experiments.train import train as train_recipe
 
-    asked = Asked(recipe, overrides or [], data, run, resume, parent, keep_optimizer, dry_run)
-    if seeds is None:
-        raise typer.Exit(train_command(asked, as_json))
-    from arcuate.cli._seeds import train_seeds_command
+    if seeds is not None:
+        from arcuate.cli._seeds import Asked, train_seeds_command
 
-    raise typer.Exit(train_seeds_command(asked, seeds, as_json))
+        asked = Asked(recipe, overrides or [], data, run, resume, parent, keep_optimizer, dry_run)
+        raise typer.Exit(train_seeds_command(asked, seeds, as_json))
+    display = TrainingDisplay()
+    result = train_recipe(
+        *(recipe, data, run),
+        overrides=overrides or [],
+        resume=resume,
+        parent=parent,
+        keep_optimizer=keep_optimizer,
+        dry_run=dry_run,
+        callbacks=[display],
+        progress=display.report,
+    )
+    if dry_run and result.is_main:
+        say("dry run: nothing was written")
+    if as_json and result.is_main:
+        emit_json(result.to_dict())
+    if result.signal is not None:
+        raise typer.Exit(128 + result.signal)

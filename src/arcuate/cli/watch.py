@@ -1,90 +1,105 @@
-"""What a person sees of training."""
+"""Terminal display of a training run."""
 
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from arcuate.cli.console import bar, counted, err, percent, say
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 
-SAMPLE_WIDTH = 100
+_SAMPLE_WIDTH = 100
 
 
-class TerminalWatcher:
-    """A progress bar with time left, a line per validation and per incident (without a terminal, per log row).
+class TrainingDisplay:
+    """Callback with a progress bar and a line per validation, incident and stage (without a terminal, per log row).
 
-    With a validation comes one trial as it was said and as it was read.
+    Each validation shows one decoded trial under its reference.
     """
 
-    def __init__(self, n_steps: int) -> None:
-        self.bar = bar()
-        self.task = self.bar.add_task("training", total=n_steps)
-        self.lines: tuple[Text, ...] = ()  # of the sample that the next validation row belongs to
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._loss = ""
+        self._sample: tuple[Text, ...] = ()  # printed below the next validation row
 
-    def __enter__(self) -> "TerminalWatcher":
-        self.bar.start()
+    def __enter__(self) -> "TrainingDisplay":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        self._close()
+
+    def report(self, done: int, total: int, description: str) -> None:
+        """Progress function: the search for speaking modes, then the training steps."""
+        if self._bar is not None and not self._bar.tasks[0].description.startswith(description):
+            self._close()
+        if self._bar is None:
+            self._bar = bar()
+            self._bar.add_task(description, total=total)
+            self._bar.start()
+        self._bar.update(
+            self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss
+        )
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar, self._loss = None, ""
 
     def step(self, step: int) -> None:
-        self.bar.update(self.task, completed=step)
+        pass  # `report` moves the bar
 
     def row(self, row: dict[str, Any]) -> None:
         loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
         if row["split"] != "train":
             say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}  loss {loss}")
-            for line in self.lines:
+            for line in self._sample:
                 err.print(line, no_wrap=True, overflow="ellipsis", crop=True)
-            self.lines = ()
+            self._sample = ()
             return
-        self.bar.update(self.task, description=f"training, loss {loss}")
+        self._loss = f", loss {loss}"
         if not err.is_terminal:
             norm = "–" if row["grad_norm"] is None else f"{row['grad_norm']:.2f}"
             say(f"step {row['step']:>6}  loss {loss}  grad norm {norm}  lr {row['lr']:.2e}")
 
     def incident(self, row: dict[str, Any]) -> None:
-        after = (
-            f" to step {row['rewound_to']}, rates now × {row['rate_scale']:.2g}"
-            if "rewound_to" in row
-            else ""
-        )
+        after = ""
+        if "rewound_to" in row:
+            after = f" to step {row['rewound_to']}, learning rate now × {row['rate_scale']:.2g}"
         say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
 
     def stage(self, row: dict[str, Any]) -> None:
-        """A stage is over: losses of the next one are of another size, and a reader should know why."""
-        self.bar.update(self.task, total=row["ends_at"])
+        """Losses of the next stage are of another size; the line says why."""
         n, best = row["without_gain"], row["best_per"]
-        why = f", {counted(n, 'validation')} without a gain" if n else ""
+        why = f", {counted(n, 'validation')} without improvement" if n else ""
         best = "" if best is None else f", best PER {percent(best)}"
-        after = "" if row["next"] is None else f"; next: {row['next']}"
-        say(f"step {row['step']:>6}  stage {row['stage']} is over{why}{best}{after}")
+        following = "" if row["next"] is None else f"; next stage: {row['next']}"
+        say(f"step {row['step']:>6}  stage {row['stage']} complete{why}{best}{following}")
 
     def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
-        self.lines = compare(reference, hypothesis)
+        self._sample = align_lines(reference, hypothesis)
 
 
-def compare(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
-    """Two lines, phoneme under phoneme; what was read wrongly stands in brackets, and in red where there is colour."""
-    said, read = Text("  said  ", style="dim"), Text("  read  ", style="dim")
-    for true, heard in aligned(reference, hypothesis):
-        wrong = true != heard
-        above = "" if true == INSERTED else short(true)
-        below = "-" if heard == DELETED else short(heard)
-        below = f"[{below}]" if wrong else f" {below} "
-        width = max(len(above) + 2, len(below))
-        said.append(f" {above} ".ljust(width), style="default")
-        read.append(below.ljust(width), style="bold red" if wrong else "default")
-    for line in (said, read):
+def align_lines(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
+    """Reference above hypothesis, phoneme by phoneme; errors are in brackets, and red where there is colour."""
+    above, below = Text("  reference   ", style="dim"), Text("  hypothesis  ", style="dim")
+    for expected, decoded in align(reference, hypothesis):
+        wrong = expected != decoded
+        top = "" if expected == INSERTED else _short(expected)
+        bottom = "-" if decoded == DELETED else _short(decoded)
+        bottom = f"[{bottom}]" if wrong else f" {bottom} "
+        width = max(len(top) + 2, len(bottom))
+        above.append(f" {top} ".ljust(width), style="default")
+        below.append(bottom.ljust(width), style="bold red" if wrong else "default")
+    for line in (above, below):
         line.rstrip()
-        line.truncate(SAMPLE_WIDTH, overflow="ellipsis")
-    return said, read
+        line.truncate(_SAMPLE_WIDTH, overflow="ellipsis")
+    return above, below
 
 
-def short(phoneme: str) -> str:
-    return "|" if phoneme == "SIL" else phoneme
+def _short(phoneme: str) -> str:
+    return "|" if phoneme == SILENCE_NAME else phoneme

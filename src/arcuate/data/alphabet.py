@@ -1,30 +1,38 @@
-"""The token alphabet: which class index means which phoneme. Nobody else decides this.
+"""The token alphabet: class indices of blank, phonemes and silence.
 
-Both benchmarks use 41 classes: 0 is the CTC blank (and the padding of label arrays), 1–39 are the ARPAbet
-phonemes in alphabetical order, 40 is silence, the boundary between words.
+Both benchmarks use 41 classes: 0 is the CTC blank (and the padding of label arrays), 1–39 are the ARPAbet phonemes in
+alphabetical order, and 40 is silence, the boundary between words.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-BLANK = 0
 PHONEMES: tuple[str, ...] = tuple(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()
 )
-CLASSES: tuple[str, ...] = ("BLANK", *PHONEMES, "SIL")
-SILENCE = len(CLASSES) - 1
+# Names of the two special classes; the first is ours, the others are those of third-party decoders.
+BLANK_NAMES = ("BLANK", "<ctc>", "<blank>", "<pad>", "_")
+BOUNDARY_NAMES = ("SIL", "|", ">", "<space>", " ")
+BLANK_NAME, SILENCE_NAME = BLANK_NAMES[0], BOUNDARY_NAMES[0]
+CLASSES: tuple[str, ...] = (BLANK_NAME, *PHONEMES, SILENCE_NAME)
 N_CLASSES = len(CLASSES)
-INDEX: dict[str, int] = {name: i for i, name in enumerate(CLASSES)}
+BLANK, SILENCE = 0, N_CLASSES - 1
+_INDEX: dict[str, int] = {name: i for i, name in enumerate(CLASSES)}
 
 
 def encode(names: Iterable[str]) -> list[int]:
     """Phoneme names to class indices; a name outside the alphabet raises KeyError."""
-    return [INDEX[name] for name in names]
+    return [_INDEX[name] for name in names]
 
 
-def names(tokens: Iterable[int]) -> list[str]:
+def token_names(tokens: Iterable[int]) -> list[str]:
     """Class indices to phoneme names."""
     return [CLASSES[int(token)] for token in tokens]
+
+
+def boundary_index(classes: Sequence[str]) -> int:
+    """Index of the word-boundary class in search order, where it comes last; -1 where there is none."""
+    return len(classes) - 1 if classes[-1] in BOUNDARY_NAMES else -1
 
 
 def min_frames(tokens: Sequence[int]) -> int:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate.data.frames import PATCH_BINS, PATCH_STRIDE
 from arcuate.data.quality import QualityRow, flags_of, inspect, judge
 from arcuate.data.readers import (
     Problem,
@@ -97,7 +96,6 @@ def prepare(
     store: Path,
     *,
     force: bool = False,
-    patch: tuple[int, int] = (PATCH_BINS, PATCH_STRIDE),
     features: str = DEFAULT_FEATURES,
     progress: Progress | None = None,
 ) -> PrepareReport:
@@ -108,7 +106,7 @@ def prepare(
     scan, n_channels = _look(found, features, progress)
     if n_channels is None:
         return _nothing_read(found, scan)
-    job = _Job(found, scan, n_channels, patch, features, progress)
+    job = _Job(found, scan, n_channels, features, progress)
     job.quality.extend(scan.rows)
     with writing_store(store, n_channels, force) as writer:
         for session in dict.fromkeys(file.session for file in scan.files):
@@ -120,7 +118,6 @@ def prepare(
         about = {
             "layout": found.layout,
             "features": features if found.layout == "b2t24" else None,
-            "patch": {"bins": patch[0], "stride": patch[1]},
             "splits": report.splits,
             "hashes": report.hashes,
             "leakage": report.leakage,
@@ -225,12 +222,11 @@ class _Job:
         source: Source,
         scan: _Scan,
         n_channels: int,
-        patch: tuple[int, int],
         features: str,
         progress: Progress | None,
     ) -> None:
         self.scan = scan
-        self.source, self.n_channels, self.patch, self.features = source, n_channels, patch, features
+        self.source, self.n_channels, self.features = source, n_channels, features
         self.progress, self.n_expected, self.n_done = progress, sum(scan.n_trials.values()), 0
         self.trials: list[TrialInfo] = []
         self.quality: list[QualityRow] = []
@@ -267,7 +263,7 @@ class _Job:
         return Reading(reading.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
     def _note(self, reading: Reading, trial: Trial) -> None:
-        rows = judge(reading, inspect(trial, *self.patch))
+        rows = judge(reading, inspect(trial))
         bins_hash = hash_bins(trial.bins)
         if len(trial.bins):
             self.recordings[trial.split].append(bins_hash)

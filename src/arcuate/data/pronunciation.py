@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from arcuate.data import alphabet as tokens
+from arcuate.data.alphabet import SILENCE_NAME, encode
 from arcuate.data.text import label_text
 from arcuate.errors import UserError
 
@@ -171,14 +171,14 @@ def pronounce(text: str) -> Pronunciation:
                 unknown.append(word)
                 phones = by_rule(word)
             names.extend(phones)
-        names.append("SIL")
-    return Pronunciation(names or ["SIL"], tuple(dict.fromkeys(unknown)))
+        names.append(SILENCE_NAME)
+    return Pronunciation(names or [SILENCE_NAME], tuple(dict.fromkeys(unknown)))
 
 
 def to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
     """Class indices of a sentence, and the words that the dictionary does not hold."""
     said = pronounce(text)
-    return tokens.encode(said.names), said.unknown
+    return encode(said.names), said.unknown
 
 
 @lru_cache(maxsize=1)

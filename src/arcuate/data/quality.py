@@ -1,11 +1,12 @@
-"""The quality gate: what is wrong with a trial, and what follows from it.
+"""Quality checks on recordings: what is wrong with a trial, and what is done about it.
 
-A bad trial stays out of training and nothing else: validation and test trials are flagged and kept, for every
-one of them needs an answer. Nothing is decided silently; each case becomes a row of `quality.csv`.
+A bad training trial is excluded from training. A bad validation or test trial is flagged and kept, because every one
+of them has to be scored. Each case becomes a row of `quality.csv`. The checks judge the recording and its label only;
+whether a label fits the frames of a given model is checked in `arcuate.data.selection`.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -13,24 +14,23 @@ from typing import Literal
 import numpy as np
 
 from arcuate.data.alphabet import min_frames
-from arcuate.data.frames import PATCH_BINS, PATCH_STRIDE, count_frames
 from arcuate.data.readers.source import Problem, Reading
-from arcuate.data.trial import BIN_S, Trial
+from arcuate.data.trial import BIN_SECONDS, Trial
 
-MAX_CONSTANT_SHARE = 0.10
-MIN_S = 0.05
-MAX_S = 30.0
 NON_FINITE = "non-finite"
+_MAX_CONSTANT_FRACTION = 0.10
+_MIN_SECONDS = 0.05
+_MAX_SECONDS = 30.0
 
 Action = Literal["rejected", "flagged", "kept", "ignored", "missing"]
 
 
 @dataclass(frozen=True)
 class QualityRow:
-    """One line of `quality.csv`: a case and what was done about it.
+    """One row of `quality.csv`: a case and the action taken.
 
-    rejected: not trained on; flagged: val or test, kept; kept: a remark; ignored: no file of the layout, left
-    alone; missing: could not be read.
+    rejected: excluded from training; flagged: validation or test trial, kept; kept: a note without consequence;
+    ignored: not a file of the layout; missing: could not be read.
     """
 
     trial: str
@@ -40,38 +40,32 @@ class QualityRow:
     detail: str
 
 
-def inspect(trial: Trial, patch_bins: int = PATCH_BINS, stride: int = PATCH_STRIDE) -> list[Problem]:
-    """Everything about a trial's own values that training should not see."""
+def inspect(trial: Trial) -> list[Problem]:
+    """Problems in a trial's bins, length and label."""
     return [
         *_check_values(trial.bins),
-        *_check_length(len(trial.bins)),
-        *_check_alignment(len(trial.bins), trial.tokens, patch_bins, stride),
+        *_check_duration(len(trial.bins)),
+        *_check_label(len(trial.bins), trial.tokens),
     ]
 
 
-def can_align(n_bins: int, tokens: Sequence[int], patch_bins: int, stride: int) -> bool:
-    """Whether CTC has a path: one frame per token and one more between equal neighbours."""
-    return bool(count_frames(n_bins, patch_bins, stride) >= min_frames(tokens))
-
-
 def judge(reading: Reading, found: Iterable[Problem]) -> list[QualityRow]:
-    """Rows for the table, from what the reader said and what the gate found."""
+    """Rows for the problems that the reader reported and those that `inspect` found."""
     in_training = reading.trial is None or reading.trial.split == "train"
-    rows = []
-    for problem in (*reading.problems, *found):
-        action: Action = "rejected" if in_training else "flagged"
-        if problem.severity == "note":
-            action = "kept"
-        elif problem.severity == "ignored":
-            action = "ignored"
-        elif problem.severity == "unreadable":
-            action = "missing"
-        rows.append(QualityRow(reading.id, problem.reason, problem.number, action, problem.detail))
-    return rows
+    actions: dict[str, Action] = {
+        "note": "kept",
+        "ignored": "ignored",
+        "unreadable": "missing",
+        "bad": "rejected" if in_training else "flagged",
+    }
+    return [
+        QualityRow(reading.id, problem.reason, problem.number, actions[problem.severity], problem.detail)
+        for problem in (*reading.problems, *found)
+    ]
 
 
 def flags_of(rows: Iterable[QualityRow]) -> tuple[str, ...]:
-    """The reasons that keep a trial out of training, each once."""
+    """The distinct reasons that exclude a trial from training."""
     return tuple(dict.fromkeys(row.reason for row in rows if row.action in ("rejected", "flagged")))
 
 
@@ -89,29 +83,23 @@ def _check_values(bins: np.ndarray) -> Iterable[Problem]:
         bad_bins = int((~np.isfinite(bins)).any(axis=1).sum())
         yield Problem(NON_FINITE, n_bad, f"{n_bad} values in {bad_bins} of {n_bins} bins are NaN or infinite")
     n_constant = int((bins == bins[0]).all(axis=0).sum()) if n_bins else n_channels
-    if n_constant > MAX_CONSTANT_SHARE * n_channels:
-        share = n_constant / n_channels
-        detail = f"{n_constant} of {n_channels} channels ({share:.0%}) never change"
+    if n_constant > _MAX_CONSTANT_FRACTION * n_channels:
+        detail = f"{n_constant} of {n_channels} channels ({n_constant / n_channels:.0%}) are constant"
         yield Problem("constant channels", n_constant, detail)
 
 
-def _check_length(n_bins: int) -> Iterable[Problem]:
-    seconds = round(n_bins * BIN_S, 2)
-    if seconds < MIN_S:
-        yield Problem("too short", seconds, f"{seconds:g} s, shorter than {MIN_S * 1000:g} ms")
-    if seconds > MAX_S:
-        yield Problem("too long", seconds, f"{seconds:g} s, longer than {MAX_S:g} s")
+def _check_duration(n_bins: int) -> Iterable[Problem]:
+    seconds = round(n_bins * BIN_SECONDS, 2)
+    if seconds < _MIN_SECONDS:
+        yield Problem("too short", seconds, f"{seconds:g} s, shorter than {_MIN_SECONDS * 1000:g} ms")
+    if seconds > _MAX_SECONDS:
+        yield Problem("too long", seconds, f"{seconds:g} s, longer than {_MAX_SECONDS:g} s")
 
 
-def _check_alignment(
-    n_bins: int, tokens: np.ndarray | None, patch_bins: int, stride: int
-) -> Iterable[Problem]:
-    if tokens is None:
-        return
-    label = [int(token) for token in tokens]
-    if not can_align(n_bins, label, patch_bins, stride):
-        n_frames, needed = count_frames(n_bins, patch_bins, stride), min_frames(label)
-        detail = (
-            f"{len(label)} tokens need {needed} frames, patches of {patch_bins}/{stride} bins give {n_frames}"
+def _check_label(n_bins: int, tokens: np.ndarray | None) -> Iterable[Problem]:
+    """A label that needs more frames than there are bins fits no model at all."""
+    needed = 0 if tokens is None else min_frames(tokens.tolist())
+    if needed > n_bins:
+        yield Problem(
+            "label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins"
         )
-        yield Problem("cannot align", n_frames, detail)

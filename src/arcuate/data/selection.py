@@ -1,70 +1,89 @@
-"""Which trials of a store a recipe trains on, and which it selects its checkpoint on."""
+"""Trial selection: which trials of a store a recipe trains on and which it validates on."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from arcuate.data.alphabet import min_frames
 from arcuate.data.config import Data
-from arcuate.data.frames import Patch
-from arcuate.data.quality import can_align
 from arcuate.data.splits import dev_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 
+CountFrames = Callable[[int], int]  # bins -> frames of a given model, such as `Patch.count_frames`
+
 
 @dataclass(frozen=True)
 class Selection:
+    """The trials of one training run."""
+
     sessions: tuple[str, ...]
     train: tuple[TrialInfo, ...]
     validation: tuple[TrialInfo, ...]
-    selected_on: str  # "dev" (carved out of train) or "val"
-    unaligned: tuple[TrialInfo, ...] = ()  # training trials left out: too few frames for their label
+    selected_on: str  # "dev" (split off train) or "val"
+    unaligned: tuple[TrialInfo, ...] = ()  # excluded training trials: too few frames for their label
 
 
-def select(store: Store, settings: Data, patch: Patch) -> Selection:
-    """The trials this recipe uses; refuses data that do not fit what the recipe fixes."""
-    check_fit(store, settings)
-    sessions = choose_sessions(store, settings)
+def select(store: Store, settings: Data, count_frames: CountFrames) -> Selection:
+    """Select training and validation trials; raises UserError where the store does not match the recipe.
+
+    `count_frames` is the frame count of the model. CTC has no path for a label longer than its frames, so training
+    trials with such a label are excluded.
+    """
+    _check_sizes(store, settings)
+    sessions = select_sessions(store, settings)
     labelled = [t for t in store.trials if t.session in sessions and t.tokens is not None]
-    usable = [t for t in labelled if t.split == "train" and t.usable]
-    train = [t for t in usable if can_align(t.n_bins, t.tokens or (), patch.bins, patch.stride)]
-    aligned = {t.id for t in train}
-    unaligned = tuple(t for t in usable if t.id not in aligned)
-    if settings.dev_fraction > 0:
-        dev = dev_split(train, settings.dev_fraction, settings.seed)
-        if not dev or len(dev) == len(train):
-            raise UserError(
-                f"data.dev_fraction={settings.dev_fraction} of {len(train)} training trials leaves one side"
-                " empty; prepare more data or set it to 0"
-            )
-        validation, train = [t for t in train if t.id in dev], [t for t in train if t.id not in dev]
-        return Selection(sessions, tuple(train), tuple(validation), "dev", unaligned)
-    validation = [t for t in labelled if t.split == "val"]
-    return Selection(sessions, tuple(train), tuple(validation), "val", unaligned)
+    train: list[TrialInfo] = []
+    unaligned: list[TrialInfo] = []
+    for t in labelled:
+        if t.split == "train" and t.usable:
+            (train if can_align(t.tokens or (), count_frames(t.n_bins)) else unaligned).append(t)
+    if settings.dev_fraction == 0:
+        validation = [t for t in labelled if t.split == "val"]
+        return Selection(sessions, tuple(train), tuple(validation), "val", tuple(unaligned))
+    dev = dev_split(train, settings.dev_fraction, settings.seed)
+    if not dev or len(dev) == len(train):
+        raise UserError(
+            f"data.dev_fraction={settings.dev_fraction} of {len(train)} training trials leaves one side empty;"
+            " prepare more data or set it to 0"
+        )
+    return Selection(
+        sessions,
+        tuple(t for t in train if t.id not in dev),
+        tuple(t for t in train if t.id in dev),
+        "dev",
+        tuple(unaligned),
+    )
 
 
-def trials_of_split(
-    store: Store, settings: Data, patch: Patch, split: str, sessions: tuple[str, ...]
+def can_align(tokens: Sequence[int], n_frames: int) -> bool:
+    """Whether CTC has a path for these tokens: one frame per token and a blank between equal neighbours."""
+    return min_frames(tokens) <= n_frames
+
+
+def select_split(
+    store: Store, settings: Data, count_frames: CountFrames, split: str, sessions: Sequence[str]
 ) -> tuple[TrialInfo, ...]:
-    """All trials of a split in the model's sessions; "dev" and "train" are told apart as in training."""
+    """Trials of one split in the model's sessions; "dev" and "train" are separated as in training."""
     if split in ("dev", "train"):
-        chosen = select(store, settings, patch)
+        selection = select(store, settings, count_frames)
         if split == "train":
-            return tuple(t for t in chosen.train if t.session in sessions)
-        if chosen.selected_on != "dev":
+            return tuple(t for t in selection.train if t.session in sessions)
+        if selection.selected_on != "dev":
             raise UserError("this run has no dev split (data.dev_fraction is 0); use --split val")
-        return tuple(t for t in chosen.validation if t.session in sessions)
+        return tuple(t for t in selection.validation if t.session in sessions)
     if split not in ("val", "test"):
-        raise UserError(f"there is no split {split!r}; choose train, dev, val or test")
+        raise UserError(f"unknown split {split!r}; choose train, dev, val or test")
     return tuple(t for t in store.trials if t.split == split and t.session in sessions)
 
 
-def choose_sessions(store: Store, settings: Data) -> tuple[str, ...]:
+def select_sessions(store: Store, settings: Data) -> tuple[str, ...]:
+    """The sessions that `data.sessions` and `data.max_sessions` leave, in the order of the store."""
     sessions = store.sessions
     if settings.sessions is not None:
-        missing = [s for s in settings.sessions if s not in sessions]
-        if missing:
+        if missing := [s for s in settings.sessions if s not in sessions]:
             raise UserError(
-                f"data.sessions names {missing[0]!r}, which is not in {store.path.name};"
-                f" it holds {sessions[0]} … {sessions[-1]}"
+                f"data.sessions contains {missing[0]!r}, which is not in {store.path.name};"
+                f" its sessions are {sessions[0]} … {sessions[-1]}"
             )
         sessions = tuple(s for s in sessions if s in settings.sessions)
     if settings.max_sessions is not None:
@@ -72,15 +91,15 @@ def choose_sessions(store: Store, settings: Data) -> tuple[str, ...]:
     return sessions
 
 
-def check_fit(store: Store, settings: Data) -> None:
+def _check_sizes(store: Store, settings: Data) -> None:
     if settings.channels is not None and settings.channels != store.n_channels:
         raise UserError(
-            f"the recipe is for {settings.channels} channels but {store.path.name} has {store.n_channels};"
-            " use a recipe of that size, or set data.channels=null to take what the data have"
+            f"the recipe expects {settings.channels} channels but {store.path.name} has {store.n_channels};"
+            " use a recipe of that size, or set data.channels=null to accept any number"
         )
-    n_sessions = len(choose_sessions(store, settings))
+    n_sessions = len(select_sessions(store, settings))
     if settings.n_sessions is not None and settings.n_sessions != n_sessions:
         raise UserError(
-            f"the recipe is for {settings.n_sessions} sessions but {n_sessions} are selected from"
-            f" {store.path.name}; set data.n_sessions=null to take what the data have"
+            f"the recipe expects {settings.n_sessions} sessions but {n_sessions} are selected from"
+            f" {store.path.name}; set data.n_sessions=null to accept any number"
         )

@@ -1,4 +1,4 @@
-"""Recording days by the names of their sessions: dates, gaps, and which known day is nearest."""
+"""Session dates: the date in a session's name, the order of sessions, gaps in days, and the nearest session."""
 
 import re
 from collections.abc import Sequence
@@ -6,29 +6,43 @@ from datetime import date
 
 from arcuate.errors import UserError
 
-DATE = re.compile(r"(\d{4})\D(\d{1,2})\D(\d{1,2})")
+_DATE = re.compile(r"(?<!\d)((?:19|20)\d\d)(?:\D(\d{1,2})\D(\d{1,2})|(\d\d)(\d\d))(?!\d)")
 
 
-def date_of(session: str) -> date | None:
-    """The recording day in a session's name, such as t15.2023.08.11."""
-    found = DATE.search(session)
+def session_date(session: str) -> date | None:
+    """The recording date in a session's name, such as t15.2023.08.11, 2023-8-11 or 20230811."""
+    match = _DATE.search(session)
+    if match is None:
+        return None
+    year, month, day = (int(part) for part in match.groups() if part is not None)
     try:
-        return date(*(int(part) for part in found.groups())) if found else None
+        return date(year, month, day)
     except ValueError:
         return None
 
 
-def nearest_session(session: str, known: Sequence[str]) -> str:
-    """The known session nearest in time, of two the earlier; the last known one where names have no dates."""
-    if not known:
-        raise UserError("the model knows no session, so there is no layer to read a new day with")
-    day = date_of(session)
-    dated = [(other, when) for other in known if (when := date_of(other)) is not None]
-    if day is None or not dated:
-        return known[-1]
-    return min(dated, key=lambda pair: (abs((pair[1] - day).days), pair[1]))[0]
+def session_order(session: str) -> tuple[date, str]:
+    """Sort key: by date, then by name; sessions without a date come last."""
+    return session_date(session) or date.max, session
 
 
 def days_between(session: str, other: str) -> int | None:
-    a, b = date_of(session), date_of(other)
+    """Days from `other` to `session`; None where a name has no date."""
+    a, b = session_date(session), session_date(other)
     return (a - b).days if a and b else None
+
+
+def days_since_first(sessions: Sequence[str]) -> list[int | None]:
+    """Days from the first dated session to each session; None where a name has no date."""
+    first = next((session for session in sessions if session_date(session)), None)
+    return [None if first is None else days_between(session, first) for session in sessions]
+
+
+def nearest_session(session: str, known: Sequence[str]) -> str:
+    """The known session nearest in time, the earlier of two; the last known one where names have no dates."""
+    if not known:
+        raise UserError(
+            "the model has no session layer to use for a new session; train on at least one session"
+        )
+    gaps = [(abs(gap), -gap, other) for other in known if (gap := days_between(session, other)) is not None]
+    return min(gaps, key=lambda found: (found[0], -found[1]))[2] if gaps else known[-1]

@@ -7,7 +7,8 @@ import numpy as np
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-BIN_S = 0.02
+BIN_MS = 20
+BIN_SECONDS = BIN_MS / 1000
 LIVE_CORPUS = "live"  # corpus of sentences that were said in a live session
 
 

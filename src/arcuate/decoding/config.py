@@ -1,32 +1,51 @@
-"""Settings of the word search; docs/decoding.md says in which order to turn them."""
+"""Settings of the word search. docs/decoding.md says in which order to tune them."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from arcuate.config import Settings
 
 
-class Decoding(Settings):
-    """score = acoustic_scale · sound + lm_weight · n-gram + word_bonus · words, in nat; silences count as sound."""
+class DecodingConfig(Settings):
+    """Weights and limits of the word search, in nat.
 
-    beam: int = Field(200, ge=1, le=1_000_000, description="readings kept per frame")
-    threshold: float = Field(12.0, gt=0.0, le=1e9, description="and at most this much worse than the best")
-    acoustic_scale: float = Field(1.0, gt=0.0, le=100.0)
-    lm_weight: float = Field(0.8, ge=0.0, le=100.0, description="per nat of the n-gram")
-    word_bonus: float = Field(0.8, ge=-100.0, le=100.0, description="per word")
-    silence_bonus: float = Field(-2.5, ge=-100.0, le=100.0, description="per silence")
-    join_bonus: float = Field(
-        -10.0, ge=-100.0, le=100.0, description="per word that begins without a silence before it"
+    score = acoustic_scale · acoustic + lm_weight · n-gram + word_bonus · words. The acoustic score includes
+    `silence_bonus`, `missing_silence_bonus` and `blank_penalty`.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {"join_bonus": "missing_silence_bonus"}
+
+    beam: int = Field(200, ge=1, le=1_000_000, description="Maximum number of beam entries per frame.")
+    threshold: float = Field(
+        12.0, gt=0.0, le=1e9, description="Largest score difference to the best beam entry, in nat."
     )
-    blank_penalty: float = Field(0.5, ge=-100.0, le=100.0, description="taken off every blank")
-    alignments: Literal["sum", "best"] = Field("sum", description="of the ways to say the same words")
+    acoustic_scale: float = Field(1.0, gt=0.0, le=100.0, description="Factor on the frame log-probabilities.")
+    lm_weight: float = Field(0.8, ge=0.0, le=100.0, description="Factor on the n-gram log-probability.")
+    word_bonus: float = Field(0.8, ge=-100.0, le=100.0, description="Score added per word, in nat.")
+    silence_bonus: float = Field(
+        -2.5, ge=-100.0, le=100.0, description="Score added per silence between words, in nat."
+    )
+    missing_silence_bonus: float = Field(
+        -10.0,
+        ge=-100.0,
+        le=100.0,
+        description="Score added per word that follows another word without a silence, in nat.",
+    )
+    blank_penalty: float = Field(
+        0.5, ge=-100.0, le=100.0, description="Score subtracted per blank frame, in nat."
+    )
+    alignments: Literal["sum", "best"] = Field(
+        "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."
+    )
     boundary: str | None = Field(
         None,
         max_length=40,
-        description="class between words; null = SIL, |, > or <space>, whichever is there",
+        description="Class between words; null selects SIL, |, > or <space>, whichever is present.",
     )
-    fold: tuple[str, ...] = Field((), max_length=100, description="further classes that mean the boundary")
+    fold: tuple[str, ...] = Field((), max_length=100, description="Further classes merged into the boundary.")
     merge_histories: bool = Field(
-        True, description="readings the n-gram cannot tell apart become one; n-best lists still hold both"
+        True,
+        description="Recombine hypotheses with the same n-gram state; n-best lists still contain all of them.",
     )

@@ -1,4 +1,4 @@
-"""For notebooks: `model = arcuate.load(RUN)`, `model.scores(bins, session)`, `model.decode(bins, session)`."""
+"""For notebooks: `model = arcuate.load(RUN)`, `model.log_probs(bins, session)`, `model.decode(bins, session)`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,13 @@ class Decoder:
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        return self.model.card.sessions
+        return self.model.config.sessions
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.model.card.classes
+        return self.model.config.classes
 
-    def scores(
+    def log_probs(
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
     ) -> np.ndarray:
         """Natural-log probability of every class at every frame: (F, V). Arguments as for `outputs`."""
@@ -64,7 +64,7 @@ class Decoder:
                 values[None].to(device),
                 torch.tensor([len(values)], device=device),
                 index.to(device),
-                as_batch(statistics, device),
+                batch_statistics(statistics, device),
             )
         return outputs
 
@@ -72,16 +72,16 @@ class Decoder:
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
     ) -> Hypothesis:
         """The most probable phonemes, frame by frame."""
-        log_probs = self.scores(bins, session, statistics)
+        log_probs = self.log_probs(bins, session, statistics)
         return Hypothesis(tuple(greedy(log_probs)), {"acoustic": float(log_probs.max(axis=1).sum())})
 
     def _check(self, bins: torch.Tensor, session: str | None, statistics: Statistics | None) -> None:
-        n_channels = self.model.card.n_channels
+        n_channels = self.model.config.n_channels
         if bins.ndim != 2 or bins.shape[1] != n_channels or not len(bins):
             raise UserError(f"bins must have shape (T, {n_channels}) with T >= 1, not {tuple(bins.shape)}")
         if not bool(torch.isfinite(bins).all()):
             raise UserError("bins contain NaN or infinite values; replace them, for example by 0")
-        front_end = self.model.card.settings.front_end
+        front_end = self.model.config.settings.front_end
         if session not in self.sessions and (session is not None or front_end.session_layer.enabled):
             raise UserError(
                 f"session {session!r} is unknown to this model; it knows {', '.join(self.sessions)}"
@@ -94,7 +94,7 @@ class Decoder:
             )
 
 
-def as_batch(statistics: Statistics | None, device: torch.device) -> BatchStatistics | None:
+def batch_statistics(statistics: Statistics | None, device: torch.device) -> BatchStatistics | None:
     if statistics is None:
         return None
     return BatchStatistics(

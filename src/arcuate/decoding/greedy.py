@@ -8,7 +8,7 @@ from arcuate.data.alphabet import BLANK
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenSpan:
     """A token and the frames it was read from."""
 
     token: int
@@ -16,7 +16,7 @@ class Span:
     n_frames: int
 
 
-def spans(log_probs: Any) -> list[Span]:
+def token_spans(log_probs: Any) -> list[TokenSpan]:
     """Stretches of frames with the same best class, blanks left out: (F, V), an array or a tensor.
 
     Repeats are merged before blanks go, so that a blank between two equal tokens keeps both.
@@ -25,11 +25,11 @@ def spans(log_probs: Any) -> list[Span]:
     for token, group in groupby(log_probs.argmax(-1).tolist()):
         n_frames = len(list(group))
         if token != BLANK:
-            found.append(Span(token, first, n_frames))
+            found.append(TokenSpan(token, first, n_frames))
         first += n_frames
     return found
 
 
 def greedy(log_probs: Any) -> list[int]:
     """Tokens of one trial from its frames, padding cut off."""
-    return [span.token for span in spans(log_probs)]
+    return [span.token for span in token_spans(log_probs)]

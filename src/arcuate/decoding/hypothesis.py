@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from arcuate.data.alphabet import names
+from arcuate.data.alphabet import token_names
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Hypothesis:
 
     @property
     def phonemes(self) -> list[str]:
-        return names(self.tokens)
+        return token_names(self.tokens)
 
     @property
     def text(self) -> str | None:

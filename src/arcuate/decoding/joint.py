@@ -17,7 +17,7 @@ from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.transducer import MAX_SYMBOLS, Readings, Weights
+from arcuate.decoding.transducer import MAX_SYMBOLS, HeadWeights, Readings
 from arcuate.models.transducer import Transducer
 
 LAG = 2.0  # nat for every token that CTC has not said yet
@@ -57,13 +57,13 @@ class JointState:
 
 
 @dataclass(frozen=True)
-class JointBeam:
+class JointBeamSearch:
     """At most `width` readings per frame, ranked by both heads."""
 
     head: Transducer
     width: int = 8
     max_symbols: int = MAX_SYMBOLS
-    weights: Weights = field(default_factory=Weights)
+    weights: HeadWeights = field(default_factory=HeadWeights)
 
     def start(self) -> JointState:
         predicted, predictor = self.head.start(1)
@@ -218,8 +218,8 @@ def grow(
 
 
 @torch.inference_mode()
-def search_both(
-    searcher: JointBeam,
+def search_joint(
+    searcher: JointBeamSearch,
     frames: Tensor,  # (F, D) of one trial, padding cut off
     log_probs: np.ndarray,  # (F, V) of the CTC head
 ) -> list[Hypothesis]:

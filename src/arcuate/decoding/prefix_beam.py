@@ -9,8 +9,8 @@ from numba import njit
 
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.decoding.backpointers import NEVER, Log, Row, empty_log, log_add, mix, power_of_two
-from arcuate.decoding.frame_scores import check_frames
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import check_log_probs
 from arcuate.errors import UserError
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import NGramArrays, advance
@@ -247,7 +247,7 @@ BLOCK = 64  # frames per compiled call
 
 
 @dataclass(frozen=True, eq=False)
-class TokenModel:
+class TokenLM:
     """An n-gram over tokens, with the word of the n-gram that each class is."""
 
     arrays: NGramArrays
@@ -276,10 +276,10 @@ NO_NGRAM = NGramArrays(
     suffixes=read_only([0], np.int32),
     nexts=read_only([], np.int32),
 )
-NO_MODEL = TokenModel(NO_NGRAM, np.empty(0, np.int64))
+NO_MODEL = TokenLM(NO_NGRAM, np.empty(0, np.int64))
 
 
-def token_model(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int = BLANK) -> TokenModel:
+def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int = BLANK) -> TokenLM:
     """An n-gram whose words are the names of the classes; every class but blank must be among them."""
     words = np.array([model.words.find(name) for name in classes], np.int64)
     missing = [name for i, name in enumerate(classes) if words[i] < 0 and i != blank]
@@ -287,7 +287,7 @@ def token_model(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: i
         raise UserError(
             f"the phoneme n-gram does not know {', '.join(missing)}; build it from lines of phoneme names"
         )
-    return TokenModel(model.arrays, words, model.start, model.eos)
+    return TokenLM(model.arrays, words, model.start, model.eos)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,13 +300,13 @@ class PrefixState:
 
 
 @dataclass(frozen=True, eq=False)
-class PhonemeSearch:
+class PrefixBeamSearch:
     """What a search needs to know; nothing of a trial is in it."""
 
     beam: int = 20
     classes: tuple[str, ...] = CLASSES
     blank: int = BLANK
-    model: TokenModel = NO_MODEL
+    model: TokenLM = NO_MODEL
     lm_weight: float = 0.0
     token_bonus: float = 0.0
 
@@ -318,7 +318,7 @@ class PhonemeSearch:
 
     def step(self, state: PrefixState, log_probs: np.ndarray) -> PrefixState:
         """The state after more frames: (F, V) natural-log probabilities."""
-        frames = check_frames(log_probs, self.classes)
+        frames = check_log_probs(log_probs, self.classes)
         for first in range(0, len(frames), BLOCK):
             state = self._step(state, frames[first : first + BLOCK])
         return state

@@ -35,7 +35,7 @@ class GreedyState:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class TransducerGreedySearch:
     """The best class again and again until it is the blank, frame after frame."""
 
     head: Transducer
@@ -78,7 +78,7 @@ class Readings:
 
 
 @dataclass(frozen=True)
-class Beam:
+class TransducerBeamSearch:
     """At most `width` readings per frame, and on the way through a frame."""
 
     head: Transducer
@@ -168,18 +168,18 @@ class Beam:
 
 
 @torch.inference_mode()
-def search(
-    searcher: Greedy | Beam,
+def search_transducer(
+    searcher: TransducerGreedySearch | TransducerBeamSearch,
     frames: Tensor,  # (F, D) of one trial, padding cut off
 ) -> list[Hypothesis]:
     """The readings of a whole trial, best first."""
-    if isinstance(searcher, Greedy):
+    if isinstance(searcher, TransducerGreedySearch):
         return searcher.finish(searcher.step(searcher.start(), frames))
     return searcher.finish(searcher.step(searcher.start(), frames))
 
 
 @dataclass(frozen=True)
-class Weights:
+class HeadWeights:
     """How much each head counts where both are asked."""
 
     ctc: float = 0.3
@@ -192,7 +192,7 @@ def rescore(
     frames: Tensor,  # (F, D)
     log_probs: Tensor,  # (F, V) of the CTC head
     readings: Iterable[Sequence[int]],
-    weights: Weights = Weights(),
+    weights: HeadWeights = HeadWeights(),
 ) -> list[Hypothesis]:
     """Readings of either head, each scored exactly by both, best first."""
     candidates = list(dict.fromkeys(tuple(int(t) for t in r) for r in readings))
@@ -215,7 +215,7 @@ def rescore(
     ]
 
 
-def refuse_without(head: Transducer | None, where: str) -> Transducer:
+def require_transducer(head: Transducer | None, where: str) -> Transducer:
     if head is None:
         raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
     return head

@@ -1,1 +1,1 @@
-"""Error rates, significance tests, tuning, system combination and rescoring."""
+"""Evaluation of trained models: error rates, significance tests, tuning, system combination, rescoring, submissions."""

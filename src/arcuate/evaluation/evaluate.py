@@ -1,312 +1,387 @@
-"""Score a model on a split: one line per trial, sums divided once at the end."""
+"""Evaluate a run on a split: phoneme error rate with confidence interval, by session and block, one line per trial."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-import numpy as np
-import torch
-
-from arcuate.data.alphabet import CLASSES, names
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.joint import JointBeam, search_both
-from arcuate.decoding.transducer import Beam, Greedy, refuse_without, rescore
-from arcuate.decoding.transducer import search as search_transducer
-from arcuate.evaluation.metrics import Score, bootstrap_interval, score, total
-from arcuate.losses.combined import HEADS, head_losses, weigh
-from arcuate.losses.config import Loss
-from arcuate.models.mode import MODES
+from arcuate.data.trial import SPLITS
+from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.decoding.transducer import require_transducer
+from arcuate.errors import UserError
+from arcuate.evaluation.results import PhonemeMetrics, result_row, summarise, write_results
+from arcuate.evaluation.trials import (
+    HEAD_NAMES,
+    TRANSDUCER_BEAM,
+    Head,
+    TrialResult,
+    decode_trials,
+    phoneme_search,
+)
+from arcuate.files import to_frame
+from arcuate.models.config import ModelConfig
+from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
-from arcuate.progress import Progress
-from arcuate.run import Run, save_npz, write_json, write_lines
-from arcuate.training.config import Validate
+from arcuate.models.runtime import set_up
+from arcuate.progress import Progress, counted, logger
+from arcuate.run import Run, RunLike, find_checkpoint, open_run, read_json
+from arcuate.training.config import TrainingConfig, Validate, read_config
 
-Head = Literal["ctc", "transducer", "both"]  # which head is read
-HEAD_BEAM = 8  # readings kept where a transducer is read
-HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
-Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Result of `evaluate`."""
+
+    run: Run
+    trials: tuple[TrialResult, ...]
+    metrics: PhonemeMetrics
+    provenance: "Provenance"
+    excluded: "ExcludedTrials"
+
+    @property
+    def per(self) -> float | None:
+        """Phoneme error rate; None if no trial has a label."""
+        return self.metrics.per
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """95 % bootstrap interval of the PER; (None, None) for fewer than two scored trials."""
+        return self.metrics.interval
+
+    @property
+    def by_session(self) -> dict[str, float | None]:
+        """PER by session."""
+        return self.metrics.by_session
+
+    @property
+    def results_file(self) -> Path:
+        """The file with one line per trial."""
+        return self.run.results_file(self.provenance.split, self.provenance.label)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary, as written to results/<split>.json."""
+        return {
+            **self.metrics.to_dict(),
+            **self.provenance.to_dict(),
+            "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
+        }
+
+    def to_frame(self) -> Any:
+        """One line per trial as a pandas DataFrame."""
+        return to_frame(result_row(result) for result in self.trials)
 
 
 @dataclass(frozen=True)
-class TrialResult:
-    """What the model made of one trial."""
+class Provenance:
+    """The checkpoint, the trials and the search behind a result, and the split the checkpoint was selected on."""
 
-    trial: TrialInfo
-    tokens: tuple[int, ...]
-    score: Score | None  # None where the trial has no label
-    loss: float | None
-    log_probs: np.ndarray | None  # (F, V), kept only where asked for
-    losses: dict[str, float] | None = None  # by head
-    greedy_score: Score | None = None  # beside `score`, where another search than the greedy one made that
-    frames: torch.Tensor | None = None  # (F, D) of the encoder, kept only where asked for
-    mode: tuple[float, ...] | None = None  # log-probabilities of MODES, where the model tells them
+    run: str
+    recipe: str | None
+    split: str
+    label: str | None
+    selected_on: str | None
+    checkpoint: str
+    step: int | None
+    beam: int | None  # None: greedy search
+    head: Head
+    data_hash: str | None
+    data_differ_in: list[str] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "recipe": self.recipe,
+            "split": self.split,
+            "label": self.label,
+            "selected_on": self.selected_on,
+            "checkpoint": self.checkpoint,
+            "step": self.step,
+            "search": "greedy" if self.beam is None else "beam",
+            **({} if self.beam is None else {"beam": self.beam}),
+            "head": self.head,
+            "data_hash": self.data_hash,
+            "data_differ_in": self.data_differ_in,
+        }
+
+
+@dataclass(frozen=True)
+class ExcludedTrials:
+    """Trials of the split in sessions that the model has no layer for."""
+
+    n_trials: int
+    sessions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Search and head that decode the trials."""
+
+    search: str | None = None  # greedy or beam; None: as in the recipe
+    beam: int | None = None
+    head: str = "ctc"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A checkpoint of a run, or a model folder of `arcuate import`."""
+
+    run: Run
+    checkpoint: Path  # folder with the weights
+    config: TrainingConfig
+    trained_on: dict[str, Any] | None  # the training store as recorded by the run; None for an imported model
 
     @property
-    def said_mode(self) -> str | None:
-        return None if self.mode is None else MODES[int(np.argmax(self.mode))]
+    def selected_on(self) -> str | None:
+        """The split that the checkpoint was selected on."""
+        if self.trained_on is None:
+            return None
+        return "dev" if self.config.data.dev_fraction > 0 else "val"
 
 
-def phoneme_search(settings: Validate) -> Search:
-    """The search that the settings ask for."""
-    if settings.search == "greedy":
-        return greedy
-    # Compiled code: half a second that the greedy search need not pay.
-    from arcuate.decoding.prefix_beam import PhonemeSearch
+@dataclass(frozen=True, eq=False)
+class ScoredSplit:
+    """The trials of a split, decoded by one checkpoint."""
 
-    return PhonemeSearch(settings.beam).tokens
+    source: ModelSource
+    store: Store
+    model: Model
+    validate: Validate
+    head: Head
+    transducer_beam: int | None
+    results: list[TrialResult]
 
 
-def decode_trials(
-    model: Model,
-    store: Store,
-    trials: Sequence[TrialInfo],
+def evaluate(
+    run: RunLike,
     *,
-    batch_size: int = 32,
-    loss: Loss | None = None,
-    keep_scores: bool = False,
-    keep_frames: bool = False,
-    search: Search = greedy,
-    head: Head = "ctc",
-    head_beam: int | None = HEAD_BEAM,
+    split: str = "val",
+    data: str | Path | None = None,
+    checkpoint: str = "best",
+    label: str | None = None,
+    search: str | None = None,
+    beam: int | None = None,
+    head: str = "ctc",
+    scores: str | Path | None = None,
     progress: Progress | None = None,
-) -> list[TrialResult]:
-    """Decodings in the order of the trials given, whatever batches they were computed in.
+) -> Evaluation:
+    """Decode and score a split; write results/<split>[.<label>].jsonl, .json and .npz into the run folder.
 
-    `search` reads the CTC head; another head is read with a beam of `head_beam`, greedily where that is None.
+    `data`: the store, if it is not the one of training. `search`: greedy or beam, default as in the recipe.
+    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file.
     """
-    device = next(model.parameters()).device
-    front_end = model.card.settings.front_end
-    results: dict[int, TrialResult] = {}
-    training = model.training
-    model.eval()
-    with torch.inference_mode():
-        plan = by_length(trials, batch_size)
-        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.wanted, plan):
-            batch = batch.to(device)
-            said = batch.tokens if loss is not None else None
-            outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, said)
-            losses, by_head = None, {}
-            if loss is not None:
-                by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
-                losses = weigh(by_head, loss).tolist() if by_head else None
-            modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
-            frames = outputs.log_probs["ctc"].float().cpu().numpy()
-            n_frames = outputs.n_frames.tolist()
-            for row, index in enumerate(chosen):
-                trial, logp = trials[index], frames[row, : n_frames[row]]
-                tokens = tuple(search(logp))
-                if head != "ctc":
-                    inner = outputs.frames[row, : len(logp)]
-                    tokens = read_transducer(model, inner, logp, tokens, head, head_beam)
-                results[index] = TrialResult(
-                    trial,
-                    tokens,
-                    score(trial.tokens, tokens) if trial.tokens is not None else None,
-                    losses[row] if losses is not None and trial.tokens is not None else None,
-                    logp.copy() if keep_scores else None,
-                    {head: float(values[row]) for head, values in by_head.items()},
-                    score(trial.tokens, greedy(logp))
-                    if search is not greedy and trial.tokens is not None
-                    else None,
-                    outputs.frames[row, : len(logp)].clone() if keep_frames else None,
-                    tuple(modes[row]) if modes is not None else None,
-                )
-            if progress:
-                progress(len(results), len(trials), "scoring trials")
-    model.train(training)
-    return [results[i] for i in range(len(trials))]
+    scores = None if scores is None else Path(scores)
+    check_outputs(label, scores)
+    opened = open_run(run)
+    scored = score_split(
+        opened, split, data, checkpoint, SearchOptions(search, beam, head), progress=progress
+    )
+    evaluation = Evaluation(
+        opened,
+        tuple(scored.results),
+        summarise(scored.results),
+        find_provenance(scored, split, label),
+        _excluded_trials(scored.store, split, scored.model.config),
+    )
+    write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store)
+    if scores is not None:
+        write_frame_scores(scores, scored.results)
+    return evaluation
 
 
-def read_transducer(
-    model: Model,
-    frames: torch.Tensor,
-    log_probs: np.ndarray,
-    ctc_tokens: tuple[int, ...],
-    head: Head,
-    beam: int | None,
-) -> tuple[int, ...]:
-    """Tokens of one trial by its transducer, or by both heads in one pass and what CTC alone had read."""
-    network = refuse_without(model.transducer, "this model")
-    if head == "transducer":
-        searcher = Greedy(network) if beam is None else Beam(network, beam)
-        return search_transducer(searcher, frames)[0].tokens
-    found = search_both(JointBeam(network, beam or HEAD_BEAM), frames, log_probs)
-    readings = [ctc_tokens, *(h.tokens for h in found)]
-    found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), readings)
-    return found[0].tokens
-
-
-def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> dict[str, Any]:
-    """Error counts and rates over all trials, by session and by block, with a bootstrap interval."""
-    scored = [r for r in results if r.score is not None]
-    whole = total(r.score for r in scored if r.score)
-    low, high = bootstrap_interval([r.score for r in scored if r.score], n_resamples=n_resamples)
-    losses = [r.loss for r in scored if r.loss is not None]
-    plain = [r.greedy_score for r in scored if r.greedy_score is not None]
-    return {
-        "per": whole.rate,
-        **({"per_greedy": total(plain).rate} if plain else {}),
-        "per_low": low,
-        "per_high": high,
-        "n_trials": len(results),
-        "n_scored": len(scored),
-        "n_tokens": whole.length,
-        "substitutions": whole.substitutions,
-        "insertions": whole.insertions,
-        "deletions": whole.deletions,
-        "loss": float(np.mean(losses)) if losses else None,
-        "per_by_session": rates(scored, lambda r: r.trial.session),
-        "per_by_block": rates(scored, block_of),
-        **summarise_modes(results),
-    }
-
-
-def block_of(result: TrialResult) -> str:
-    return f"{result.trial.session}/{result.trial.block}"
-
-
-def summarise_modes(results: Sequence[TrialResult]) -> dict[str, Any]:
-    """PER by speaking mode where that is known; how often the model tells it, trial by trial and block by block."""
-    known = [r for r in results if r.trial.mode in MODES]
-    if not known:
-        return {}
-    summary: dict[str, Any] = {
-        "per_by_mode": rates([r for r in known if r.score], lambda r: str(r.trial.mode))
-    }
-    if all(r.mode is not None for r in known):
-        right = [r.said_mode == r.trial.mode for r in known]
-        by_block: dict[str, np.ndarray] = {}
-        for r in known:
-            by_block[block_of(r)] = by_block.get(block_of(r), 0) + np.array(r.mode)
-        pooled = [MODES[int(by_block[block_of(r)].argmax())] == r.trial.mode for r in known]
-        summary |= {"mode_accuracy": float(np.mean(right)), "mode_accuracy_pooled": float(np.mean(pooled))}
-    return summary
-
-
-COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
-
-
-def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
-    """Counts and summed losses by session, in a form that adds up over processes. (sessions, 8 + heads)"""
-    sums = torch.zeros(len(sessions), len(COUNTS) + len(HEADS), dtype=torch.float64)
-    for result in results:
-        if result.score is not None:
-            counted = result.score
-            row = (
-                counted.substitutions,
-                counted.insertions,
-                counted.deletions,
-                counted.length,
-                float("nan") if result.loss is None else result.loss,
-                1,
-                result.mode is not None and result.said_mode == result.trial.mode,
-                result.mode is not None and result.trial.mode in MODES,
-                *((result.losses or {}).get(head, 0.0) for head in HEADS),
-            )
-            sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
-    return sums
-
-
-def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any]:
-    """What a validation row of metrics.jsonl says."""
-    whole = dict(zip((*COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
-    errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
-    return {
-        "loss": whole["loss"] / whole["n_trials"]
-        if whole["n_trials"] and whole["loss"] == whole["loss"]
-        else None,
-        "losses": {head: whole[head] / whole["n_trials"] for head in HEADS if whole[head]},
-        "per": sum(errors) / whole["n_tokens"] if whole["n_tokens"] else None,
-        **({"mode_accuracy": whole["n_right"] / whole["n_modes"]} if whole["n_modes"] else {}),
-        **{name: int(whole[name]) for name in COUNTS[:4]},
-        "per_by_session": {s: e / n for s, e, n in zip(sessions, errors, lengths, strict=True) if n},
-    }
-
-
-def rates(results: Iterable[TrialResult], key: Callable[[TrialResult], str]) -> dict[str, float | None]:
-    ordered = sorted(results, key=key)
-    return {k: total(r.score for r in group if r.score).rate for k, group in groupby(ordered, key)}
-
-
-def result_row(result: TrialResult) -> dict[str, Any]:
-    """One line of results/<split>.jsonl."""
-    trial, counted = result.trial, result.score
-    return {
-        "trial": trial.id,
-        "session": trial.session,
-        "block": trial.block,
-        "number": trial.number,
-        "split": trial.split,
-        "corpus": trial.corpus,
-        "mode": trial.mode,
-        **({"mode_said": result.said_mode} if result.mode is not None else {}),
-        "text": trial.text,
-        "reference": names(trial.tokens) if trial.tokens is not None else None,
-        "hypothesis": names(result.tokens),
-        "substitutions": counted.substitutions if counted else None,
-        "insertions": counted.insertions if counted else None,
-        "deletions": counted.deletions if counted else None,
-        "n_tokens": counted.length if counted else None,
-        "per": counted.rate if counted else None,
-        "loss": result.loss,
-        "n_bins": trial.n_bins,
-        "flags": list(trial.flags),
-    }
-
-
-def write_results(
+def score_split(
     run: Run,
     split: str,
-    label: str | None,
-    results: Sequence[TrialResult],
-    summary: dict[str, Any],
-    store: Store,
-) -> None:
-    """Decodings, their summary, and a few whole trials for the pictures of the report."""
-    write_lines(run.results_file(split, label), (result_row(r) for r in results))
-    write_json(run.results_file(split, label, "json"), summary)
-    write_examples(run.results_file(split, label, "npz"), choose_examples(results), store)
-
-
-def choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> list[TrialResult]:
-    """Trials of middling length and difficulty: the ones that show a reader what is typical."""
-    kept = [r for r in results if r.log_probs is not None]
-    scored = [r for r in kept if r.score is not None and r.score.rate is not None]
-    if not scored:
-        return kept[:n_examples]
-    middle = total(r.score for r in scored if r.score).rate or 0.0
-    length = float(np.median([r.trial.n_bins for r in scored]))
-
-    def distance(result: TrialResult) -> float:
-        rate = result.score.rate if result.score and result.score.rate is not None else 0.0
-        return abs(rate - middle) + abs(result.trial.n_bins - length) / max(length, 1.0)
-
-    return sorted(scored, key=distance)[:n_examples]
-
-
-def write_examples(path: Path, examples: Sequence[TrialResult], store: Store) -> None:
-    arrays: dict[str, np.ndarray] = {"trials": np.array([r.trial.id for r in examples], dtype=np.str_)}
-    for i, result in enumerate(examples):
-        arrays[f"bins_{i}"] = store.read_bins(result.trial)  # (T, C)
-        assert result.log_probs is not None
-        arrays[f"log_probs_{i}"] = result.log_probs  # (F, V)
-    save_npz(path, arrays)
-
-
-def write_scores(path: Path, results: Sequence[TrialResult]) -> None:
-    """All frame scores in one file: `logp` (sum F, V) float16, `lengths` (n,), `classes`, `trials`."""
-    frames = [r.log_probs for r in results if r.log_probs is not None]
-    logp = np.concatenate(frames) if frames else np.zeros((0, len(CLASSES)))
-    save_npz(
-        path,
-        {
-            "logp": np.maximum(logp, np.finfo(np.float16).min).astype(np.float16),
-            "lengths": np.array([len(f) for f in frames], dtype=np.int32),
-            "classes": np.array(CLASSES, dtype=np.str_),
-            "trials": np.array([r.trial.id for r in results], dtype=np.str_),
-        },
+    data: str | Path | None,
+    checkpoint: str,
+    options: SearchOptions | None = None,
+    *,
+    keep_frames: bool = False,
+    progress: Progress | None = None,
+) -> ScoredSplit:
+    """Decode every trial of a split and keep its frame scores."""
+    options = options or SearchOptions()
+    source = find_source(run, checkpoint)
+    config = source.config
+    head = _check_head(options.head)
+    validate = choose_search(config.validate_, options)
+    transducer_beam = _choose_transducer_beam(head, options)
+    validate = validate if head == "ctc" else config.validate_
+    if head != "ctc":
+        check_transducer(source)
+    store = open_store(source, data)
+    model = load_model(source.checkpoint)
+    trials = _select_trials(source, store, split, model.config)
+    machine = set_up(config.runtime, config.encoder.width, config.validate_.batch_size)
+    _log_differences(source, store, split, model.config)
+    store.refuse_changed(trials, progress)
+    results = decode_trials(
+        model.to(machine.device),
+        store,
+        trials,
+        batch_size=config.validate_.batch_size,
+        loss=config.loss,
+        keep_log_probs=True,
+        keep_frames=keep_frames,
+        search=phoneme_search(validate),
+        head=head,
+        transducer_beam=transducer_beam,
+        progress=progress,
     )
+    return ScoredSplit(source, store, model, validate, head, transducer_beam, results)
+
+
+def find_source(run: Run, checkpoint: str) -> ModelSource:
+    """Find a checkpoint by name and read the settings it was trained with."""
+    folder = find_checkpoint(run.path, checkpoint)
+    if run.recipe_file.is_file():
+        return ModelSource(run, folder, read_config(run), run.data())
+    settings = load_model_config(folder).settings
+    config = TrainingConfig(
+        front_end=settings.front_end,
+        encoder=settings.encoder,
+        transducer=settings.transducer,
+        mode=settings.mode,
+        denoiser=settings.denoiser,
+        output_init=settings.output_init,
+    )
+    return ModelSource(run, folder, config, None)
+
+
+def open_store(source: ModelSource, data: str | Path | None) -> Store:
+    """Open the given store, or the one that the run was trained on."""
+    if data is not None:
+        return Store.open(Path(data))
+    if source.trained_on is None:
+        raise UserError(
+            f"{source.run.path} is an imported model and records no store; give one with --data STORE"
+        )
+    path = Path(str(source.trained_on.get("path", "")))
+    if not path.is_dir():
+        raise UserError(f"the training store {path} of this run does not exist; give it with --data STORE")
+    return Store.open(path)
+
+
+def check_outputs(label: str | None, scores: Path | None) -> None:
+    """Check the label and the file of frame scores before any work is done."""
+    if label is not None and not label.replace("-", "").replace("_", "").isalnum():
+        raise UserError(f"--label {label!r} may contain only letters, digits, - and _")
+    if scores is not None and scores.is_dir():
+        raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+
+
+def choose_search(settings: Validate, options: SearchOptions) -> Validate:
+    """The search of the recipe, or the one of the options; a beam width alone selects the beam search."""
+    beam = options.beam
+    kind = options.search or ("beam" if beam is not None else settings.search)
+    if kind not in ("greedy", "beam"):
+        raise UserError(f"--search {kind!r} is unknown; choose greedy or beam")
+    if kind == "greedy" and beam is not None:
+        raise UserError("--beam applies to --search beam only; leave one of the two out")
+    return Validate(
+        batch_size=settings.batch_size,
+        search=cast(Literal["greedy", "beam"], kind),
+        beam=beam or settings.beam,
+    )
+
+
+def check_transducer(source: ModelSource) -> None:
+    """Raise an error if the model has no transducer."""
+    if not source.config.transducer.enabled:
+        require_transducer(None, str(source.run.path))
+
+
+def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Provenance:
+    """Provenance of a scored split."""
+    source, store = scored.source, scored.store
+    beam = scored.validate.beam if scored.validate.search == "beam" else None
+    if scored.head != "ctc":
+        beam = scored.transducer_beam
+    state_file = source.checkpoint / "state.json"
+    state = read_json(state_file) if state_file.exists() else {}
+    return Provenance(
+        source.run.name,
+        source.run.recipe_tree().get("name") if source.trained_on is not None else None,
+        split,
+        label,
+        source.selected_on,
+        source.checkpoint.name,
+        state.get("step"),
+        beam,
+        scored.head,
+        store.manifest.get("hashes", {}).get(split),
+        _changed_splits(source, store),
+    )
+
+
+def write_frame_scores(path: Path, results: Sequence[TrialResult]) -> None:
+    """Write the log-probabilities of all trials to one .npz file."""
+    frames = tuple(r.log_probs for r in results if r.log_probs is not None)
+    write_log_probs(path, FrameLogProbs(CLASSES, frames, tuple(r.trial.id for r in results), path.name))
+
+
+def _check_head(name: str) -> Head:
+    for head in HEAD_NAMES:
+        if head == name:
+            return head
+    raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
+
+
+def _choose_transducer_beam(head: Head, options: SearchOptions) -> int | None:
+    """Beam width of the transducer search; None for the greedy search."""
+    if options.search != "greedy":
+        return options.beam or TRANSDUCER_BEAM
+    if head == "both":
+        raise UserError("--head both has no greedy search; leave out --search, or use --head transducer")
+    return None
+
+
+def _select_trials(
+    source: ModelSource, store: Store, split: str, config: ModelConfig
+) -> tuple[TrialInfo, ...]:
+    """Trials of the split in the sessions of the model."""
+    if config.n_channels != store.n_channels:
+        raise UserError(
+            f"the model has {config.n_channels} channels and {store.path.name} has {store.n_channels};"
+            " prepare the data with the channels of training"
+        )
+    settings = source.config
+    trials = select_split(store, settings.data, settings.front_end.patch.count_frames, split, config.sessions)
+    if not trials:
+        raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
+    return trials
+
+
+def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedTrials:
+    stored_split = "train" if split == "dev" else split
+    unknown = [
+        t.session for t in store.trials if t.split == stored_split and t.session not in config.sessions
+    ]
+    return ExcludedTrials(len(unknown), tuple(dict.fromkeys(unknown)))
+
+
+def _log_differences(source: ModelSource, store: Store, split: str, config: ModelConfig) -> None:
+    """Report content that differs from the training data, and sessions that are unknown to the model."""
+    if differ := _changed_splits(source, store):
+        logger.info(
+            f"note: the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with"
+        )
+    excluded = _excluded_trials(store, split, config)
+    if excluded.n_trials:
+        names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")
+        trials = counted(excluded.n_trials, f"{split} trial")
+        logger.info(
+            f"note: {trials} in {counted(len(excluded.sessions), 'session')} unknown to the model excluded: {names};"
+            " evaluate them with --adapt none, or calibrate the model"
+        )
+
+
+def _changed_splits(source: ModelSource, store: Store) -> list[str] | None:
+    """Splits whose content differs from the training data; None if the run records no hashes."""
+    before = (source.trained_on or {}).get("hashes")
+    if not isinstance(before, dict):
+        return None
+    now = store.manifest.get("hashes", {})
+    return [split for split in SPLITS if before.get(split) != now.get(split)]

@@ -1,12 +1,10 @@
 """Trials to words: run the word search over many trials, measure it, score it, write it down."""
 
-import hashlib
-import json
 import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,28 +12,14 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from arcuate.data.text import normalise_text
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import refuse_twice
+from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, ScoredTrial, score_text, summarise_words
-from arcuate.language.ngram.model import LanguageModel
+from arcuate.evaluation.metrics import Score, score_text
+from arcuate.evaluation.word_errors import Reference, ScoredTrial, summarise_words
 from arcuate.progress import Progress
-from arcuate.run import read_jsonl
 
 Heard = TypeVar("Heard", bound=Sized, contravariant=True)  # a trial as a search takes it
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What was meant in a trial, as far as that is known."""
-
-    id: str
-    text: str | None = None
-    session: str | None = None
-    corpus: str | None = None
-    in_lm_text: bool | None = None  # whether the language model was trained on it; None: not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,22 +91,12 @@ def summarise(
     """Error rates over all trials with a reference, and what the search cost."""
     scored = [trial for t in transcripts if (trial := t.scored) is not None]
     spent = [t.seconds for t in transcripts]
-    return summarise_words(scored, lm=lm, n_trials=len(transcripts), n_resamples=n_resamples) | {
+    return summarise_words(scored, lm=lm, n_trials=len(transcripts), n_resamples=n_resamples).to_dict() | {
         "n_without_reading": sum(not t.hypotheses for t in transcripts),
         "seconds_per_sentence": float(np.mean(spent)) if spent else None,
         "seconds_p95": float(np.quantile(spent, 0.95)) if spent else None,
         "peak_rss_mb": peak_rss_mb(),
     }
-
-
-def mark_leakage(references: Sequence[Reference], model: LanguageModel) -> list[Reference]:
-    """References flagged where they stand in the language model's training text, as far as it knows."""
-    marked = []
-    for reference in references:
-        inside = model.contains(reference.text) if reference.text is not None else None
-        known = reference.in_lm_text if inside is None else inside or bool(reference.in_lm_text)
-        marked.append(replace(reference, in_lm_text=known))
-    return marked
 
 
 def peak_rss_mb() -> float:
@@ -159,41 +133,7 @@ def transcript_row(transcript: Transcript, lm: str) -> dict[str, Any]:
     }
 
 
-def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> list[Reference]:
-    """References for the trials of a score file: by `id` where both have them, else line by line."""
-    rows = read_jsonl(path)
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row.get("text"), str):
-            raise UserError(f"{path} line {number} has no text; every line needs the words of a trial")
-    if all("id" in row for row in rows):
-        refuse_twice(str(path), [str(row["id"]) for row in rows])
-    if ids is not None and all("id" in row for row in rows):
-        known = {str(row["id"]): row for row in rows}
-        missing = [name for name in ids if name not in known]
-        if missing:
-            raise UserError(f"{path} has no line with id {missing[0]!r}, which the scores have")
-        rows = [known[name] for name in ids]
-    if len(rows) != n_trials:
-        raise UserError(
-            f"{path} has {len(rows)} lines, the scores {n_trials} trials; they must be the same trials"
-        )
-    return [
-        Reference(
-            str(row.get("id", i)),
-            row["text"],
-            optional(row, "session"),
-            optional(row, "corpus"),
-            row["in_lm_text"] if isinstance(row.get("in_lm_text"), bool) else None,
-        )
-        for i, row in enumerate(rows)
-    ]
-
-
-def optional(row: Mapping[str, Any], key: str) -> str | None:
-    return str(row[key]) if row.get(key) is not None else None
-
-
-def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
+def read_weights(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
     """Settings from a YAML file, and what `arcuate tune` noted in it."""
     try:
         tree = yaml.safe_load(path.read_text("utf-8"))
@@ -205,18 +145,12 @@ def read_weights(path: Path) -> tuple[Decoding, dict[str, Any]]:
     return parse_weights(tree, str(path)), tuned if isinstance(tuned, dict) else {}
 
 
-def parse_weights(tree: Mapping[str, Any], where: str) -> Decoding:
+def parse_weights(tree: Mapping[str, Any], where: str) -> DecodingConfig:
     """Settings of the search, checked; `where` they come from is named with a mistake."""
     try:
-        return Decoding.model_validate(tree)
+        return DecodingConfig.model_validate(tree, context={"migrate": True})
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(Decoding.model_fields)
+        known = ", ".join(DecodingConfig.model_fields)
         raise UserError(f"{where}: {place}: {problem['msg']}; known settings are {known}") from None
-
-
-def digest_references(references: Sequence[Reference]) -> str:
-    """Which trials these are: the same for the same texts, so that tuning and testing on them can be told."""
-    texts = json.dumps(sorted(normalise_text(r.text) for r in references if r.text is not None))
-    return hashlib.blake2b(texts.encode("utf-8"), digest_size=12).hexdigest()

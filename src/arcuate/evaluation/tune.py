@@ -15,22 +15,28 @@ import numpy as np
 from scipy.optimize import minimize
 
 from arcuate.data.text import normalise_text
-from arcuate.decoding.config import Decoding
+from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score
-from arcuate.evaluation.transcribe import Reference
+from arcuate.evaluation.word_errors import Reference
 
 N_BEST = 20
 SUBSET = 150
 # the weights that are tuned: how far a first step goes, and between which bounds
-STEPS = {"lm_weight": 0.15, "word_bonus": 0.6, "silence_bonus": 1.0, "join_bonus": 2.0, "blank_penalty": 0.3}
+STEPS = {
+    "lm_weight": 0.15,
+    "word_bonus": 0.6,
+    "silence_bonus": 1.0,
+    "missing_silence_bonus": 2.0,
+    "blank_penalty": 0.3,
+}
 BOUNDS = {
     "lm_weight": (0.0, 20.0),
     "word_bonus": (-20.0, 20.0),
     "silence_bonus": (-20.0, 20.0),
-    "join_bonus": (-60.0, 20.0),
+    "missing_silence_bonus": (-60.0, 20.0),
     "blank_penalty": (-10.0, 10.0),
 }
 Say = Callable[[str], None]
@@ -49,11 +55,11 @@ class Tuning:
     references: Sequence[Reference]
     deadline: float
     say: Say
-    best: tuple[float, Decoding] | None = None
+    best: tuple[float, DecodingConfig] | None = None
     n_looks: int = 0
     errors: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
 
-    def fit(self) -> Decoding:
+    def fit(self) -> DecodingConfig:
         """The best weights found within the budget."""
         if not any(r.text for r in self.references):
             raise UserError("none of the trials has a reference with words; there is nothing to tune on")
@@ -70,15 +76,15 @@ class Tuning:
             self.say("the budget is spent; the best weights so far count")
         return self.better(start, self.best[1] if self.best else settings, range(len(self.trials)))
 
-    def better(self, start: Decoding, found: Decoding, chosen: Sequence[int]) -> Decoding:
+    def better(self, start: DecodingConfig, found: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
         """What was found, if it reads the trials better than what was there before; else that."""
         if found == start or self.verdict(found, chosen) < self.verdict(start, chosen):
             return found
         return start
 
-    def verdict(self, settings: Decoding, chosen: Sequence[int]) -> tuple[float, float]:
+    def verdict(self, settings: DecodingConfig, chosen: Sequence[int]) -> tuple[float, float]:
         """Errors of the best readings under some weights, by a real search; the expected ones where these are equal."""
-        searched = self.search.weighed(settings)
+        searched = self.search.with_settings(settings)
         lists = [searched.search(self.trials[i], N_BEST) for i in chosen]
         counts = [
             self.errors_in(i, listed, [h.total or 0.0 for h in listed])
@@ -86,9 +92,9 @@ class Tuning:
         ]
         return sum(best for best, _ in counts), sum(expected for _, expected in counts)
 
-    def refit(self, settings: Decoding, chosen: Sequence[int]) -> Decoding:
+    def refit(self, settings: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
         """n-gram weight and word bonus from n-best lists of one search, without searching again."""
-        searched = self.search.weighed(settings)
+        searched = self.search.with_settings(settings)
         lists = [searched.search(self.trials[i], 5 * N_BEST) for i in chosen]
 
         def objective(values: np.ndarray) -> float:
@@ -113,7 +119,9 @@ class Tuning:
         self.say(f"from n-best lists: lm_weight {lm}, word_bonus {bonus}")
         return fitted if found.fun < objective(start) else settings
 
-    def descend(self, start: Decoding, chosen: Sequence[int], where: str, fine: float = 1.0) -> Decoding:
+    def descend(
+        self, start: DecodingConfig, chosen: Sequence[int], where: str, fine: float = 1.0
+    ) -> DecodingConfig:
         """Nelder and Mead over all weights, one search of the chosen trials per look."""
         names = [name for name in STEPS if name not in self.fixed]
         values = np.array([getattr(start, name) for name in names])
@@ -131,14 +139,16 @@ class Tuning:
     @property
     def fixed(self) -> frozenset[str]:
         """Weights that change nothing here: silences where no class is the boundary."""
-        return frozenset({"silence_bonus", "join_bonus"}) if self.search.boundary < 0 else frozenset()
+        return (
+            frozenset({"silence_bonus", "missing_silence_bonus"}) if self.search.boundary < 0 else frozenset()
+        )
 
-    def look(self, settings: Decoding, chosen: Sequence[int], where: str) -> float:
+    def look(self, settings: DecodingConfig, chosen: Sequence[int], where: str) -> float:
         """The objective under some weights."""
         if time.perf_counter() > self.deadline and self.best is not None:
             raise OutOfTime
         rounded = settings.model_copy(update={n: round(getattr(settings, n), 3) for n in STEPS})
-        searched = self.search.weighed(rounded)
+        searched = self.search.with_settings(rounded)
         counts = []
         for i in chosen:
             listed = searched.search(self.trials[i], N_BEST)
@@ -193,7 +203,7 @@ def simplex(start: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return np.vstack([start, start + np.diag(steps)])
 
 
-def shown(settings: Decoding) -> str:
+def shown(settings: DecodingConfig) -> str:
     return ", ".join(f"{name} {getattr(settings, name):g}" for name in STEPS)
 
 
@@ -218,7 +228,7 @@ def tune(
     references: Sequence[Reference],
     budget: float,
     say: Say,
-) -> tuple[Decoding, dict[str, Any]]:
+) -> tuple[DecodingConfig, dict[str, Any]]:
     """Weights for these trials, and how they were found."""
     started = time.perf_counter()
     tuning = Tuning(search, trials, references, started + budget, say)

@@ -12,7 +12,7 @@ from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.experiments.recipe import Recipe
 from arcuate.losses.config import CTC, RNNT, Denoise, Loss, ModeLoss
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, parameter_groups, with_session
 from arcuate.run import create_run
 from arcuate.training.config import Average, Constant, Ema, Linear, Optimizer, Precision, Train
@@ -21,10 +21,10 @@ from arcuate.training.signals import Stop
 from arcuate.training.state import Training
 
 
-def derive_recipe(parent: Recipe, card: ModelCard, session: str, settings: Calibration) -> Recipe:
+def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
     """The parent's recipe with the new day among its sessions, and with calibration's own way of learning."""
     data = parent.data.model_copy(
-        update={"sessions": (*card.sessions, session), "max_sessions": None, "n_sessions": None}
+        update={"sessions": (*config.sessions, session), "max_sessions": None, "n_sessions": None}
     )
     layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
     rest = settings.other_lr_factor * settings.lr
@@ -62,7 +62,7 @@ def derive_recipe(parent: Recipe, card: ModelCard, session: str, settings: Calib
 
 def begin_with(model: Model, session: str, settings: Calibration) -> str:
     """The known session whose layer a new one begins as, or "mean"."""
-    return "mean" if settings.init == "mean" else nearest_session(session, model.card.sessions)
+    return "mean" if settings.init == "mean" else nearest_session(session, model.config.sessions)
 
 
 def fit_layer(
@@ -92,7 +92,7 @@ def fit_layer(
         settings.seed,
     )
     trials = (*new, *old) if mixing else tuple(new)
-    planned = PlannedBatches(store, trials, plan, model.card.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.wanted)
     train(training, training_batches(planned, 0, None, 0), None, device_of(model), watcher, stop)
     return model.eval()
 

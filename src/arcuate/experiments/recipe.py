@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,12 +14,14 @@ from pydantic import Field
 from arcuate.config import (
     Change,
     OneOfEach,
+    Overrides,
     Settings,
-    apply_override,
+    apply_overrides,
     diff,
     known_paths,
     merge,
     parse_settings,
+    to_tree,
 )
 from arcuate.errors import UserError
 from arcuate.run import Run
@@ -44,12 +46,16 @@ def recipe_names() -> list[str]:
     return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A packaged recipe by name, or a YAML file by path, with `key.sub=value` overrides applied."""
-    tree = resolve(name)
-    for override in overrides:
-        apply_override(tree, override)
-    return parse_recipe(tree, name, migrate=is_run_recipe(name))
+def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
+    """A packaged recipe by name, a YAML file or run folder by path, or a `Recipe`; with overrides applied."""
+    if isinstance(recipe, Recipe):
+        tree, name = to_tree(recipe), recipe.name
+    else:
+        name = str(recipe)
+        tree = resolve(name)
+    apply_overrides(tree, overrides)
+    migrate = not isinstance(recipe, Recipe) and is_run_recipe(name)
+    return parse_recipe(tree, name, migrate=migrate)
 
 
 def is_run_recipe(name: str) -> bool:
@@ -171,9 +177,13 @@ def ancestry(name: str) -> tuple[str, ...]:
     return tuple(place.name for place, _ in lineage(name))
 
 
-def official_ancestor(name: str) -> str | None:
-    """The official recipe at the root, or None; the recipe.yaml of a run is known by the name within it."""
-    place, tree = lineage(name)[-1]
+def official_ancestor(recipe: Recipe | str | Path) -> str | None:
+    """The official recipe at the root, or None. The recipe.yaml of a run is identified by the name it states."""
+    if isinstance(recipe, Recipe):
+        recipe = recipe.extends or recipe.name
+        if recipe not in recipe_names():
+            return None
+    place, tree = lineage(str(recipe))[-1]
     for candidate in (place.name, tree["name"]):
         if candidate in OFFICIAL:
             return str(candidate)

@@ -210,7 +210,7 @@ class Sweep:
 def open_study(sweep: Sweep) -> optuna.Study:
     """The study in the sweep folder, begun or gone on with; refuses the folder of another sweep."""
     recipe, store = sweep.load(), Store.open(sweep.data)
-    if not select(store, recipe.data, recipe.front_end.patch).validation:
+    if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
         raise UserError(f"{sweep.data} has no validation trials to judge by; set data.dev_fraction=0.1")
     facts_file = sweep.out / "sweep.json"
     if not (sweep.out / "locks" / "study").exists() and sweep.out.exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
 from arcuate.data.g2p import guess
 from arcuate.data.pronunciation import dictionary, dictionary_entries
 from arcuate.errors import UserError
@@ -61,7 +61,7 @@ class Lexicon:
                 raise UserError(
                     f"the pronunciation '{' '.join(names)}' of '{word}' has unknown or no phonemes"
                 )
-        return replace(_lexicon([*old, *new], self.classes, self.name), guessed=self.guessed)
+        return replace(make_lexicon([*old, *new], self.classes, self.name), guessed=self.guessed)
 
     def with_words(self, words: Iterable[str]) -> "Lexicon":
         """A lexicon with further words, pronounced as the dictionary has them, or as they are likely said."""
@@ -81,7 +81,7 @@ def open_lexicon(name: str | Path, classes: Sequence[str] = CLASSES) -> Lexicon:
 
 def default_lexicon() -> Lexicon:
     """The 134,860 pronunciations of the installed dictionary."""
-    return _lexicon(dictionary_entries(), CLASSES, "pocketsphinx")
+    return make_lexicon(dictionary_entries(), CLASSES, "pocketsphinx")
 
 
 def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
@@ -89,7 +89,7 @@ def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
 
     Variants may repeat the word or count up as `word(2)`; stress digits and `;;;` comments are left out.
     """
-    lexicon = _lexicon(_entries(path, classes), tuple(classes), path.name)
+    lexicon = make_lexicon(_entries(path, classes), tuple(classes), path.name)
     if not len(lexicon):
         raise UserError(f"{path} has no pronunciations; expected lines such as 'hello<tab>HH AH L OW'")
     return lexicon
@@ -138,7 +138,7 @@ def _check(path: Path, number: int, word: str, phones: list[str], known: frozens
     if known.issuperset(phones):
         return
     for phone in phones:
-        if phone in ("SIL", "BLANK"):
+        if phone in (SILENCE_NAME, BLANK_NAME):
             raise UserError(
                 f"{where}: {phone} in '{word}' is no phoneme of a word; leave it out, the search adds it"
             )
@@ -147,7 +147,7 @@ def _check(path: Path, number: int, word: str, phones: list[str], known: frozens
             raise UserError(f"{where}: unknown phoneme {phone[:40]!r} in '{word}'; known are {names}")
 
 
-def spelled_lexicon(
+def grapheme_lexicon(
     words: Iterable[str], classes: Sequence[str], name: str = "spelled"
 ) -> tuple[Lexicon, tuple[str, ...]]:
     """Words spelt in the characters of `classes`, and the words that cannot be spelt in them."""
@@ -158,10 +158,12 @@ def spelled_lexicon(
     entries = [(word, tuple(word)) for word in every if word not in left_out]
     if not entries:
         raise UserError(f"no word of {name} can be spelt with the classes {' '.join(classes)}")
-    return _lexicon(entries, tuple(classes), name), unspelt
+    return make_lexicon(entries, tuple(classes), name), unspelt
 
 
-def _lexicon(entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[str, ...], name: str) -> Lexicon:
+def make_lexicon(
+    entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[str, ...], name: str
+) -> Lexicon:
     """Entries to arrays, one by one; the same word with the same pronunciation counts once."""
     index = {label: i for i, label in enumerate(classes)}
     ids: dict[str, int] = {}

@@ -208,12 +208,12 @@ def make_setup(
     progress: Progress | None = None,
 ) -> AdaptationSetup:
     """Set up adaptation for streams, in which a trial's own input is not available before it is decoded."""
-    if search is not None and model.card.classes != CLASSES:
+    if search is not None and model.config.classes != CLASSES:
         raise UserError("adaptation with words needs the benchmark's classes; decode phonemes with lm=None")
     settings = settings.model_copy(update={"use_current_trial": False})
     labeller: Labeller = greedy
     if search is not None and settings.method == "replay":  # decodes past sentences in its own buffers
-        labeller = word_labeller(search.weighed(search.settings), chunk_frames=1)
+        labeller = word_labeller(search.with_settings(search.settings), chunk_frames=1)
     adapter = make_adapter(model, settings, augmentation, labeller)
     known = measure_confidence(adapter, store, progress) if store and settings.method != "none" else {}
     return AdaptationSetup(adapter, search, store, known)
@@ -252,9 +252,9 @@ def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Sto
     if data is None:
         return None
     store = data if isinstance(data, Store) else Store.open(data)
-    if store.n_channels != model.card.n_channels:
+    if store.n_channels != model.config.n_channels:
         raise UserError(
-            f"{store.path} has {store.n_channels} channels, but the model expects {model.card.n_channels}"
+            f"{store.path} has {store.n_channels} channels, but the model expects {model.config.n_channels}"
         )
     return store
 

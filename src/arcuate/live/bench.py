@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.data.trial import BIN_S
-from arcuate.decoding.config import Decoding
+from arcuate.data.trial import BIN_MS, BIN_SECONDS
+from arcuate.decoding.config import DecodingConfig
 from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.loading import check_method, load_decoder, open_replay
@@ -55,7 +55,7 @@ def bench_live(
     real_time: bool = True,
     lm: str | None = "default",
     lexicon: str = "default",
-    decoding: Decoding | str | Path | None = None,
+    decoding: DecodingConfig | str | Path | None = None,
     beam: int | None = None,
     data: str | Path | None = None,
     split: str = "val",
@@ -85,7 +85,7 @@ def bench_live(
     search = decoder.engine.search
     return LiveBenchmark(
         timings,
-        deadline_ms=20.0 * decoder.engine.model.card.settings.front_end.patch.stride,
+        deadline_ms=float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride),
         delay_ms=decoder.delay.total_ms,
         real_time=real_time,
         n_lexicon_words=len(search.words) if search else 0,
@@ -140,18 +140,18 @@ def time_stream(
     started = due
     gc.collect()
     gc.freeze()  # loaded objects stay, so the collector need not traverse them while frames are due
-    while n_bins * BIN_S < seconds:
+    while n_bins * BIN_SECONDS < seconds:
         bins, before = next(sentences)
         before()
         for row in bins:
-            due += BIN_S
+            due += BIN_SECONDS
             if real_time:
                 timings.n_late += wait_until(due)
             push_bin(decoder, row, timings)
             n_bins += 1
             if progress and n_bins % 50 == 0:
-                progress(min(round(n_bins * BIN_S), round(seconds)), round(seconds), "replaying")
-            if n_bins * BIN_S >= seconds:
+                progress(min(round(n_bins * BIN_SECONDS), round(seconds)), round(seconds), "replaying")
+            if n_bins * BIN_SECONDS >= seconds:
                 break
         clock = time.perf_counter()
         decoder.finish()
@@ -205,7 +205,7 @@ def wait_until(due: float) -> bool:
     left = due - time.perf_counter()
     if left > 0:
         time.sleep(left)
-    return left < -BIN_S
+    return left < -BIN_SECONDS
 
 
 def replay_sentences(decoder: StreamingDecoder, replay: ReplayTrials) -> Iterator[Sentence]:

@@ -12,9 +12,9 @@ from arcuate.adaptation.state import SessionState
 from arcuate.data.readers.source import safe_name
 from arcuate.data.statistics import Moments, Statistics, signed_log
 from arcuate.data.store import Store
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.decoder import as_batch
-from arcuate.decoding.frame_scores import check_frames
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.decoder import batch_statistics
+from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordState
@@ -45,7 +45,7 @@ class Partial:
 
 @dataclass(frozen=True, eq=False)
 class _SentenceState:
-    """Decoding state within a sentence; immutable."""
+    """DecodingConfig state within a sentence; immutable."""
 
     model: State
     words: WordState | None
@@ -66,10 +66,10 @@ class StreamingDecoder:
         self, engine: Engine, session: str | None = None, statistics: Statistics | None = None
     ) -> None:
         self.engine = engine
-        self._past = _initial_statistics(None, engine.model.card.n_channels)
+        self._past = _initial_statistics(None, engine.model.config.n_channels)
         self._now: _SentenceState
         self._statistics: Statistics | None = None
-        self.session = session or engine.model.card.sessions[-1]
+        self.session = session or engine.model.config.sessions[-1]
         self.adapter: StreamAdapter | None = None
         if engine.adaptation is not None:
             self.check_session(self.session)
@@ -83,7 +83,7 @@ class StreamingDecoder:
         *,
         lm: str | None = "default",
         lexicon: str = "default",
-        decoding: Decoding | None = None,
+        decoding: DecodingConfig | None = None,
         session: str | None = None,
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
@@ -106,7 +106,7 @@ class StreamingDecoder:
         (default: the run's own); their trials are decoded first, which `progress` reports.
         """
         model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
-        search = None if lm is None else load_search(model, lm, lexicon, decoding or Decoding())
+        search = None if lm is None else load_search(model, lm, lexicon, decoding or DecodingConfig())
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
         engine = make_engine(model, search, None if llm is None else load_rescorer(llm))
@@ -122,11 +122,11 @@ class StreamingDecoder:
 
     @property
     def n_channels(self) -> int:
-        return self.engine.model.card.n_channels
+        return self.engine.model.config.n_channels
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        return self.engine.model.card.sessions
+        return self.engine.model.config.sessions
 
     @property
     def delay(self) -> ModelDelay:
@@ -170,7 +170,7 @@ class StreamingDecoder:
 
     def push_log_probs(self, log_probs: np.ndarray) -> Partial:
         """Decode frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
-        frames = check_frames(log_probs, self.engine.model.card.classes)
+        frames = check_log_probs(log_probs, self.engine.model.config.classes)
         self._advance(torch.from_numpy(frames)[None], self._now.model, None)
         return self.partial()
 
@@ -185,7 +185,7 @@ class StreamingDecoder:
         if search is None or now.words is None:
             return Partial(tuple(self._phonemes()), 0, now.n_frames, now.new_frames)
         with self.engine.lock:
-            words, n_settled = search.partial(now.words), search.settled(now.words)
+            words, n_settled = search.partial(now.words), search.n_settled(now.words)
         return Partial(tuple(words), n_settled, now.n_frames, now.new_frames)
 
     def nbest(self, n: int) -> list[Hypothesis]:
@@ -274,7 +274,7 @@ class StreamingDecoder:
 
     @property
     def _normalises(self) -> bool:
-        return self.engine.model.card.settings.front_end.normalise != "none"
+        return self.engine.model.config.settings.front_end.normalise != "none"
 
     @property
     def _uses_running_statistics(self) -> bool:
@@ -282,7 +282,7 @@ class StreamingDecoder:
 
     @property
     def _no_frames(self) -> np.ndarray:
-        return np.empty((0, len(self.engine.model.card.classes)), np.float32)
+        return np.empty((0, len(self.engine.model.config.classes)), np.float32)
 
     @property
     def _device(self) -> torch.device:
@@ -298,7 +298,7 @@ class StreamingDecoder:
             self._model, session = self.adapter.model(self._base, self._state), 0
         else:
             self._model, session = self._base, self.sessions.index(self.session)
-        state = self._model.start(session, as_batch(statistics, self._device))
+        state = self._model.start(session, batch_statistics(statistics, self._device))
         self._now = _SentenceState(state, engine.search.start() if engine.search else None, self._no_frames)
 
     def _advance(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
@@ -318,7 +318,7 @@ class StreamingDecoder:
     def _update_statistics(self) -> None:
         """Add the finished sentence to the running statistics; bins older than `rolling_bins` fade out."""
         if self._uses_running_statistics and self._now.bins:
-            front_end = self.engine.model.card.settings.front_end
+            front_end = self.engine.model.config.settings.front_end
             bins, past, limit = np.concatenate(self._now.bins), self._past, front_end.rolling_bins
             share = min(1.0, limit / max(past.n_bins, 1))
             faded = replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, limit))
@@ -328,7 +328,7 @@ class StreamingDecoder:
         return tuple(greedy(self.log_probs()))
 
     def _phonemes(self) -> list[str]:
-        return [self.engine.model.card.classes[token] for token in self._tokens()]
+        return [self.engine.model.config.classes[token] for token in self._tokens()]
 
     def _greedy_hypothesis(self) -> Hypothesis:
         best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
@@ -354,7 +354,7 @@ def _initial_statistics(statistics: Statistics | None, n_channels: int) -> Momen
 def warm_up(engine: Engine) -> None:
     """Run everything that is slow the first time."""
     if engine.search is not None:
-        engine.search.warm()
+        engine.search.warm_up()
     stream = StreamingDecoder(engine)
     for _ in range(40):
         stream.push(np.zeros((1, stream.n_channels), np.float32))

@@ -10,7 +10,7 @@ from rapidfuzz.distance import Levenshtein
 
 from arcuate.data.alphabet import BLANK
 from arcuate.data.text import normalise_text
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import Partial, StreamingDecoder
@@ -41,8 +41,8 @@ class Endpointer:
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
-        self._stride = decoder.engine.model.card.settings.front_end.patch.stride
-        self._frame_s = self._stride * BIN_S
+        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
+        self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
         self._is_open = not settings.start.closed
         self._published: str | None = None  # last published state
@@ -120,7 +120,7 @@ class Endpointer:
         endpoints = self.settings.endpoints
         decodes = self._is_open or self.settings.start.phrase is not None
         self.state = "closed" if not decodes else "listening" if endpoints.enabled else "speaking"
-        self._pre_roll: deque[np.ndarray] = deque(maxlen=max(1, round(endpoints.pre_roll_s / BIN_S)))
+        self._pre_roll: deque[np.ndarray] = deque(maxlen=max(1, round(endpoints.pre_roll_s / BIN_SECONDS)))
         self._speech: deque[bool] = deque(maxlen=max(endpoints.onset_frames, round(_ONSET_S / self._frame_s)))
         self._n_silent = 0
         self._shown: tuple[tuple[str, ...], int] = ((), 0)
@@ -174,7 +174,7 @@ class Endpointer:
         for is_speech in speech:
             self._n_silent = 0 if is_speech else self._n_silent + 1
         is_silent = self._n_silent * self._frame_s >= endpoints.silence_s
-        if is_silent or self.decoder.n_bins * BIN_S >= endpoints.max_s:
+        if is_silent or self.decoder.n_bins * BIN_SECONDS >= endpoints.max_s:
             self._finish()
 
     # --- events -------------------------------------------------------------------------------------------

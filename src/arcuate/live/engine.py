@@ -7,23 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import SILENCE
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import arrange
+from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.word_search.search import WordSearch, word_search
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.lists import CandidateList
 from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
 from arcuate.evaluation.rescoring.nbest import Blend, NBest
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.open import open_model
+from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
 from arcuate.live.latency import ModelDelay, model_delay
 from arcuate.models.interfaces import refuse_both_ways
 from arcuate.models.model import Model, outline
-
-_BOUNDARY_CLASSES = ("SIL", "|", ">", "<space>", " ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +69,12 @@ class Engine:
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
     """Prepare a model for streaming; it must be causal."""
-    refuse_both_ways(model.card.settings.encoder.causal)
+    refuse_both_ways(model.config.settings.encoder.causal)
     model = model.eval().requires_grad_(False)
-    per_block = model.card.settings.front_end.normalise == "block"
-    names = model.card.classes
-    columns, _ = arrange(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-    silence = names.index("SIL") if "SIL" in names else SILENCE if len(names) > SILENCE else -1
+    per_block = model.config.settings.front_end.normalise == "block"
+    names = model.config.classes
+    columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
+    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
     return Engine(
         model,
         _with_rolling_normalisation(model) if per_block else model,
@@ -91,20 +89,19 @@ def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | No
 
 def _with_rolling_normalisation(model: Model) -> Model:
     """Return a model with the same weights that normalises causally, for models trained on complete blocks."""
-    settings = model.card.settings
+    settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
-    card = model.card.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
+    card = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
     rolling = outline(card)
     rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return rolling.eval()
 
 
-def load_search(model: Model, lm: str, lexicon: str, decoding: Decoding) -> WordSearch:
+def load_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -> WordSearch:
     """Create the word search of `arcuate decode` over the classes of a model."""
-    names = model.card.classes
-    _, classes = arrange(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    names = model.config.classes
+    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} has other classes than the model; give one with the same classes")
-    has_boundary = classes[-1] in _BOUNDARY_CLASSES
-    return word_search(words, ngram, decoding, boundary=len(classes) - 1 if has_boundary else -1)
+    return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))

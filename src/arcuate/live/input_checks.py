@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.live.config import Faults
 from arcuate.live.messages import Chunk
 
@@ -66,7 +66,7 @@ class InputValidator:
 
     def _check_restart(self, first: int | None) -> tuple[Fault, ...]:
         """A restarted source counts from 0 again; its bins must not be dropped as repeats."""
-        if first is None or self._next is None or (self._next - first) * BIN_S <= _RESTART_S:
+        if first is None or self._next is None or (self._next - first) * BIN_SECONDS <= _RESTART_S:
             return ()
         message = f"bin numbers restarted at {first} after {self._next - 1}"
         self.reset()
@@ -109,12 +109,12 @@ class InputValidator:
             missing = 0 if self._next is None else max(0, chunk.first - self._next)
             self._next = chunk.first + len(chunk.bins)
         if chunk.time_s is not None and abs(chunk.time_s) < _MAX_TIME_S:
-            late_s = 0.0 if self._time_s is None else chunk.time_s - self._time_s - n_bins * BIN_S
+            late_s = 0.0 if self._time_s is None else chunk.time_s - self._time_s - n_bins * BIN_SECONDS
             self._time_s = chunk.time_s
-            if late_s < -max(self.settings.tolerance_s, n_bins * BIN_S):
+            if late_s < -max(self.settings.tolerance_s, n_bins * BIN_SECONDS):
                 faults = (Fault("clock", f"the clock jumped back by {-late_s:.2f} s", "hold"),)
             elif chunk.first is None and late_s > self.settings.tolerance_s:
-                missing = max(1, round(late_s / BIN_S))
+                missing = max(1, round(late_s / BIN_SECONDS))
         return missing, faults
 
     def _fill_gap(
@@ -122,8 +122,8 @@ class InputValidator:
     ) -> ValidatedBins:
         settings = self.settings
         if missing:
-            action = "reset" if missing * BIN_S > settings.max_gap_s else settings.gap
-            faults = (*faults, Fault("gap", f"{missing * BIN_S:.2f} s of bins are missing", action))
+            action = "reset" if missing * BIN_SECONDS > settings.max_gap_s else settings.gap
+            faults = (*faults, Fault("gap", f"{missing * BIN_SECONDS:.2f} s of bins are missing", action))
             ends_sentence = ends_sentence or action == "reset"
             if action != "reset":
                 filler = self._last if action == "hold" else np.zeros_like(self._last)

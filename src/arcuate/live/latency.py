@@ -7,12 +7,10 @@ import numpy as np
 import torch
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.frames import count_frames
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_MS
 from arcuate.models.model import Model
 
 _RECENT_FRAMES = 2000  # over which the quantiles on the page are taken
-_BIN_MS = 1000 * BIN_S
 
 
 @dataclass(eq=False)
@@ -59,17 +57,18 @@ class ModelDelay:
 
 def model_delay(model: Model) -> ModelDelay:
     """Delay of a model: smoothing and stride from its settings, the encoder by measurement."""
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     lookahead = model.front_end.right
-    encoder_bins = max(0, _measure_delay(model) - lookahead)
-    return ModelDelay(lookahead * _BIN_MS, (patch.stride - 1) * _BIN_MS, encoder_bins * _BIN_MS)
+    encoder = max(0, _measure_delay(model) - lookahead)
+    smoothing_ms, patch_ms, encoder_ms = (float(n * BIN_MS) for n in (lookahead, patch.stride - 1, encoder))
+    return ModelDelay(smoothing_ms, patch_ms, encoder_ms)
 
 
 def _measure_delay(model: Model) -> int:
     """Largest number of bins between the last bin of a patch and its frame, over a stream of zeros."""
-    patch = model.card.settings.front_end.patch
+    patch = model.config.settings.front_end.patch
     device = model.head.weight.device
-    zeros = torch.zeros(1, model.card.n_channels, device=device)
+    zeros = torch.zeros(1, model.config.n_channels, device=device)
     statistics = BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=device))
     state, n_out, delay = model.start(0, statistics), 0, 0
     with torch.inference_mode():
@@ -78,7 +77,7 @@ def _measure_delay(model: Model) -> int:
             for frame in range(n_out, n_out + outputs.frames.shape[1]):
                 delay = max(delay, n_in - (frame * patch.stride + patch.bins))
             n_out += outputs.frames.shape[1]
-            due = count_frames(n_in, patch.bins, patch.stride) if n_in >= patch.bins else 0
+            due = patch.count_frames(n_in) if n_in >= patch.bins else 0
             if due > n_out:  # still held back
                 delay = max(delay, n_in - (n_out * patch.stride + patch.bins))
     return delay

@@ -7,7 +7,7 @@ from arcuate.adaptation.config import METHODS, Adaptation
 from arcuate.adaptation.evaluate import recording_order
 from arcuate.adaptation.known_sessions import log_new_sessions
 from arcuate.data.store import Store
-from arcuate.decoding.config import Decoding
+from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import read_weights
 from arcuate.live.decoder import StreamingDecoder
@@ -21,7 +21,7 @@ def load_decoder(
     *,
     lm: str | None,
     lexicon: str,
-    decoding: Decoding | str | Path | None,
+    decoding: DecodingConfig | str | Path | None,
     beam: int | None,
     session: str | None,
     adapt: str | Adaptation | None,
@@ -31,8 +31,8 @@ def load_decoder(
 ) -> StreamingDecoder:
     """Load a decoder; `decoding` may be a file of `arcuate tune`, and `beam` overrides its beam."""
     if decoding is None:
-        decoding = Decoding()
-    elif not isinstance(decoding, Decoding):
+        decoding = DecodingConfig()
+    elif not isinstance(decoding, DecodingConfig):
         decoding = read_weights(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
@@ -72,7 +72,7 @@ def open_replay(
         raise UserError(
             f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}"
         )
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     adapts = decoder.adapter is not None
     sessions = store.sessions if adapts else decoder.sessions
     chosen_split = None if split == "all" else split

@@ -19,7 +19,7 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.known_sessions import log_missing_reference
 from arcuate.data.readers.source import safe_name
 from arcuate.data.sessions import nearest_session
-from arcuate.decoding.config import Decoding
+from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.live.access import Access, is_local, make_access
 from arcuate.live.config import LiveSettings
@@ -80,7 +80,7 @@ class PreparedServer:
         sys.setswitchinterval(0.001)  # bounds how long the decoding thread waits for other threads
         gc.collect()
         gc.freeze()  # loaded objects stay, so the collector need not traverse them while frames are due
-        logger.info("open %s  (Ctrl-C to stop)", self.url)
+        logger.info(f"open {self.url}  (Ctrl-C to stop)")
         config = uvicorn.Config(
             make_app(self.live),
             host=self.host,
@@ -103,7 +103,7 @@ class PreparedServer:
         trials = f"its sentences are trials of {store}" if store.exists() else "it has no sentences"
         if recorder.error is not None:
             raise UserError(f"{recorder.error}; {trials}")
-        logger.info("recorded in %s; %s", recorder.folder, trials)
+        logger.info(f"recorded in {recorder.folder}; {trials}")
         return ServeResult(n_sentences, recorder.folder, store if store.exists() else None)
 
 
@@ -121,7 +121,7 @@ def prepare_server(
     token: str | None = None,
     lm: str | None = "default",
     lexicon: str = "default",
-    decoding: Decoding | str | Path | None = None,
+    decoding: DecodingConfig | str | Path | None = None,
     beam: int | None = None,
     llm: str | Path | None = None,
     data: str | Path | None = None,
@@ -247,7 +247,7 @@ def _check_port(host: str, port: int) -> None:
 
 def _seed_statistics(decoder: StreamingDecoder, run: Path, data: str | Path) -> None:
     """Start running statistics with those of the session's last block, if the store has it."""
-    front_end = decoder.engine.model.card.settings.front_end
+    front_end = decoder.engine.model.config.settings.front_end
     if front_end.normalise == "none":
         return
     store = open_store(run, data)

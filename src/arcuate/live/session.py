@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.trial import BIN_MS
 from arcuate.errors import UserError
 from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.config import LiveSettings
@@ -52,8 +53,8 @@ class LiveSession:
         self.subscribers: list[Publish] = []  # further receivers of events, such as Redis
         self.recorder = recorder
         self.error: str | None = None
-        self._stride = decoder.engine.model.card.settings.front_end.patch.stride
-        self.latency = LatencyMeter(deadline_ms=20.0 * self._stride)
+        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
+        self.latency = LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
         self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
         self._validator = InputValidator(decoder.n_channels, settings.faults)
         self._visualisation = Visualisation(decoder.n_channels)

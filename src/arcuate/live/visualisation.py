@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.arrays import layout_of_session, list_arrays, list_features
+from arcuate.data.trial import BIN_MS, BIN_SECONDS
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Source
@@ -15,8 +17,6 @@ _RASTER, _POSTERIORS = 1, 2  # kinds of binary messages
 _HEADER = struct.Struct("<BxHIHH")  # kind, padding, 0, bin number, rows, columns
 _DECAY = 0.998  # per bin: channels are compared with their last 10 s
 _GREY_PER_SD = 28.0
-_T15_ARRAYS = ("ventral 6v", "area 4", "55b", "dorsal 6v")
-_T12_ARRAYS = ("6v superior", "6v inferior")
 
 
 class Visualisation:
@@ -55,10 +55,10 @@ def model_info(decoder: StreamingDecoder, source: Source | None, settings: LiveS
     return {
         "n_channels": decoder.n_channels,
         "features": _channel_layout(decoder.n_channels, decoder.sessions[-1]) if has_bins else [],
-        "classes": list(engine.model.card.classes),
+        "classes": list(engine.model.config.classes),
         "sessions": list(decoder.sessions),
         "session": decoder.session,
-        "frame_ms": 20 * engine.model.card.settings.front_end.patch.stride,
+        "frame_ms": BIN_MS * engine.model.config.settings.front_end.patch.stride,
         "delay_ms": {
             "smoothing": delay.smoothing_ms,
             "patch": delay.patch_ms,
@@ -74,17 +74,16 @@ def model_info(decoder: StreamingDecoder, source: Source | None, settings: LiveS
 
 def _channel_layout(n_channels: int, session: str) -> list[dict[str, Any]]:
     """Threshold crossings and spike-band power by array, in the order of both releases."""
-    names = _T12_ARRAYS if session.startswith("t12") else _T15_ARRAYS
-    half = n_channels // 2
-    if n_channels % 2 or half % len(names):
-        return [{"name": "channels", "arrays": [{"name": "all", "first": 0, "n": n_channels}]}]
-    size = half // len(names)
+    arrays = list_arrays(layout_of_session(session), n_channels)
     return [
         {
-            "name": kind,
-            "arrays": [{"name": name, "first": start + i * size, "n": size} for i, name in enumerate(names)],
+            "name": feature.name,
+            "arrays": [
+                {"name": a.name, "first": feature.channels[a.electrodes.start], "n": len(a.electrodes)}
+                for a in arrays
+            ],
         }
-        for kind, start in (("threshold crossings", 0), ("spike-band power", half))
+        for feature in list_features(n_channels)
     ]
 
 
@@ -96,7 +95,7 @@ def _replay_trials(replay: Replay) -> list[dict[str, Any]]:
             "number": t.number,
             "split": t.split,
             "text": t.text,
-            "s": t.n_bins * 0.02,
+            "s": t.n_bins * BIN_SECONDS,
         }
         for t in replay.trials.trials
     ]

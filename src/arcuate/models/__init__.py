@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from arcuate.models.model import Model as Model
     from arcuate.models.ssm import SSM as SSM
 
-HOMES = {"Model": "model", "load_model": "files", "GRU": "gru", "SSM": "ssm"}
+HOMES = {"Model": "model", "load_model": "io", "GRU": "gru", "SSM": "ssm"}
 __all__ = ["GRU", "SSM", "Model", "load_model"]
 
 

@@ -1,14 +1,36 @@
 """Settings of the model: everything deterministic between stored bins and token scores."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from arcuate.config import Settings
 from arcuate.data.config import Wanted
-from arcuate.data.frames import Patch
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+Count = TypeVar("Count")
+
+
+class Patch(Settings):
+    """How many bins make a frame, and how far apart frames are."""
+
+    bins: int = Field(14, ge=1, le=200, description="Bins in one frame.")
+    stride: int = Field(4, ge=1, le=200, description="Bins from one frame to the next.")
+
+    @model_validator(mode="after")
+    def _no_gaps(self) -> "Patch":
+        if self.stride > self.bins:
+            raise ValueError("stride must not exceed bins: the bins between two patches would be ignored")
+        return self
+
+    def count_frames(self, n_bins: Count) -> Count:
+        """floor((max(T, k) - k) / s) + 1 for an int, an array or a tensor of lengths T.
+
+        A trial shorter than one patch is padded to it, so every trial has at least one frame.
+        """
+        beyond: Any = n_bins - self.bins  # type: ignore[operator]
+        n_frames: Count = (beyond * (beyond > 0)) // self.stride + 1
+        return n_frames
 
 
 class Smoothing(Settings):
@@ -137,7 +159,7 @@ class TransformerEncoder(Settings):
 
 
 def _gru_unless_named(value: Any) -> Any:
-    """Cards and recipes written when there was one kind need not name it."""
+    """Configs and recipes written when there was one kind need not name it."""
     return {"kind": "gru", **value} if isinstance(value, dict) else value
 
 
@@ -198,7 +220,7 @@ class ModelSettings(Settings):
     output_init: Literal["default", "xavier"] = "default"
 
 
-class ModelCard(Settings):
+class ModelConfig(Settings):
     """What a checkpoint says about its model: with it, loading needs a path and nothing else."""
 
     settings: ModelSettings
@@ -207,7 +229,7 @@ class ModelCard(Settings):
     classes: tuple[str, ...] = Field(min_length=2, max_length=10_000)
 
     @model_validator(mode="after")
-    def _sessions_unique(self) -> "ModelCard":
+    def _sessions_unique(self) -> "ModelConfig":
         if len(set(self.sessions)) != len(self.sessions):
             raise ValueError("sessions must be distinct")
         return self

@@ -5,7 +5,6 @@ Time runs along the second axis as everywhere else, so that nothing is transpose
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.frames import count_frames as frames_of
 from arcuate.models.config import ChannelGate, ConvStem, Patch, Smoothing
 from arcuate.models.config import FrontEnd as FrontEndSettings
 from arcuate.models.session_layer import SessionLayer
@@ -123,14 +121,7 @@ class Gate(nn.Module):
 
 # From stored bins to the bins an encoder reads: normalisation, smoothing, session layer, frame count.
 
-Count = TypeVar("Count", int, Tensor)
 BAND = 32  # bins smoothed by one product
-
-
-def count_frames(n_bins: Count, patch: Patch) -> Count:
-    """Frames of a trial that is zero-padded to one patch where it is shorter."""
-    frames: Count = frames_of(n_bins, patch.bins, patch.stride)
-    return frames
 
 
 @dataclass(frozen=True)
@@ -285,7 +276,7 @@ class FrontEnd(nn.Module):
     def cut(self, state: FrontEndState, fresh: Tensor) -> tuple[Tensor, FrontEndState]:
         """The bins of all complete patches (none: shorter than a patch), and what later ones still need."""
         ready, patch = torch.cat([state.ready, fresh], dim=1), self.settings.patch
-        n_frames = count_frames(ready.shape[1], patch) if ready.shape[1] >= patch.bins else 0
+        n_frames = patch.count_frames(ready.shape[1]) if ready.shape[1] >= patch.bins else 0
         return ready, replace(state, ready=ready[:, n_frames * patch.stride :])
 
 
@@ -301,7 +292,7 @@ def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
 
 def project_patches(bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
     """Patches times weight, without writing the patches out. (B, T, C), (D, bins * C) -> (F, B, D)"""
-    if not torch.is_grad_enabled() and count_frames(bins.shape[1], patch) <= FEW:
+    if not torch.is_grad_enabled() and patch.count_frames(bins.shape[1]) <= FEW:
         return F.linear(cut_patches(bins, patch), weight, bias).transpose(0, 1)
     projected: Tensor = _ProjectPatches.apply(bins, weight, bias, patch)  # (F * B, D)
     return projected.view(-1, bins.shape[0], weight.shape[0])
@@ -313,7 +304,7 @@ class _ProjectPatches(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
         n_trials, n_bins, n_channels = bins.shape
-        n_frames = count_frames(n_bins, patch)
+        n_frames = patch.count_frames(n_bins)
         n_strides = n_frames - 1 + -(-patch.bins // patch.stride)
         bins = F.pad(bins, (0, 0, 0, n_strides * patch.stride - n_bins))
         strides = bins.view(n_trials, n_strides, -1).transpose(0, 1).flatten(0, 1)  # (strides * B, sC)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from arcuate.models.config import GRUEncoder, Patch
-from arcuate.models.front_end import count_frames, cut_patches, project_patches
+from arcuate.models.front_end import cut_patches, project_patches
 from arcuate.models.interfaces import refuse_both_ways
 
 
@@ -136,7 +136,7 @@ class GRU(nn.Module):
                 return self.layered(bins.to(state.dtype), n_frames, state, layers)
         held = None
         if self.settings.bidirectional and n_frames is not None:
-            length = count_frames(bins.shape[1], self.patch)
+            length = self.patch.count_frames(bins.shape[1])
             if bool((n_frames < length).any()):
                 held = torch.arange(length)[:, None] >= n_frames  # (F, B)
         x, last, inner = bins, [], {}
@@ -156,7 +156,7 @@ class GRU(nn.Module):
     def step(self, state: Tensor, bins: Tensor, done: Ahead | None = None) -> tuple[Tensor, Tensor]:
         """The frames that these bins complete, and the state after them; `done` is what `ahead` gave."""
         refuse_both_ways(self.settings.causal)
-        one = len(bins) == 1 and count_frames(bins.shape[1], self.patch) == 1
+        one = len(bins) == 1 and self.patch.count_frames(bins.shape[1]) == 1
         if one and not torch.is_grad_enabled():
             return step_one(self.gru, self.patch.bins, state, bins, done)
         return self(bins, None, state)

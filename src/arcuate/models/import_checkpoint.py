@@ -23,7 +23,7 @@ from arcuate.errors import UserError
 from arcuate.models.config import (
     FrontEnd,
     GRUEncoder,
-    ModelCard,
+    ModelConfig,
     ModelSettings,
     Patch,
     SessionLayer,
@@ -52,9 +52,9 @@ T12 = tuple(
 
 @dataclass(frozen=True)
 class Foreign:
-    """A checkpoint read and understood: the card it amounts to and its tensors under our names."""
+    """A checkpoint read and understood: the config it amounts to and its tensors under our names."""
 
-    card: ModelCard
+    config: ModelConfig
     weights: dict[str, Tensor]
     ignored: tuple[str, ...]
     facts: dict[str, float]
@@ -76,7 +76,7 @@ def import_checkpoint(path: Path, out: Path, kind: str, sessions: Sequence[str] 
         raise UserError(
             f"{path} describes a model that cannot be built ({where}: {first['msg']})."
         ) from error
-    model = outline(foreign.card)
+    model = outline(foreign.config)
     for name, tensor in model.state_dict().items():
         if foreign.weights[name].shape != tensor.shape:
             found, wanted = tuple(foreign.weights[name].shape), tuple(tensor.shape)
@@ -128,9 +128,9 @@ def read_nejm(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="xavier")
     names = sessions if sessions is not None else args.find("dataset.sessions")
-    card = _make_card(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
+    config = _make_config(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
     facts = {name.lower(): _number(content[name]) for name in ("val_PER", "val_loss") if name in content}
-    return Foreign(card, weights, tensors.leave(()), facts)
+    return Foreign(config, weights, tensors.leave(()), facts)
 
 
 def read_cffan(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
@@ -177,8 +177,8 @@ def read_cffan(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="default")
     names = sessions or (T12 if n_sessions == len(T12) else [f"session-{i:02d}" for i in range(n_sessions)])
-    card = _make_card(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
-    return Foreign(card, weights, tensors.leave(("inpLayer",)), {})
+    config = _make_config(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
+    return Foreign(config, weights, tensors.leave(("inpLayer",)), {})
 
 
 def _read_gru(
@@ -214,9 +214,9 @@ def _nejm_taps(sd: float, size: int) -> int:
     return sum(weight / sum(raw) > 0.01 for weight in raw)
 
 
-def _make_card(
+def _make_config(
     file: Path, settings: ModelSettings, n_channels: int, sessions: Any, n_sessions: int, n_classes: int
-) -> ModelCard:
+) -> ModelConfig:
     if not isinstance(sessions, Sequence) or not all(isinstance(name, str) for name in sessions):
         raise UserError(
             f"{file.parent / 'args.yaml'} does not list dataset.sessions; name the sessions yourself."
@@ -230,7 +230,7 @@ def _make_card(
             f"{file} has {n_sessions} session layers but {len(set(sessions))} distinct sessions are named; "
             "name them all, in order."
         )
-    return ModelCard(settings=settings, n_channels=n_channels, sessions=tuple(sessions), classes=CLASSES)
+    return ModelConfig(settings=settings, n_channels=n_channels, sessions=tuple(sessions), classes=CLASSES)
 
 
 def _find(path: Path, candidates: Sequence[Path]) -> Path:

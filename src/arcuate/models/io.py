@@ -1,4 +1,4 @@
-"""A model on disk: `model.json` is its card, `model.safetensors` its weights; loading needs nothing else."""
+"""A model on disk: `model.json` is its config, `model.safetensors` its weights; loading needs nothing else."""
 
 import errno
 import hashlib
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arcuate.errors import UserError
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, outline
 
 CARD = "model.json"
@@ -31,7 +31,7 @@ def save_model(folder: Path, model: Model) -> None:
     save_tensors(weights, partial)
     os.replace(partial, folder / WEIGHTS)
     partial = folder / f"{CARD}.partial"
-    partial.write_text(json.dumps(model.card.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(model.config.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     os.replace(partial, folder / CARD)
 
 
@@ -47,9 +47,9 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def load_model(folder: Path) -> Model:
     """The model of a folder, ready to read trials; nothing in the files is trusted before it is checked."""
-    card = load_card(folder)
+    config = load_model_config(folder)
     refuse_damage(folder)
-    model = outline(card)
+    model = outline(config)
     weights = _load_weights(
         folder / WEIGHTS, {name: tuple(t.shape) for name, t in model.state_dict().items()}
     )
@@ -84,7 +84,7 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load_card(folder: Path) -> ModelCard:
+def load_model_config(folder: Path) -> ModelConfig:
     path = folder / CARD
     if not path.is_file():
         raise UserError(
@@ -92,13 +92,13 @@ def load_card(folder: Path) -> ModelCard:
         )
     try:
         if path.stat().st_size > MAX_CARD_BYTES:
-            raise UserError(f"{path} is too large to be a model card; restore the file from its source.")
-        return ModelCard.model_validate_json(path.read_bytes())
+            raise UserError(f"{path} is too large to be a model config; restore the file from its source.")
+        return ModelConfig.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise UserError(
-            f"{path} is not a model card ({where}: {first['msg']}); restore the file from its source."
+            f"{path} is not a model config ({where}: {first['msg']}); restore the file from its source."
         ) from error
 
 
@@ -110,14 +110,14 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             if wrong := sorted(found.keys() ^ shapes.keys()):
                 raise UserError(
-                    f"{path} does not hold the weights of its card ({wrong[0]} is "
+                    f"{path} does not hold the weights of its config ({wrong[0]} is "
                     f"{'unknown' if wrong[0] in found else 'missing'}); import or train the model again."
                 )
             for name, shape in shapes.items():
                 kind, size = found[name].get_dtype(), tuple(found[name].get_shape())
                 if size != shape or kind not in DTYPES:
                     raise UserError(
-                        f"{path}: {name} is {kind} {size} where its card says floats {shape}; import or "
+                        f"{path}: {name} is {kind} {size} where its config says floats {shape}; import or "
                         "train the model again."
                     )
             weights = {name: file.get_tensor(name).float() for name in shapes}

@@ -1,4 +1,4 @@
-"""Model: everything deterministic between stored bins and token scores, with the card that describes it."""
+"""Model: everything deterministic between stored bins and token scores, with the config that describes it."""
 
 import copy
 from collections.abc import Collection
@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.config import GRUEncoder, ModelCard, ModelSettings, SSMEncoder, TransformerEncoder
+from arcuate.models.config import GRUEncoder, ModelConfig, ModelSettings, SSMEncoder, TransformerEncoder
 from arcuate.models.denoiser import Denoiser, DenoiserState
-from arcuate.models.front_end import FrontEnd, FrontEndState, count_frames, normalise
+from arcuate.models.front_end import FrontEnd, FrontEndState, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.interfaces import EncoderState, Flow, Outputs, refuse_both_ways
 from arcuate.models.mode import ModeState, SpeakingMode
@@ -44,20 +44,20 @@ class Model(nn.Module):
     halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
     """
 
-    def __init__(self, card: ModelCard) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.card = card
-        settings = card.settings
+        self.config = config
+        settings = config.settings
         causal = settings.encoder.causal
-        self.front_end = FrontEnd(settings.front_end, card.n_channels, len(card.sessions), causal)
-        self.encoder = make_encoder(settings, card.n_channels)
-        self.head = nn.Linear(self.encoder.n_outputs, len(card.classes))
+        self.front_end = FrontEnd(settings.front_end, config.n_channels, len(config.sessions), causal)
+        self.encoder = make_encoder(settings, config.n_channels)
+        self.head = nn.Linear(self.encoder.n_outputs, len(config.classes))
         self.transducer: Transducer | None = None
         if settings.transducer.enabled:
-            self.transducer = Transducer(settings.transducer, self.encoder.n_outputs, len(card.classes))
+            self.transducer = Transducer(settings.transducer, self.encoder.n_outputs, len(config.classes))
         self.mode: SpeakingMode | None = None
         if settings.mode.enabled:
-            self.mode = SpeakingMode(settings.mode, settings.front_end.patch, card.n_channels, causal)
+            self.mode = SpeakingMode(settings.mode, settings.front_end.patch, config.n_channels, causal)
         self.denoiser: Denoiser | None = None
         if settings.denoiser.enabled:
             self.denoiser = Denoiser(settings.denoiser, self.encoder.n_outputs, causal)
@@ -75,9 +75,9 @@ class Model(nn.Module):
         return self.encode(self.normalise(bins, statistics), n_bins, session, tokens)
 
     def normalise(self, bins: Tensor, statistics: BatchStatistics | None = None) -> Tensor:
-        """Source bins to normalised bins, as the card says. (B, T, C)"""
+        """Source bins to normalised bins, as the config says. (B, T, C)"""
         self._check(bins, statistics)
-        return normalise(bins, statistics, self.card.settings.front_end)[0]
+        return normalise(bins, statistics, self.config.settings.front_end)[0]
 
     def encode(
         self,
@@ -95,7 +95,7 @@ class Model(nn.Module):
         denoiser is led towards what the encoder makes of them. `layers` of the encoder (1 = the first) are read by
         the same head, for losses on the way.
         """
-        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         mode = self._tell_mode(bins if clean is None else clean, n_bins)
         frames, inner = self._frames(bins, n_bins, session, mode, layers)
         flow = None
@@ -110,7 +110,7 @@ class Model(nn.Module):
         """Logits of each trial and for every bin; bins of short trials as the front end fills them up."""
         if self.mode is None:
             return None
-        least = self.card.settings.front_end.patch.bins
+        least = self.config.settings.front_end.patch.bins
         bins = F.pad(bins, (0, 0, 0, max(least - bins.shape[1], 0)))
         beyond = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
         return self.mode(bins.masked_fill(beyond[..., None], 0.0), n_bins.clamp(min=least))
@@ -126,7 +126,7 @@ class Model(nn.Module):
         ready = self.front_end(bins, n_bins, session)
         if self.mode is not None and mode is not None:
             ready = self.mode.condition(ready, mode[1][:, : ready.shape[1]])
-        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         start: EncoderState = self.encoder.start(len(bins))
         frames, _, inner = self.encoder.layered(ready, n_frames, start, layers)
         return frames, inner
@@ -147,12 +147,12 @@ class Model(nn.Module):
         with torch.no_grad():
             target, _ = self._frames(clean.clone(), n_bins, session, mode)
         self.train(training)
-        n_frames = count_frames(n_bins, self.card.settings.front_end.patch)
+        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         return denoiser.match(noisy, target, n_frames, times)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
         """A stream of one trial; `statistics` as for a batch of one."""
-        refuse_both_ways(self.card.settings.encoder.causal)
+        refuse_both_ways(self.config.settings.encoder.causal)
         self._check(None, statistics)
         which = torch.tensor([session], device=self.head.weight.device)
         front_end, like = self.front_end.start(which, statistics), self.head.weight.new_zeros(1, 0, 0)
@@ -200,7 +200,7 @@ class Model(nn.Module):
         return frames, State(front_end, encoder, mode, denoiser, ahead)
 
     def _encode_ready(self, ready: Tensor, state: State) -> tuple[Tensor, EncoderState]:
-        if ready.shape[1] < self.card.settings.front_end.patch.bins:
+        if ready.shape[1] < self.config.settings.front_end.patch.bins:
             return ready.new_zeros(1, 0, self.encoder.n_outputs), state.encoder
         done = () if state.ahead is None else (state.ahead,)
         return self.encoder.step(state.encoder, ready, *done)
@@ -227,12 +227,12 @@ class Model(nn.Module):
         return F.log_softmax(self.head(frames), dim=-1)
 
     def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
-        if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.card.n_channels):
+        if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.config.n_channels):
             raise UserError(
-                f"The model reads bins of shape (trials, bins, {self.card.n_channels}) but was given "
-                f"{tuple(bins.shape)}; give it {self.card.n_channels} channels or train a model on these."
+                f"The model reads bins of shape (trials, bins, {self.config.n_channels}) but was given "
+                f"{tuple(bins.shape)}; give it {self.config.n_channels} channels or train a model on these."
             )
-        how = self.card.settings.front_end.normalise
+        how = self.config.settings.front_end.normalise
         if how != "none" and statistics is None:
             raise UserError(
                 f"The model normalises its bins (front_end.normalise={how}); pass the statistics of the "
@@ -272,14 +272,14 @@ def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     return groups
 
 
-def outline(card: ModelCard) -> Model:
-    """The model of a card with shapes but no memory, whatever size the card claims."""
+def outline(config: ModelConfig) -> Model:
+    """The model of a config with shapes but no memory, whatever size the config claims."""
     with torch.device("meta"):
-        return Model(card)
+        return Model(config)
 
 
-def count_parameters(card: ModelCard) -> int:
-    return sum(p.numel() for p in outline(card).parameters())
+def count_parameters(config: ModelConfig) -> int:
+    return sum(p.numel() for p in outline(config).parameters())
 
 
 # Days a model was not trained on: a model with a layer for one more, or as one day reads it.
@@ -290,12 +290,12 @@ def layer_of(model: Model, like: str) -> tuple[Tensor, Tensor]:
     layer = model.front_end.session_layer
     device = model.head.weight.device
     if not layer.settings.enabled:
-        n = model.card.n_channels
+        n = model.config.n_channels
         return torch.eye(n, device=device), torch.zeros(n, device=device)
     with torch.no_grad():
         if like == "mean":
             return torch.stack(list(layer.weights)).mean(0), torch.stack(list(layer.biases)).mean(0)
-        index = model.card.sessions.index(like)
+        index = model.config.sessions.index(like)
         return layer.weights[index].detach().clone(), layer.biases[index].detach().clone()
 
 
@@ -308,10 +308,10 @@ def with_layers(settings: ModelSettings) -> ModelSettings:
 
 def with_session(model: Model, session: str, like: str) -> Model:
     """A model of its own that knows one session more, whose layer starts as that of `like` (or the mean)."""
-    if session in model.card.sessions:
+    if session in model.config.sessions:
         raise UserError(f"the model knows session {session} already")
-    layers = [layer_of(model, known) for known in model.card.sessions] + [layer_of(model, like)]
-    return _replace_layers(copy.deepcopy(model), (*model.card.sessions, session), layers)
+    layers = [layer_of(model, known) for known in model.config.sessions] + [layer_of(model, like)]
+    return _replace_layers(copy.deepcopy(model), (*model.config.sessions, session), layers)
 
 
 def one_day(model: Model, session: str, weight: Tensor, bias: Tensor) -> Model:
@@ -325,12 +325,12 @@ def one_day(model: Model, session: str, weight: Tensor, bias: Tensor) -> Model:
 
 def _replace_layers(model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]) -> Model:
     old = model.front_end.session_layer
-    settings = with_layers(model.card.settings)
-    model.card = ModelCard(
-        settings=settings, n_channels=model.card.n_channels, sessions=sessions, classes=model.card.classes
+    settings = with_layers(model.config.settings)
+    model.config = ModelConfig(
+        settings=settings, n_channels=model.config.n_channels, sessions=sessions, classes=model.config.classes
     )
     with torch.device("meta"):
-        new = SessionLayer(settings.front_end.session_layer, model.card.n_channels, len(sessions))
+        new = SessionLayer(settings.front_end.session_layer, model.config.n_channels, len(sessions))
     new.weights = torch.nn.ParameterList(torch.nn.Parameter(weight) for weight, _ in layers)
     new.biases = torch.nn.ParameterList(torch.nn.Parameter(bias) for _, bias in layers)
     new.layer_norm = old.layer_norm

@@ -29,7 +29,7 @@ def average_checkpoints(run: Run, n_last: int | None, report: Progress) -> list[
     for n, folder in enumerate(folders[1:], start=1):
         report(n, len(folders), "averaging")
         other = load_model(folder)
-        if other.card != model.card:
+        if other.config != model.config:
             raise UserError(f"{folder} holds another model than {folders[0]}; they have no mean")
         for name, tensor in other.state_dict().items():
             total[name] += tensor.double()

@@ -81,7 +81,7 @@ def train(
         training.step += 1
         training.position += settings.accumulate
         training.tally.add(numbers, verdict, sum(b.n_counted for b in drawn), waiting)
-        leaving = world.any(stop.signal is not None)
+        leaving = world.any(stop.requested)
 
         if verdict.action != "keep":
             act(training, verdict, numbers, drawn, watcher, world)
@@ -103,8 +103,8 @@ def train(
         scheduled = validated or training.step % settings.checkpoint_every == 0
         if scheduled or leaving:
             checkpoint(training, improved, scheduled, world)
-    if leaving and stop.signal is None:
-        stop.signal = signal.SIGTERM  # another process was told to stop, and this one goes with it
+    if leaving and not stop.requested:
+        stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
 
 
 def rates_now(training: Training) -> dict[str, float]:
@@ -127,7 +127,7 @@ def backward(
     training.optimizer.zero_grad(set_to_none=True)
     # loss, blank frames, frames, tokens read, tokens said, trials, losses by head
     seen = torch.zeros(6 + len(HEADS), device=device)
-    heard = torch.zeros(len(model.card.classes), device=device)
+    heard = torch.zeros(len(model.config.classes), device=device)
     for batch in drawn:
         torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
         with autocast(training.precision, device):

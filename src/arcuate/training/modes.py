@@ -64,7 +64,7 @@ def learn_modes(
     assert model.mode is not None
     evidence = gather(model, store, trials, progress)  # (N, lags * C)
     model.mode.fit(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
-    settings = model.card.settings.mode
+    settings = model.config.settings.mode
     energy = log_energy(evidence, settings.lags)
     groups = [f"{t.session}/{t.block}" if settings.shared_by == "block" else t.id for t in trials]
     vocalised = infer(energy, groups, known_modes(trials, settings))
@@ -93,11 +93,11 @@ def gather(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Pr
     """Mean evidence of every trial, in their order. (N, lags * C)"""
     head = model.mode
     assert head is not None
-    device, front_end = head.answer.weight.device, model.card.settings.front_end
+    device, front_end = head.answer.weight.device, model.config.settings.front_end
     rows: dict[int, np.ndarray] = {}
     with torch.inference_mode():
         plan = by_length(trials, 16)
-        for chosen, batch in length_batches(store, trials, model.card.sessions, front_end.wanted, plan):
+        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
             batch = batch.to(device)
             means = head.pool(model.normalise(batch.bins, batch.statistics), batch.n_bins)
             rows.update(zip(chosen, means.cpu().numpy(), strict=True))

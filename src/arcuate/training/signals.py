@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,11 +14,16 @@ from arcuate.run import Run
 
 
 class Stop:
-    """Which signal asked for an end, if any."""
+    """Request to end training within one step, by a signal or by `request()`."""
 
-    def __init__(self, patient: bool = False) -> None:
+    def __init__(self) -> None:
+        self.requested = False
         self.signal: signal.Signals | None = None
-        self.patient = patient  # stay when asked again
+        self.patient = False  # ignore a second SIGINT
+
+    def request(self) -> None:
+        """Stop with a checkpoint. Callable from a callback or another thread."""
+        self.requested = True
 
     @property
     def exit_code(self) -> int:
@@ -26,17 +32,21 @@ class Stop:
     def ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT and not self.patient:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        self.requested, self.signal = True, signal.Signals(number)
 
 
 @contextmanager
-def listening(patient: bool = False) -> Iterator[Stop]:
-    """Signals set a flag while training runs; the old handlers come back afterwards.
+def listening(stop: Stop | None = None, patient: bool = False) -> Iterator[Stop]:
+    """Handle SIGINT and SIGTERM by requesting a stop; the previous handlers are restored afterwards.
 
-    Patient: a launcher such as torchrun passes on a Ctrl-C that the terminal has sent to all already, so a second
-    one says nothing new.
+    Python handles signals in the main thread only: in any other thread nothing is changed. With `patient`, a second
+    SIGINT is ignored: launchers such as torchrun forward the Ctrl-C that the terminal has sent to every process.
     """
-    stop = Stop(patient)
+    stop = stop or Stop()
+    stop.patient = patient
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
     old = {s: signal.signal(s, stop.ask) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop

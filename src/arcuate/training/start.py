@@ -8,7 +8,7 @@ from typing import Any
 
 from arcuate.config import diff
 from arcuate.errors import UserError
-from arcuate.models.config import ModelCard
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.run import Run, create_run, find_checkpoint, is_untouched
 from arcuate.training.checkpoint import (
@@ -152,7 +152,7 @@ def split_parent(parent: str) -> tuple[Path, str]:
     return Path(path), which or "best"
 
 
-def misfit(what: str, theirs: ModelCard, ours: ModelCard) -> str:
+def misfit(what: str, theirs: ModelConfig, ours: ModelConfig) -> str:
     """What differs, and what to do about it."""
     if what == "sessions":
         names = sorted(set(theirs.sessions) ^ set(ours.sessions))
@@ -167,8 +167,8 @@ def misfit(what: str, theirs: ModelCard, ours: ModelCard) -> str:
 def start_from(training: Training, parent: Path, keep_optimizer: bool) -> None:
     """Another run's weights as the starting point of this one; step, data and schedule start at 0."""
     loaded = load_model(parent)
-    if loaded.card != training.model.card:
-        theirs, ours = loaded.card, training.model.card
+    if loaded.config != training.model.config:
+        theirs, ours = loaded.config, training.model.config
         what = next(
             n
             for n in ("n_channels", "sessions", "classes", "settings")

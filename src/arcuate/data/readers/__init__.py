@@ -16,7 +16,6 @@ from arcuate.data.readers.source import (
     SourceFile,
     Survey,
     UnreadableFile,
-    session_order,
 )
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "count_channels",
     "find_sources",
     "read",
-    "session_order",
     "survey",
 ]
 

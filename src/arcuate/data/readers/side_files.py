@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from arcuate.data.readers.source import printable, session_date
+from arcuate.data.readers.source import printable
+from arcuate.data.sessions import session_date
 
 CORPUS_TABLE = "t15_copyTaskData_description.csv"
 MODE_TABLE = "simulation_truth.jsonl"
@@ -94,8 +95,6 @@ def _number(cell: str) -> int | None:
 def _day(cell: str) -> date | None:
     """2023-08-11, 2023.08.11, 20230811 or 8/11/2023 (the release is American)."""
     text = cell.strip()
-    if compact := re.fullmatch(r"(\d{4})(\d\d)(\d\d)", text):
-        text = ".".join(compact.groups())
-    elif american := re.match(r"(\d{1,2})\D(\d{1,2})\D(\d{4})(?!\d)", text):
+    if american := re.match(r"(\d{1,2})\D(\d{1,2})\D(\d{4})(?!\d)", text):
         text = f"{american[3]}.{american[1]}.{american[2]}"
     return session_date(text)

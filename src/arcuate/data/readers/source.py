@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Literal
 
+from arcuate.data.sessions import session_date, session_order
 from arcuate.data.trial import SPLITS, Split, Trial
 
 Layout = Literal["b2t25", "b2t24"]
@@ -88,20 +89,6 @@ class Source:
     def corpus_of(self, session: str, block: int) -> str | None:
         day = session_date(session)
         return self.corpora.get((day, block)) if day else None
-
-
-def session_date(session: str) -> date | None:
-    """The day in a session's name ("t15.2023.08.11"), if there is one."""
-    found = re.search(r"(\d{4})\D(\d{1,2})\D(\d{1,2})(?!\d)", session)
-    try:
-        return date(*(int(part) for part in found.groups())) if found else None
-    except ValueError:
-        return None
-
-
-def session_order(session: str) -> tuple[date, str]:
-    """Sort key: by day, then by name; sessions without a date come last."""
-    return session_date(session) or date.max, session
 
 
 def file_order(file: SourceFile) -> tuple[date, str, int]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.data.trial import BIN_S
+from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.data.trial import BIN_SECONDS
 
 ARTICULATORS = (
     "lip_aperture",
@@ -95,7 +96,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 GESTURES = _table()
-REST = GESTURES["SIL"][0]
+REST = GESTURES[SILENCE_NAME][0]
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,16 @@ def time_phonemes(names: Sequence[str], pace: Pace, rng: np.random.Generator) ->
     The final silence runs to the end of the trial.
     """
     base = np.array([_relative_length(name) for name in names])
-    lengths = base * rng.lognormal(0.0, 0.24, len(names)) * (pace.s_per_phoneme / BIN_S)
-    pauses = (np.array(names) == "SIL") & (rng.random(len(names)) < 0.06)
-    lengths[pauses] += rng.exponential(0.35 / BIN_S, int(pauses.sum()))  # a hesitation
-    onsets = pace.before_s / BIN_S + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
-    n_bins = int(np.ceil(onsets[-1] + lengths[-1] + pace.after_s / BIN_S))
+    lengths = base * rng.lognormal(0.0, 0.24, len(names)) * (pace.s_per_phoneme / BIN_SECONDS)
+    pauses = (np.array(names) == SILENCE_NAME) & (rng.random(len(names)) < 0.06)
+    lengths[pauses] += rng.exponential(0.35 / BIN_SECONDS, int(pauses.sum()))  # a hesitation
+    onsets = pace.before_s / BIN_SECONDS + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
+    n_bins = int(np.ceil(onsets[-1] + lengths[-1] + pace.after_s / BIN_SECONDS))
     return onsets, n_bins
 
 
 def _relative_length(name: str) -> float:
-    if name == "SIL":
+    if name == SILENCE_NAME:
         return 0.95
     return 1.22 if name in _VOWELS else 0.86 if name in _SHORT else 1.02
 
@@ -144,7 +145,7 @@ def move(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
     goal = _fill_free(np.array(targets))  # (G, K)
     which = np.searchsorted(np.array(starts), np.arange(n_bins) + 0.5, side="right") - 1
     path = goal[which] - REST  # (T, K)
-    poles = np.exp(-BIN_S / _TIME_CONSTANTS)
+    poles = np.exp(-BIN_SECONDS / _TIME_CONSTANTS)
     return follow(follow(path, poles), poles) + REST
 
 

@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 
 from arcuate.data.pronunciation import pronounce
+from arcuate.data.sessions import days_between, session_date
 from arcuate.data.simulation.articulation import Pace, move, time_phonemes
 from arcuate.data.simulation.cortex import MODES, Array, Electrodes, Signal, implant, next_session, record
 from arcuate.data.simulation.layouts import Hdf5Session, MatSession, Recording, Writer, write_description
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.trial import BIN_S, SPLITS, Split
+from arcuate.data.trial import BIN_SECONDS, SPLITS, Split
 from arcuate.errors import UserError
 
 Layout = Literal["b2t25", "b2t24"]
@@ -101,8 +102,8 @@ def simulate(
         "difficulty": difficulty,
         "noise": noise,
         "seed": seed,
-        "hours": round(totals.n_bins * BIN_S / 3600, 3),
-        "ms_per_phoneme": round(1000 * totals.n_bins * BIN_S / totals.n_phonemes, 1),
+        "hours": round(totals.n_bins * BIN_SECONDS / 3600, 3),
+        "ms_per_phoneme": round(1000 * totals.n_bins * BIN_SECONDS / totals.n_phonemes, 1),
     }
 
 
@@ -253,10 +254,6 @@ def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[in
     return [f"{_PARTICIPANT[layout]}.{day:%Y.%m.%d}" for day in days]
 
 
-def _date(session: str) -> date:
-    return date(*(int(part) for part in session.split(".")[1:]))
-
-
 def _arrays(layout: Layout, n_electrodes: int) -> tuple[Array, ...]:
     """Four arrays; in the '24 layout the second half of the columns is area 44, nearly untuned."""
     if layout == "b2t24":
@@ -278,7 +275,7 @@ def _days(arrays: tuple[Array, ...], names: list[str], seed: int) -> Iterator[El
     electrodes = implant(arrays, np.random.default_rng((seed, _ELECTRODES, 0)))
     yield electrodes
     for index in range(1, len(names)):
-        gap = (_date(names[index]) - _date(names[index - 1])).days
+        gap = days_between(names[index], names[index - 1]) or 0
         electrodes = next_session(electrodes, gap, np.random.default_rng((seed, _ELECTRODES, index)))
         yield electrodes
 
@@ -352,7 +349,7 @@ def _speak(
             Recording(
                 session, trial.split, trial.number, trial.block, trial.order, text, names, counts, power
             ),
-            onsets * BIN_S,
+            onsets * BIN_SECONDS,
         )
 
 
@@ -371,7 +368,7 @@ def _truth(trial: Recording, planned: Planned, onsets_s: np.ndarray) -> dict[str
 
 
 def _block_rows(session: str, first: date, plan: list[Planned]) -> Iterator[tuple[object, ...]]:
-    day = _date(session)
+    day = session_date(session) or first
     for block in sorted({trial.block for trial in plan}):
         members = [trial for trial in plan if trial.block == block]
         split = "Train" if members[0].split == "train" else "Val/Test"

@@ -15,7 +15,7 @@ from arcuate.data.simulation.articulation import (
     time_phonemes,
 )
 from arcuate.data.simulation.sentences import make_sentence
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 
 N_FEATURES = 2 * N_ARTICULATORS + 2  # positions, velocities, effort of speaking, sensory feedback
 N_FACTORS = 3  # shared fluctuations within an array; the first is common to all arrays
@@ -89,7 +89,7 @@ def implant(arrays: tuple[Array, ...], rng: np.random.Generator) -> Electrodes:
     n = sum(array.n for array in arrays)
     reach = np.concatenate([np.full(array.n, array.depth) for array in arrays])
     louder = rng.standard_normal(n)
-    log_rate = np.log(28.5 * BIN_S) + np.clip(louder * np.where(louder < 0, 1.0, 0.62), -2.6, 0.9)
+    log_rate = np.log(28.5 * BIN_SECONDS) + np.clip(louder * np.where(louder < 0, 1.0, 0.62), -2.6, 0.9)
     return Electrodes(
         arrays=arrays,
         tuning=_new_tuning(n, rng),
@@ -210,9 +210,11 @@ def _speech_drive(
 def _fluctuations(
     electrodes: Electrodes, n_bins: int, signal: Signal, rng: np.random.Generator
 ) -> np.ndarray:  # (T, N) float32
-    poles = np.exp(-BIN_S / _SLOW_S)
+    poles = np.exp(-BIN_SECONDS / _SLOW_S)
     factors = _wander(n_bins, np.repeat(poles, [1] + [len(electrodes.arrays)] * (N_FACTORS - 1)), rng)
-    out = signal.private * _wander(n_bins, np.full(len(electrodes.loading), np.exp(-BIN_S / _PRIVATE_S)), rng)
+    out = signal.private * _wander(
+        n_bins, np.full(len(electrodes.loading), np.exp(-BIN_SECONDS / _PRIVATE_S)), rng
+    )
     at = 0
     for i, array in enumerate(electrodes.arrays):
         own = factors[:, [0, *range(1 + i, factors.shape[1], len(electrodes.arrays))]]

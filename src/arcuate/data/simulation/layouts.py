@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from scipy.io import savemat
 
-from arcuate.data import alphabet as tokens
+from arcuate.data.alphabet import encode
 from arcuate.data.trial import SPLITS, Split
 
 MAX_LABELS = 500
@@ -93,7 +93,7 @@ class Hdf5Session:
         group.attrs["n_time_steps"] = len(bins)
         if recording.split != "test":
             labels = np.zeros(MAX_LABELS, np.int32)
-            labels[: len(recording.names)] = tokens.encode(recording.names)
+            labels[: len(recording.names)] = encode(recording.names)
             letters = np.zeros(MAX_LABELS, np.int32)
             letters[: len(recording.text)] = [ord(letter) for letter in recording.text]
             _dataset(group, "seq_class_ids", labels)

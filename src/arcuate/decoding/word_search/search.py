@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from arcuate.decoding.backpointers import Log, empty_log
-from arcuate.decoding.config import Decoding
-from arcuate.decoding.frame_scores import check_frames
+from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis, WordTime
+from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.beam import RECORD, TOKEN, Memo, Models, Pool, Weights
 from arcuate.decoding.word_search.kernel import LOG_FULL, POOL_FULL, SPROUTS_FULL, relocate, run_frames
 from arcuate.decoding.word_search.lookahead import look_ahead, sprout_all, with_room
@@ -58,8 +58,8 @@ class WordSearch:
     model: LanguageModel
     classes: tuple[str, ...]
     boundary: int  # class of the silence between words, -1 where there is none; blank is 0
-    settings: Decoding = field(default_factory=Decoding)
-    outside: tuple[str, ...] = ()  # words of the lexicon that the n-gram does not know
+    settings: DecodingConfig = field(default_factory=DecodingConfig)
+    oov_words: tuple[str, ...] = ()  # words of the lexicon that the n-gram does not know
     memory: Memory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class WordSearch:
             lm=float(s.lm_weight),
             word=float(s.word_bonus),
             silence=float(s.silence_bonus),
-            join=float(s.join_bonus),
+            join=float(s.missing_silence_bonus),
             threshold=float(s.threshold),
             width=int(s.beam),
             blank=0,
@@ -86,7 +86,7 @@ class WordSearch:
             merging=s.merge_histories,
         )
 
-    def warm(self, max_rows: int = WARM_ROWS) -> None:
+    def warm_up(self, max_rows: int = WARM_ROWS) -> None:
         """Do now what would make single frames late: compile, make room, lay out the sprouts of likely words."""
         memory = self.memory
         memory.pool = make_pool(max(1 << 15, len(memory.pool.tokens)))
@@ -96,7 +96,7 @@ class WordSearch:
         memory.warm_rows = len(memory.models.ahead.nodes)
         even = np.full((4, len(self.classes)), -np.log(len(self.classes)), np.float32)
         state = self.step(self.start(), even)
-        self.partial(state), self.settled(state)
+        self.partial(state), self.n_settled(state)
         self.finish(state, n_best=2)
 
     def start(self) -> WordState:
@@ -108,7 +108,7 @@ class WordSearch:
 
     def step(self, state: WordState, log_probs: np.ndarray) -> WordState:
         """The state after more frames: (F, V) natural-log probabilities."""
-        frames = self.weigh(check_frames(log_probs, self.classes))
+        frames = self.weigh(check_log_probs(log_probs, self.classes))
         return self._run(state, frames)
 
     def weigh(self, frames: np.ndarray) -> np.ndarray:
@@ -165,7 +165,7 @@ class WordSearch:
         rows = read_words(state.log.rows, state.beam["history"][best])
         return [self.words[w] for w in state.log.rows["word"][rows]]
 
-    def settled(self, state: WordState) -> int:
+    def n_settled(self, state: WordState) -> int:
         """How many words from the beginning on no later frame can change: all readings have them in common."""
         return int(n_settled(state.log.rows, state.beam["history"])) if len(state.beam) else 0
 
@@ -198,7 +198,7 @@ class WordSearch:
         """A whole trial: streaming with one chunk."""
         return self.finish(self.step(self.start(), log_probs), n_best)
 
-    def weighed(self, settings: Decoding) -> "WordSearch":
+    def with_settings(self, settings: DecodingConfig) -> "WordSearch":
         """The same lexicon and n-gram under other weights."""
         return replace(self, settings=settings)
 
@@ -226,10 +226,10 @@ def tidy(beam: np.ndarray, log: Log, n_more: int) -> tuple[np.ndarray, Log]:
 # A word search from its parts: a lexicon, a language model, weights, and words added on the way.
 
 
-def word_search(
+def build_word_search(
     lexicon: Lexicon,
     model: LanguageModel,
-    settings: Decoding | None = None,
+    settings: DecodingConfig | None = None,
     *,
     boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
@@ -247,7 +247,7 @@ def word_search(
     if 0 in said or edge in said:
         raise UserError(f"{lexicon.name}: pronunciations must not contain the blank or the word boundary")
     ids = model.words.find_all(lexicon.words).astype(np.int32)
-    outside = tuple(lexicon.words[i] for i in np.flatnonzero(ids < 0))
+    oov_words = tuple(lexicon.words[i] for i in np.flatnonzero(ids < 0))
     extra = np.array([(weights or {}).get(word, 0.0) for word in lexicon.words], np.float32)
     absent = [word for word in weights or {} if word not in lexicon]
     if absent:
@@ -255,7 +255,7 @@ def word_search(
     tree = grow_tree(
         lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), extra
     )
-    return WordSearch(tree, lexicon.words, model, classes, edge, settings or Decoding(), outside)
+    return WordSearch(tree, lexicon.words, model, classes, edge, settings or DecodingConfig(), oov_words)
 
 
 def with_words(
@@ -270,6 +270,6 @@ def with_words(
     longer = longer.with_words(word for word in words if word not in longer)
     known = {word: float(w) for word, w in zip(search.words, search.tree.weights, strict=True) if w}
     boundary = search.boundary
-    return word_search(
+    return build_word_search(
         longer, search.model, search.settings, boundary=boundary, weights=known | dict(words)
     ), longer

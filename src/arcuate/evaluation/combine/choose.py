@@ -11,8 +11,9 @@ from arcuate.evaluation.combine.fit import Choice, Feature, cross_fit, features_
 from arcuate.evaluation.combine.lists import CandidateList
 from arcuate.evaluation.combine.mbr import minimum_risk, softmax
 from arcuate.evaluation.combine.rover import rover
-from arcuate.evaluation.metrics import Score, ScoredTrial, score, score_text, summarise_words, total
+from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.significance import score_difference
+from arcuate.evaluation.word_errors import ScoredTrial, summarise_words
 
 Voters = Literal["equal", "agreement"]
 
@@ -124,7 +125,7 @@ def scored_trials(lists: Sequence[CandidateList], texts: Sequence[str]) -> list[
 def summarise_choice(lists: Sequence[CandidateList], texts: Sequence[str], lm: str | None) -> dict[str, Any]:
     """Word error rates of the chosen texts, beside those of the single voters and of the best candidates."""
     trials = scored_trials(lists, texts)
-    summary = summarise_words(trials, lm=lm, n_trials=len(lists))
+    summary = summarise_words(trials, lm=lm, n_trials=len(lists)).to_dict()
     labelled = [found for found in lists if found.reference is not None]
     summary["n_candidates"] = sum(len(found.texts) for found in lists)
     summary["n_empty"] = sum(not found.texts for found in lists)

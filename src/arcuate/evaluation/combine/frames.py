@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from arcuate.decoding.frame_scores import FrameScores, read_scores
+from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
 from arcuate.errors import UserError
 from arcuate.run import save_npz
 
@@ -14,9 +14,9 @@ Mean = Literal["arithmetic", "geometric"]
 FLOOR = -1e4  # instead of minus infinity, which one model alone could force on a geometric mean
 
 
-def read_named(path: Path) -> FrameScores:
+def read_named(path: Path) -> FrameLogProbs:
     """A file of frame scores that says which trials it holds, none of them twice."""
-    scores = read_scores(path)
+    scores = read_log_probs(path)
     if scores.ids is None:
         raise UserError(f"{path} does not name its trials; write it with: arcuate evaluate --scores")
     if len(set(scores.ids)) != len(scores.ids):
@@ -27,7 +27,7 @@ def read_named(path: Path) -> FrameScores:
     return scores
 
 
-def average(files: Sequence[FrameScores], mean: Mean) -> list[np.ndarray]:
+def average(files: Sequence[FrameLogProbs], mean: Mean) -> list[np.ndarray]:
     """Mean frame scores of every trial; refuses files of other trials, classes or frame counts."""
     first = files[0]
     for other in files[1:]:
@@ -48,7 +48,7 @@ def refuse_other_trials(name: str, trials: Sequence[str], other: str, others: Se
     raise UserError(f"{name} and {other} were not scored on the same trials: {detail}")
 
 
-def _same_frames(first: FrameScores, file: FrameScores, index: int) -> np.ndarray:
+def _same_frames(first: FrameLogProbs, file: FrameLogProbs, index: int) -> np.ndarray:
     wanted, found = first.trials[index], file.trials[index]
     if len(found) != len(wanted):
         raise UserError(
@@ -69,7 +69,7 @@ def mean_of(frames: Sequence[np.ndarray], mean: Mean) -> np.ndarray:
     return (pooled - np.logaddexp.reduce(pooled, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def write_frames(path: Path, scores: FrameScores) -> None:
+def write_frames(path: Path, scores: FrameLogProbs) -> None:
     """In the layout that searches read, whole or not at all."""
     n_classes = len(scores.classes)
     logp = np.concatenate(scores.trials) if scores.trials else np.zeros((0, n_classes), np.float32)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.report.evidence import Decoding, Evidence
 from arcuate.insight.report.markup import BOUNDARY, Html, brief, counted, join, percent, spoken, tag
 
@@ -59,7 +60,7 @@ def chips(decoding: Decoding) -> list[Html]:
     if decoding.reference is None:
         pairs = [(name, name) for name in decoding.hypothesis]
     else:
-        pairs = aligned(decoding.reference, decoding.hypothesis)
+        pairs = align(decoding.reference, decoding.hypothesis)
     parts = [joined for pair in pairs[:MAX_TOKENS] for joined in (chip(*pair), Html(" "))]
     left = len(pairs) - MAX_TOKENS
     return [*parts, tag("span", f"… {left} more", class_="where")] if left > 0 else parts
@@ -88,6 +89,6 @@ def key() -> Html:
         (chip("T", "D"), "T read as D"),
         (chip(INSERTED, "T"), "T added"),
         (chip("T", DELETED), "T missed"),
-        (chip("SIL", "SIL"), "boundary between words"),
+        (chip(SILENCE_NAME, SILENCE_NAME), "boundary between words"),
     )
     return tag("p", *(tag("span", mark, " ", words) for mark, words in entries), class_="legend")

@@ -10,7 +10,8 @@ import numpy as np
 import yaml
 
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, bootstrap_interval, score, total
+from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.insight.report.markup import number, whole
 from arcuate.run import Run, read_json, read_jsonl
 

@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.alphabet import SILENCE_NAME
 
 # What no page should carry: control characters, lone surrogates, marks that reverse the reading direction.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
@@ -192,7 +192,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "fricatives": ("F", "V", "TH", "DH", "S", "Z", "SH", "ZH", "HH"),
     "nasals": ("M", "N", "NG"),
     "approximants": ("W", "R", "L", "Y"),
-    "silence": (CLASSES[SILENCE],),
+    "silence": (SILENCE_NAME,),
 }
 ORDER: tuple[str, ...] = tuple(name for group in GROUPS.values() for name in group)
 
@@ -209,10 +209,10 @@ BOUNDARY = "|"  # how silence, the boundary between words, is drawn where space 
 
 def spoken(name: str) -> str:
     """`T (tea)`; silence and names outside the alphabet stand for themselves."""
-    if name == CLASSES[SILENCE]:
+    if name == SILENCE_NAME:
         return "silence"
     return f"{name} ({HEARD_IN[name]})" if name in HEARD_IN else name
 
 
 def brief(name: str) -> str:
-    return BOUNDARY if name == CLASSES[SILENCE] else name
+    return BOUNDARY if name == SILENCE_NAME else name

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.data.trial import BIN_S
-from arcuate.decoding.greedy import Span, spans
-from arcuate.evaluation.metrics import DELETED, INSERTED, aligned
+from arcuate.data.arrays import list_features
+from arcuate.data.trial import BIN_SECONDS
+from arcuate.decoding.greedy import TokenSpan, token_spans
+from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.report.axes import Scale, columns_axis, place, rule, shade, text
 from arcuate.insight.report.evidence import Decoding, Evidence, Example
 from arcuate.insight.report.markup import (
@@ -81,21 +82,21 @@ def trial_figure(example: Example, decoding: Decoding | None, stride: int, name:
 
 def trial_drawing(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
     n_bins, n_frames = len(example.bins), len(example.log_probs)
-    found = spans(np.nan_to_num(example.log_probs, nan=-np.inf))
+    found = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     plot = min(max(1020.0, 19.0 * len(found)), 4000.0)
     right = LEFT + plot
     n_wide = max(n_bins, n_frames * stride)
-    time = Scale(0.0, n_wide * BIN_S, LEFT, right)
+    time = Scale(0.0, n_wide * BIN_SECONDS, LEFT, right)
 
     def at(frame: float) -> float:
-        return time(frame * stride * BIN_S)
+        return time(frame * stride * BIN_SECONDS)
 
     parts: list[Html] = []
     y = float(TOP)
     for title, kind, values in panels(example.bins):
         height = float(min(max(values.shape[1] * 3, 36), 200))
         parts.append(panel(title, y, height, right))
-        width = time(n_bins * BIN_S) - LEFT
+        width = time(n_bins * BIN_SECONDS) - LEFT
         parts.append(shade(brightness(values), f"{name}{kind}", LEFT, y, width, height, f"heat {kind}"))
         y += height + 8
     rows = [("said", said_labels(found, decoding))] if decoding and decoding.reference is not None else []
@@ -116,17 +117,19 @@ def trial_drawing(example: Example, decoding: Decoding | None, stride: int, name
     parts.append(shade(image, f"{name}p", LEFT, y, at(n_frames) - LEFT, height, "heat probability"))
     y += height
     parts.append(columns_axis(time, y + 4, "seconds"))
-    label = f"Recording and phoneme probabilities of trial {example.trial}, {n_wide * BIN_S:.1f} seconds"
+    label = (
+        f"Recording and phoneme probabilities of trial {example.trial}, {n_wide * BIN_SECONDS:.1f} seconds"
+    )
     return svg(right + 12, y + 54, label, *parts, style=f"min-width:{max(760, plot * 0.75) / 16:.1f}rem")
 
 
 def panels(bins: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
     """Crossings are the first half of the channels, power the second; an odd number is drawn as it is."""
-    n_channels = bins.shape[1]
-    if n_channels % 2:
-        return [(counted(n_channels, "channel"), "crossings", bins)]
-    half = n_channels // 2
-    return [("crossings", "crossings", bins[:, :half]), ("power", "power", bins[:, half:])]
+    features = list_features(bins.shape[1])
+    if len(features) == 1:
+        return [(counted(bins.shape[1], "channel"), "crossings", bins)]
+    kinds = zip(("crossings", "power"), features, strict=True)
+    return [(kind, kind, bins[:, f.channels.start : f.channels.stop]) for kind, f in kinds]
 
 
 def brightness(bins: np.ndarray) -> np.ndarray:
@@ -162,13 +165,13 @@ def token_name(token: int) -> str:
     return CLASSES[token] if token < len(CLASSES) else str(token)
 
 
-def read_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]:
+def read_labels(found: Sequence[TokenSpan], decoding: Decoding | None) -> list[Label]:
     """The decoded tokens at their times, marked where they are wrong."""
     reference = decoding.reference if decoding else None
     labels = []
     read = [token_name(s.token) for s in found]
     pairs = (
-        [p for p in aligned(reference, read) if p[1] != DELETED]
+        [p for p in align(reference, read) if p[1] != DELETED]
         if reference is not None
         else [(r, r) for r in read]
     )
@@ -180,7 +183,7 @@ def read_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]
     return labels
 
 
-def said_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]:
+def said_labels(found: Sequence[TokenSpan], decoding: Decoding | None) -> list[Label]:
     """The reference at the times of what it was read as; missed phonemes evenly between their neighbours."""
     if decoding is None or decoding.reference is None:
         return []
@@ -196,7 +199,7 @@ def said_labels(found: Sequence[Span], decoding: Decoding | None) -> list[Label]
             labels.append(Label(f"−{brief(name)}", frame, "del", f"{spoken(name)} missed"))
         waiting.clear()
 
-    for said, name in aligned(decoding.reference, read):
+    for said, name in align(decoding.reference, read):
         if name == DELETED:
             waiting.append(said)
             continue

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.evaluation.metrics import Score, bootstrap_interval, total
+from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.insight.report.axes import Scale, band, columns_axis, dot, linear, path, rows_axis, rule, text
 from arcuate.insight.report.evidence import Decoding, Evidence, Results
 from arcuate.insight.report.markup import (

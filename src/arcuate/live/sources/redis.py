@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAME, CLASSES, PHONEMES, SILENCE_NAME
 from arcuate.errors import UserError
 from arcuate.live.endpointing import Event
 from arcuate.live.messages import Chunk, End, Item, LogProbs, Mark
@@ -35,7 +35,7 @@ INPUT, RESET, FINALIZE, UPDATE = (
 PARTIAL, FINAL = "remote_lm_output_partial", "remote_lm_output_final"
 READ_COUNT = 512  # entries of a stream read at once
 
-_OFFICIAL_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
+_OFFICIAL_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 _BLOCK_MS = 100
 _MAX_ROWS = 100_000
 _RETRY_S = 0.2

@@ -9,7 +9,7 @@ import numpy as np
 
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.live.messages import Chunk, End, Item, Mark
 
@@ -145,7 +145,7 @@ class Replay:
         due, first = time.monotonic(), 0
         while first < len(bins):
             n = max(1, round(self.speed / 4))  # several at once at high speed
-            due = max(due + n * BIN_S / self.speed, time.monotonic() - 0.5)
+            due = max(due + n * BIN_SECONDS / self.speed, time.monotonic() - 0.5)
             if not self._wait_until(due):
                 return False
             if self._wait_while_paused():

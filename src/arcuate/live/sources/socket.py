@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from fastapi import WebSocket, WebSocketDisconnect
 
-from arcuate.data.trial import BIN_S
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.live.access import TokenBucket
 from arcuate.live.broadcast import parse_command
@@ -46,7 +46,7 @@ def _parse_frames(message: bytes, limits: Limits) -> Chunk:
     if not 1 <= n_channels <= 65536 or n_bytes % (4 * n_channels):
         raise UserError(f"{n_bytes} bytes are not a multiple of bins of {n_channels} float32 channels")
     bins = np.frombuffer(message, "<f4", offset=_HEADER.size).reshape(-1, n_channels)
-    if len(bins) * BIN_S > limits.chunk_s:
+    if len(bins) * BIN_SECONDS > limits.chunk_s:
         raise UserError(
             f"{len(bins)} bins in one message are too many; send at most {limits.chunk_s:g} s at once"
         )

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
+from arcuate.run import save_npz
 
 TOLERANCE = 0.02  # of a frame's sum, in nat: float16 files stay within 0.001
-BLANKS = ("BLANK", "<ctc>", "<blank>", "<pad>", "_")
-BOUNDARIES = ("SIL", "|", ">", "<space>", " ")
 
 
-def check_frames(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:
+def check_log_probs(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:
     """The same frames as (F, V) float32, or one sentence that says what is wrong with them."""
     frames = np.ascontiguousarray(log_probs, dtype=np.float32)
     trial = f"{where}: " if where else ""
@@ -43,7 +42,7 @@ def check_frames(log_probs: np.ndarray, classes: Sequence[str], where: str = "")
 
 
 @dataclass(frozen=True, eq=False)
-class FrameScores:
+class FrameLogProbs:
     """The frames of many trials, classes in the order searches expect: blank first, the word boundary last."""
 
     classes: tuple[str, ...]
@@ -54,10 +53,10 @@ class FrameScores:
     @property
     def boundary(self) -> int:
         """Class index of the word boundary, -1 where there is none."""
-        return len(self.classes) - 1 if self.classes[-1] in BOUNDARIES else -1
+        return boundary_index(self.classes)
 
 
-def arrange(
+def reorder_classes(
     logp: np.ndarray,
     classes: Sequence[str],
     where: str,
@@ -68,10 +67,10 @@ def arrange(
     names = [str(name) for name in classes]
     if len(set(names)) != len(names) or len(names) != logp.shape[1]:
         raise UserError(f"{where}: {logp.shape[1]} columns need as many distinct class names, not {names}")
-    blank = next((name for name in BLANKS if name in names), None)
+    blank = next((name for name in BLANK_NAMES if name in names), None)
     if blank is None:
-        raise UserError(f"{where}: none of the classes is the blank; call it {' or '.join(BLANKS[:3])}")
-    edge = boundary if boundary is not None else next((b for b in BOUNDARIES if b in names), None)
+        raise UserError(f"{where}: none of the classes is the blank; call it {' or '.join(BLANK_NAMES[:3])}")
+    edge = boundary if boundary is not None else next((b for b in BOUNDARY_NAMES if b in names), None)
     folded = tuple(fold)
     unknown = [name for name in (*folded, *([edge] if edge else [])) if name not in names]
     if unknown:
@@ -94,11 +93,11 @@ def arrange(
         columns = [names.index(name) for name in (str(edge), *folded)]
         arranged = np.array(arranged, np.float32)
         arranged[:, -1] = np.logaddexp.reduce(logp[:, columns].astype(np.float32), axis=1)
-    last = ["SIL" if edge == "SIL" else BOUNDARIES[2] if edge not in BOUNDARIES else edge] if edge else []
+    last = [edge if edge in BOUNDARY_NAMES else ">"] if edge else []
     return arranged, (blank, *rest, *last)
 
 
-def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameScores:
+def read_log_probs(path: Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:
     """A file of frame scores: `logp` (sum of frames, V), `lengths`, `classes`, perhaps `trials`."""
     parts = load_parts(path)
     logp, lengths = parts["logp"], parts["lengths"]
@@ -112,17 +111,17 @@ def read_scores(path: Path, boundary: str | None = None, fold: Iterable[str] = (
     if "classes" not in parts and logp.shape[1] != len(CLASSES):
         raise UserError(f"{path} does not name its {logp.shape[1]} classes; store them as `classes`")
     classes = parts.get("classes", np.array(CLASSES))
-    arranged, names = arrange(logp, classes.tolist(), str(path), boundary, fold)
+    arranged, names = reorder_classes(logp, classes.tolist(), str(path), boundary, fold)
     ids = tuple(str(i) for i in parts["trials"].tolist()) if "trials" in parts else None
     if ids is not None and len(ids) != len(lengths):
         raise UserError(f"{path}: {len(ids)} names in `trials` for {len(lengths)} trials")
-    refuse_twice(f"{path}, `trials`", ids or ())
+    check_unique_ids(f"{path}, `trials`", ids or ())
     ends = np.cumsum(lengths, dtype=np.int64)
     trials = tuple(np.split(arranged, ends[:-1])) if len(lengths) else ()
-    return FrameScores(names, trials, ids, path.name)
+    return FrameLogProbs(names, trials, ids, path.name)
 
 
-def refuse_twice(where: str, ids: Sequence[str]) -> None:
+def check_unique_ids(where: str, ids: Sequence[str]) -> None:
     """Trials are told apart by their names."""
     seen: set[str] = set()
     for name in ids:
@@ -147,3 +146,15 @@ def load_parts(path: Path) -> dict[str, np.ndarray]:
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}; see docs/decoding.md for its layout")
     return parts
+
+
+def write_log_probs(path: Path, scores: FrameLogProbs) -> None:
+    """Write frame scores in the layout of `read_log_probs`, as float16."""
+    logp = np.concatenate(scores.trials) if scores.trials else np.zeros((0, len(scores.classes)), np.float32)
+    arrays: dict[str, np.ndarray] = {
+        "logp": np.maximum(logp, np.finfo(np.float16).min).astype(np.float16),
+        "lengths": np.array([len(frames) for frames in scores.trials], dtype=np.int32),
+        "classes": np.array(scores.classes, dtype=np.str_),
+        "trials": np.array(scores.ids or (), dtype=np.str_),
+    }
+    save_npz(path, arrays)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeam, search_both
-from arcuate.decoding.transducer import Weights, rescore
+from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.transducer import HeadWeights, rescore
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.transducer import Transducer
@@ -30,7 +30,7 @@ N_SPELLINGS = 4  # of a candidate that are scored; the best one counts
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class HeadOutputs:
     """A trial as the model hears it."""
 
     log_probs: np.ndarray  # (F, V) of the CTC head
@@ -41,15 +41,15 @@ class Heard:
 
 
 @dataclass(frozen=True, eq=False)
-class BothHeads:
+class JointWordSearch:
     """A word search that asks the transducer too."""
 
     words: WordSearch
     lexicon: Lexicon
     head: Transducer
-    weights: Weights = field(default_factory=Weights)
+    weights: HeadWeights = field(default_factory=HeadWeights)
 
-    def search(self, trial: Heard, n_best: int = 1) -> list[Hypothesis]:
+    def search(self, trial: HeadOutputs, n_best: int = 1) -> list[Hypothesis]:
         """The best readings in words, best first."""
         candidates = self.candidates(trial, n_best)
         if not candidates:
@@ -64,11 +64,11 @@ class BothHeads:
         ]
         return sorted(found, key=lambda h: -(h.total or 0.0))[:n_best]
 
-    def candidates(self, trial: Heard, n_best: int) -> dict[tuple[str, ...], Hypothesis]:
+    def candidates(self, trial: HeadOutputs, n_best: int) -> dict[tuple[str, ...], Hypothesis]:
         """Sequences of words worth scoring, each with its n-gram score and bonus."""
         found = self.words.search(trial.log_probs, n_best)
-        beam = JointBeam(self.head, weights=self.weights)
-        for reading in search_both(beam, trial.frames, trial.log_probs)[:N_READINGS]:
+        beam = JointBeamSearch(self.head, weights=self.weights)
+        for reading in search_joint(beam, trial.frames, trial.log_probs)[:N_READINGS]:
             if reading.tokens:
                 frames = lay_out(reading.tokens, trial.log_probs.shape[1])
                 # These frames are no frames of the trial, so that nobody knows when a word was said.

@@ -1,0 +1,184 @@
+"""Decode the trials of a store with a model and score each of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from arcuate.data.batching import by_length, length_batches
+from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.greedy import greedy
+from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.transducer import (
+    TransducerBeamSearch,
+    TransducerGreedySearch,
+    require_transducer,
+    rescore,
+    search_transducer,
+)
+from arcuate.evaluation.metrics import Score, score
+from arcuate.losses.combined import HEADS, head_losses, weigh
+from arcuate.losses.config import Loss
+from arcuate.models.mode import MODES
+from arcuate.models.model import Model
+from arcuate.progress import Progress
+from arcuate.training.config import Validate
+
+Head = Literal["ctc", "transducer", "both"]
+HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
+TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
+Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Decoding result of one trial."""
+
+    trial: TrialInfo
+    tokens: tuple[int, ...]
+    score: Score | None  # None for a trial without a label
+    loss: float | None
+    log_probs: np.ndarray | None  # (F, V) of the CTC head, with keep_log_probs
+    losses: dict[str, float] | None = None  # by head
+    greedy_score: Score | None = None  # of the greedy search, if `score` belongs to another one
+    frames: torch.Tensor | None = None  # (F, D) encoder outputs, with keep_frames
+    mode: tuple[float, ...] | None = None  # log-probabilities of MODES, if the model predicts the mode
+
+    @property
+    def predicted_mode(self) -> str | None:
+        return None if self.mode is None else MODES[int(np.argmax(self.mode))]
+
+
+def phoneme_search(settings: Validate) -> Search:
+    """The CTC search of the validation settings."""
+    if settings.search == "greedy":
+        return greedy
+    # Imported here: the Numba kernels cost half a second that the greedy search does not need.
+    from arcuate.decoding.prefix_beam import PrefixBeamSearch
+
+    return PrefixBeamSearch(settings.beam).tokens
+
+
+def decode_trials(
+    model: Model,
+    store: Store,
+    trials: Sequence[TrialInfo],
+    *,
+    batch_size: int = 32,
+    loss: Loss | None = None,
+    keep_log_probs: bool = False,
+    keep_frames: bool = False,
+    search: Search = greedy,
+    head: Head = "ctc",
+    transducer_beam: int | None = TRANSDUCER_BEAM,
+    progress: Progress | None = None,
+) -> list[TrialResult]:
+    """Decode and score trials; results are in the order of `trials`, batches are formed by length.
+
+    `search` decodes the CTC head. The other heads use a beam of `transducer_beam`, or the greedy search if it is None.
+    """
+    device = next(model.parameters()).device
+    front_end = model.config.settings.front_end
+    results: dict[int, TrialResult] = {}
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        plan = by_length(trials, batch_size)
+        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
+            batch = batch.to(device)
+            targets = batch.tokens if loss is not None else None
+            outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
+            losses, by_head = None, {}
+            if loss is not None:
+                by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
+                losses = weigh(by_head, loss).tolist() if by_head else None
+            modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
+            log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
+            n_frames = outputs.n_frames.tolist()
+            for row, index in enumerate(chosen):
+                trial, logp = trials[index], log_probs[row, : n_frames[row]]
+                tokens = tuple(search(logp))
+                if head != "ctc":
+                    frames = outputs.frames[row, : len(logp)]
+                    tokens = _decode_transducer(model, frames, logp, tokens, head, transducer_beam)
+                results[index] = TrialResult(
+                    trial,
+                    tokens,
+                    score(trial.tokens, tokens) if trial.tokens is not None else None,
+                    losses[row] if losses is not None and trial.tokens is not None else None,
+                    logp.copy() if keep_log_probs else None,
+                    {head: float(values[row]) for head, values in by_head.items()},
+                    score(trial.tokens, greedy(logp))
+                    if search is not greedy and trial.tokens is not None
+                    else None,
+                    outputs.frames[row, : len(logp)].clone() if keep_frames else None,
+                    tuple(modes[row]) if modes is not None else None,
+                )
+            if progress:
+                progress(len(results), len(trials), "scoring trials")
+    model.train(training)
+    return [results[i] for i in range(len(trials))]
+
+
+def _decode_transducer(
+    model: Model,
+    frames: torch.Tensor,
+    log_probs: np.ndarray,
+    ctc_tokens: tuple[int, ...],
+    head: Head,
+    beam: int | None,
+) -> tuple[int, ...]:
+    """Tokens of one trial by the transducer, or by a joint search of both heads.
+
+    The n-best list of the joint search and the CTC hypothesis are rescored by both heads.
+    """
+    network = require_transducer(model.transducer, "this model")
+    if head == "transducer":
+        searcher = TransducerGreedySearch(network) if beam is None else TransducerBeamSearch(network, beam)
+        return search_transducer(searcher, frames)[0].tokens
+    found = search_joint(JointBeamSearch(network, beam or TRANSDUCER_BEAM), frames, log_probs)
+    candidates = [ctc_tokens, *(h.tokens for h in found)]
+    found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), candidates)
+    return found[0].tokens
+
+
+_COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
+
+
+def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
+    """Counts and summed losses by session (sessions, 8 + heads); tensors of several processes can be added."""
+    sums = torch.zeros(len(sessions), len(_COUNTS) + len(HEADS), dtype=torch.float64)
+    for result in results:
+        if result.score is not None:
+            counts = result.score
+            row = (
+                counts.substitutions,
+                counts.insertions,
+                counts.deletions,
+                counts.length,
+                float("nan") if result.loss is None else result.loss,
+                1,
+                result.mode is not None and result.predicted_mode == result.trial.mode,
+                result.mode is not None and result.trial.mode in MODES,
+                *((result.losses or {}).get(head, 0.0) for head in HEADS),
+            )
+            sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
+    return sums
+
+
+def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any]:
+    """The validation row of metrics.jsonl, from `session_sums`."""
+    overall = dict(zip((*_COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
+    errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
+    return {
+        "loss": overall["loss"] / overall["n_trials"]
+        if overall["n_trials"] and overall["loss"] == overall["loss"]
+        else None,
+        "losses": {head: overall[head] / overall["n_trials"] for head in HEADS if overall[head]},
+        "per": sum(errors) / overall["n_tokens"] if overall["n_tokens"] else None,
+        **({"mode_accuracy": overall["n_right"] / overall["n_modes"]} if overall["n_modes"] else {}),
+        **{name: int(overall[name]) for name in _COUNTS[:4]},
+        "per_by_session": {s: e / n for s, e, n in zip(sessions, errors, lengths, strict=True) if n},
+    }

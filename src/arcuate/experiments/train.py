@@ -1,0 +1,420 @@
+"""`train`: wire store, model, optimizer, validation and callbacks into one run.
+
+`arcuate train` and `arcuate.train` are this function. It prints nothing: messages go to the logger, and what a
+terminal shows is a callback. It works in any thread of a notebook and under torchrun.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import torch
+
+from arcuate.config import Overrides
+from arcuate.data.alphabet import CLASSES, token_names
+from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
+from arcuate.data.config import Bucketed, Days
+from arcuate.data.selection import Selection, select
+from arcuate.data.store import Store
+from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
+from arcuate.models.config import ModelConfig, Runtime
+from arcuate.models.model import Model
+from arcuate.models.runtime import Machine, count_cores, set_up
+from arcuate.progress import Progress, counted, logger, percent
+from arcuate.run import Run, RunLike, refuse_taken
+from arcuate.training.checks import cautions, coupling_warnings
+from arcuate.training.config import TrainingConfig
+from arcuate.training.curriculum import outline, settle
+from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
+from arcuate.training.environment import describe
+from arcuate.training.loop import train as train_loop
+from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
+from arcuate.training.precision import Choice, choose_precision
+from arcuate.training.signals import Stop, listening, sole_writer
+from arcuate.training.start import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
+from arcuate.training.state import Training
+from arcuate.training.tracking.callbacks import Watcher, Watchers, check_trackers, trackers
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Outcome of one training. It is accepted wherever a run folder is: `arcuate.evaluate(result)`."""
+
+    run: Run
+    recipe: Recipe
+    n_parameters: int
+    n_train: int
+    n_validation: int
+    steps: int  # done; of a dry run, planned
+    selected_on: str  # split that checkpoints are selected on
+    best_per: float | None = None
+    best_step: int | None = None
+    rewinds: int = 0
+    seconds: float = 0.0
+    dry_run: bool = False
+    interrupted: bool = False  # stopped by request; resume to continue
+    signal: Signals | None = None  # that interrupted it
+    is_main: bool = True  # False in all processes but one under torchrun
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.run)
+
+    def to_dict(self) -> dict[str, Any]:
+        common = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
+        if self.dry_run:
+            return {
+                **common,
+                "dry_run": True,
+                "n_train": self.n_train,
+                "n_validation": self.n_validation,
+                "steps": self.steps,
+                "stages": {stage.name: stage.steps for stage in self.recipe.stages},
+            }
+        return {
+            **common,
+            "steps": self.steps,
+            "best_per": self.best_per,
+            "best_step": self.best_step,
+            "selected_on": self.selected_on,
+            "rewinds": self.rewinds,
+            "seconds": self.seconds,
+        }
+
+
+def train(
+    recipe: Recipe | str | Path,
+    data: Store | str | Path,
+    run: RunLike,
+    *,
+    overrides: Overrides = (),
+    resume: bool = False,
+    parent: RunLike | None = None,
+    keep_optimizer: bool = False,
+    dry_run: bool = False,
+    callbacks: Sequence[Watcher] = (),
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train a recipe on a prepared store and write the run folder `run`.
+
+    `recipe` is a packaged recipe by name, a YAML file or run folder by path, or a `Recipe`. `overrides` is a mapping
+    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run bit for bit where it stopped.
+    `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
+    optimizer state too. `dry_run` checks recipe and data, and writes nothing.
+
+    SIGINT, SIGTERM or `stop.request()`, from a callback or another thread, end training within one step, with a
+    checkpoint; the result is then `interrupted`. Signals are handled only when called from the main thread.
+    """
+    run = Run(Path(run))
+    official = official_ancestor(recipe)
+    recipe = load_recipe(recipe, overrides)
+    parent = None if parent is None else os.fspath(parent)
+    check_trackers(recipe.track)
+    if not dry_run:
+        refuse_taken(run.path, resume)
+    store = data if isinstance(data, Store) else Store.open(Path(data))
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+    store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # one trial of every file
+    per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
+    recipe = settle(recipe, per_epoch / recipe.train.accumulate)
+    if not dry_run:
+        _check_run_folder(run, recipe, resume)
+    store.close()  # loader processes are started from here and must not inherit open files
+    previous = _previous_environment(run) if resume else {}
+    runtime = _same_threads(recipe, previous)
+    machine = set_up(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
+    precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
+    start = Start(resume, check_parent(parent, resume, keep_optimizer), keep_optimizer)
+    model = build_model(recipe, store, selection).to(machine.device)
+    world = join_world(machine.device)
+    try:
+        if world.any(precision.kind == "fp32") and precision.kind != "fp32":
+            precision = Choice("fp32", "training in fp32 because another process does")
+        setup = _Setup(run, recipe, store, selection, machine, precision, model, world)
+        if world.writes:
+            _announce(setup, official, previous)
+        if dry_run:
+            return setup.result(dry_run=True, steps=recipe.train.steps)
+        return _train(setup, start, parent, callbacks, stop or Stop(), progress)
+    finally:
+        leave_world()
+
+
+def build_model(recipe: TrainingConfig, store: Store, selection: Selection) -> Model:
+    """The untrained model of a recipe, initialised from `train.seed`."""
+    torch.manual_seed(recipe.train.seed)
+    config = ModelConfig(
+        settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=CLASSES
+    )
+    return Model(config)
+
+
+def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
+    """Entry `data` of environment.json: path, channels, sessions and content hashes of the training data."""
+    return {
+        "path": str(store.path.resolve()),
+        "layout": store.layout,
+        "n_channels": store.n_channels,
+        "sessions": list(sessions),
+        "hashes": store.manifest.get("hashes"),
+    }
+
+
+def worker_count(recipe: TrainingConfig) -> int:
+    """Number of loader processes, at most one per core. It does not affect results."""
+    return min(recipe.data.workers, count_cores())
+
+
+@dataclass(frozen=True, eq=False)
+class _Setup:
+    """Everything that is fixed before the run folder is written."""
+
+    run: Run
+    recipe: Recipe
+    store: Store
+    selection: Selection
+    machine: Machine
+    precision: Choice
+    model: Model
+    world: World
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def result(self, **outcome: Any) -> TrainResult:
+        return TrainResult(
+            run=self.run,
+            recipe=self.recipe,
+            n_parameters=self.n_parameters,
+            n_train=len(self.selection.train),
+            n_validation=len(self.selection.validation),
+            selected_on=self.selection.selected_on,
+            is_main=self.world.writes,
+            **outcome,
+        )
+
+    def outcome(self, training: Training, seconds: float, stop: Stop) -> TrainResult:
+        return self.result(
+            steps=training.step,
+            best_per=training.best.per,
+            best_step=training.best.step,
+            rewinds=training.guard.n_rewinds,
+            seconds=seconds,
+            interrupted=stop.requested and not training.finished,
+            signal=stop.signal,
+        )
+
+
+def _check_run_folder(run: Run, recipe: Recipe, resume: bool) -> None:
+    """Reject an unusable run folder before any message; it is checked again under the lock when written."""
+    refuse_taken(run.path, resume)
+    if resume and run.recipe_file.is_file():
+        refuse_calibrated(run)
+        refuse_other_recipe(run, recipe)
+
+
+def _previous_environment(run: Run) -> Mapping[str, Any]:
+    """environment.json of a run that is resumed; empty if the run was killed before it was written."""
+    return run.environment() if run.recipe_file.is_file() and run.environment_file.is_file() else {}
+
+
+def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> Runtime:
+    """Keep the thread count of a resumed run unless one is set: another count changes rounding."""
+    is_set = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
+    threads = previous.get("threads")
+    if is_set or not isinstance(threads, int) or not 1 <= threads <= 1024:
+        return recipe.runtime
+    return recipe.runtime.model_copy(update={"threads": threads})
+
+
+def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) -> None:
+    """Log what will be trained, on which data, and every deviation from the recipe."""
+    recipe, selection, machine = setup.recipe, setup.selection, setup.machine
+    sessions = counted(len(selection.sessions), "session")
+    logger.info(
+        f"{recipe.name}: {setup.n_parameters:,} parameters, {counted(setup.store.n_channels, 'channel')}, {sessions}"
+    )
+    selecting = counted(len(selection.validation), f"{selection.selected_on} trial")
+    logger.info(f"{counted(len(selection.train), 'training trial')}; checkpoints are selected on {selecting}")
+    logger.info(f"{machine.device}, {counted(machine.threads, 'thread')}: {machine.reason}")
+    if (workers := worker_count(recipe)) < recipe.data.workers:
+        logger.info(
+            f"data.workers={recipe.data.workers} exceeds the number of cores; using {counted(workers, 'worker')}"
+        )
+    if recipe.stages:
+        logger.info(outline(recipe))
+    if setup.world.size > 1:
+        logger.info(f"{setup.world.size} processes share every batch")
+    if selection.unaligned:
+        patch = recipe.front_end.patch
+        logger.info(
+            f"{counted(len(selection.unaligned), 'training trial')} left out: the labels need more frames than"
+            f" patches of {patch.bins}/{patch.stride} bins give"
+        )
+    if not selection.validation:
+        logger.info("no validation trials: the last checkpoint counts as the best")
+    batching = recipe.data.batching
+    if isinstance(batching, Days) and batching.n_sessions > len(selection.sessions):
+        logger.info(f"a batch holds trials of {sessions}, which is all there are")
+    if isinstance(batching, Bucketed):
+        plan = make_plan(selection.train, batching, recipe.data.seed)
+        epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
+        logger.info(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
+    if setup.precision.note:
+        logger.info(setup.precision.note)
+    for warning in cautions(recipe, bool(selection.validation), machine.device.type):
+        logger.warning(warning)
+    if official is not None:
+        for warning in coupling_warnings(recipe, load_recipe(official), official):
+            logger.warning(warning)
+    processes = previous.get("processes", setup.world.size)
+    if processes != setup.world.size:
+        logger.warning(
+            f"this run had {processes} processes and now has {setup.world.size}: dropout and rounding differ"
+        )
+
+
+def _train(
+    setup: _Setup,
+    start: Start,
+    parent: str | None,
+    callbacks: Sequence[Watcher],
+    stop: Stop,
+    progress: Progress | None,
+) -> TrainResult:
+    """Create or resume the run folder under its lock, and train."""
+    machine, world = setup.machine, setup.world
+    environment = describe(
+        device=str(machine.device),
+        threads=machine.threads,
+        threads_reason=machine.reason,
+        processes=world.size,
+        data=describe_store(setup.store, setup.selection.sessions),
+        n_parameters=setup.n_parameters,
+        selected_on=setup.selection.selected_on,
+        precision=setup.precision.kind,
+        parent=parent,
+    )
+    training = Training(setup.model, setup.recipe, setup.run, setup.precision.kind)
+    with ExitStack() as stack:
+        with world.agreeing():
+            refuse_taken(setup.run.path, start.resume)
+            if world.writes:
+                stack.enter_context(sole_writer(setup.run, logger.info))
+        begin(training, start, environment, world, logger.info)
+        if training.finished:
+            if world.writes:
+                logger.info(f"{setup.run.path} is complete: {training.step} steps")
+            return setup.outcome(training, 0.0, stop)
+        _find_modes(setup, training, progress)
+        return _run_loop(setup, training, callbacks, stop, progress)
+
+
+def _find_modes(setup: _Setup, training: Training, progress: Progress | None) -> None:
+    """Estimate the speaking mode of every training trial once, and store it in the run folder."""
+    file = setup.run.modes_file
+    if training.model.mode is None:
+        return
+    if training.position > 0 and file.is_file():
+        training.modes = read_modes(file)
+        return
+    report = progress if setup.world.writes else None
+    training.modes = learn_modes(training.model, setup.store, setup.selection.train, report)
+    setup.store.close()  # loader processes must not inherit open files
+    if setup.world.writes:
+        write_modes(file, training.modes)
+        logger.info(describe_modes(setup.selection.train, training.modes, setup.recipe.mode))
+
+
+def _run_loop(
+    setup: _Setup, training: Training, callbacks: Sequence[Watcher], stop: Stop, progress: Progress | None
+) -> TrainResult:
+    """Run the remaining steps from the restored or initial state."""
+    recipe, selection, world, device = setup.recipe, setup.selection, setup.world, setup.machine.device
+    started = time.perf_counter()
+    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+    planned = PlannedBatches(
+        *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.wanted),
+        (world.rank, world.size),
+    )
+    batches = training_batches(
+        planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda"
+    )
+    combined = Watchers()  # rank 0 alone has callbacks
+    if world.writes:
+        shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
+        combined = Watchers(*trackers(recipe, setup.run, training.step, logger.info), *callbacks, *shown)
+    validate = _validator(setup, training, combined.sample) if selection.validation else None
+    with closing(batches), listening(stop, patient=world.size > 1), combined as watcher:
+        train_loop(
+            *(training, batches, validate, device, watcher, stop),
+            lambda: parallel_encode(training.model, recipe, device, world),
+            world,
+        )
+    result = setup.outcome(training, time.perf_counter() - started, stop)
+    if world.writes:
+        _log_outcome(setup, result)
+    return result
+
+
+def _log_outcome(setup: _Setup, result: TrainResult) -> None:
+    run = result.run
+    if result.interrupted:
+        cause = f"by {result.signal.name} " if result.signal else ""
+        logger.info(f"stopped {cause}after step {result.steps}; resume with:")
+        logger.info(f"arcuate train {run.recipe_file} --data {setup.store.path} --run {run.path} --resume")
+        return
+    if result.best_per is not None:
+        logger.info(
+            f"best {result.selected_on} PER {percent(result.best_per)} at step {result.best_step};"
+            f" {result.seconds:.0f} s in total"
+        )
+    logger.info(f"{run.path} is complete; next: arcuate evaluate {run.path}")
+
+
+def _validator(
+    setup: _Setup, training: Training, show_sample: Callable[[Sequence[str], Sequence[str]], None]
+) -> Callable[[Model], dict[str, Any]]:
+    """Function that scores this rank's share of the validation trials; the sums are added over all ranks."""
+    selection, world = setup.selection, setup.world
+    trials = selection.validation[world.rank :: world.size]
+    settings = setup.recipe.validate_
+    search = phoneme_search(settings)
+
+    def validate(model: Model) -> dict[str, Any]:
+        started = time.perf_counter()
+        results = decode_trials(
+            model, setup.store, trials, batch_size=settings.batch_size, loss=training.loss, search=search
+        )
+        if results and results[0].trial.tokens is not None:
+            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
+        sums = world.sum(session_sums(results, selection.sessions))
+        cost = {"seconds": time.perf_counter() - started}
+        return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}
+
+    return validate
+
+
+class _StepProgress(Watchers):
+    """Callback that reports steps to a progress function."""
+
+    def __init__(self, progress: Progress, n_steps: int) -> None:
+        super().__init__()
+        self._progress, self._n_steps = progress, n_steps
+
+    def step(self, step: int) -> None:
+        self._progress(step, self._n_steps, "training")
+
+    def stage(self, row: dict[str, Any]) -> None:
+        self._n_steps = row["ends_at"]  # a stage that ends early shortens the run
