@@ -28,7 +28,7 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
 from arcuate.experiments.train import build_model
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
@@ -63,7 +63,7 @@ class Arm:
 RECIPES = {"gru": "tiny", "ssm": "mode-ssm-small", "transformer": "tiny-transformer"}
 
 
-HEAVY = ("augment.time_masks.max_share=0.075",)  # half of a trial, as in the recipes of published size
+HEAVY = ("augment.time_masks.max_fraction=0.075",)  # half of a trial, as in the recipes of published size
 NOISE = ("augment.time_masks.n_masks=0", "augment.white_noise_sd=0.5", "augment.offset_sd=0.2")
 
 
@@ -95,7 +95,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     batches = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.wanted, (0, 1)
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, (0, 1)
     )
     model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)
@@ -110,7 +110,7 @@ def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: 
     """CPU seconds of one optimizer step."""
     started = time.process_time()
     outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
-    losses = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
+    losses = weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
     optimizer.zero_grad(set_to_none=True)
     losses.mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -17,7 +17,7 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import run_recipe
 from arcuate.losses.combined import flow_loss
-from arcuate.models.config import Denoiser as Settings
+from arcuate.models.config import DenoiserSettings
 from arcuate.models.denoiser import Denoiser
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
@@ -32,7 +32,9 @@ def make_pairs(run: Path, data: Path) -> list[Pair]:
     store = Store.open(data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    batches = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
+    batches = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
     pairs = []
     for position in range(400, 400 + N_TRAIN + N_HELD_OUT):
         batch = batches[position]
@@ -65,7 +67,7 @@ def main() -> None:
     size = [float(clean.var()) for _, clean, _ in pairs]
     print(f"noise changes {100 * sum(apart) / sum(size):.1f} % of the frames' variance")
     torch.manual_seed(0)
-    bridge = Denoiser(Settings(enabled=True, width=asked.width), pairs[0][0].shape[-1], causal=True)
+    bridge = Denoiser(DenoiserSettings(enabled=True, width=asked.width), pairs[0][0].shape[-1], causal=True)
     optimizer = torch.optim.AdamW(bridge.parameters(), lr=3e-3)
     for step in range(N_STEPS):
         noisy, clean, n = pairs[step % N_TRAIN]

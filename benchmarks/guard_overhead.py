@@ -17,9 +17,9 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import append_line, create_run
-from arcuate.seeds import derive
+from arcuate.seeds import derive_seed
 from arcuate.training.distributed import World
 from arcuate.training.loop import backward, forward_augmented
 from arcuate.training.metrics import Tally
@@ -47,9 +47,11 @@ def bare_step(training: Training, batch: Batch) -> None:
     recipe = training.recipe
     set_rates(training.optimizer, recipe, training.step)
     training.optimizer.zero_grad(set_to_none=True)
-    torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, 0))
+    torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)
-    weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
+    weighted_loss(
+        compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
+    ).mean().backward()
     torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
     training.optimizer.step()
     training.step += 1
@@ -65,7 +67,9 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
     seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
         states = {}

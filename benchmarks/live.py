@@ -36,11 +36,11 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.experiments.recipe import load_recipe
 from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
-from arcuate.live.decoder import make_engine, open_search, warm_up
-from arcuate.live.sources.replay import Prepared, prepare_replay
+from arcuate.live.engine import make_engine, open_search, warm_up
+from arcuate.live.sources.replay import ReplayTrials, select_trials
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
-from arcuate.models.model import Model, State
+from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
 
@@ -49,7 +49,7 @@ class Prompted(Model):
 
     told: Iterator[np.ndarray]
 
-    def _streamed(self, frames: torch.Tensor, state: State) -> Outputs:
+    def _streamed(self, frames: torch.Tensor, state: StreamState) -> Outputs:
         outputs = super()._streamed(frames, state)
         said = [next(self.told) for _ in range(frames.shape[1])]
         if not said:
@@ -116,11 +116,11 @@ def warmed(engine: Any) -> Any:
     return engine
 
 
-def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
+def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
     decoder = StreamingDecoder.load(run)
     front_end = decoder.engine.model.config.settings.front_end
     store = Store.open(Path(str(Run(run).data()["path"])))
-    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log)
+    return decoder, select_trials(store, decoder.sessions, front_end.normalise, front_end.log1p)
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
@@ -175,12 +175,12 @@ def socket(asked: argparse.Namespace) -> dict[str, Any]:
 
     from arcuate.live.access import Access
     from arcuate.live.config import Endpoints, LiveSettings
-    from arcuate.live.server import Live, make_app
+    from arcuate.live.server import LiveServer, make_app
     from arcuate.live.sources.replay import Replay
 
     decoder, prepared = open_both(asked.run)
     settings = LiveSettings(endpoints=Endpoints(enabled=False))
-    live = Live(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
+    live = LiveServer(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
     if asked.first:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
     server = uvicorn.Server(uvicorn.Config(make_app(live), port=asked.port, log_level="warning"))
@@ -195,7 +195,7 @@ def socket(asked: argparse.Namespace) -> dict[str, Any]:
             while time.perf_counter() < until:
                 began = time.perf_counter()
                 await wire.send(message)
-                while not (isinstance(told := await wire.recv(), str) and "refused" in told[:40]):
+                while not (isinstance(told := await wire.recv(), str) and "rejected" in told[:40]):
                     pass
                 found.append(1000 * (time.perf_counter() - began))
                 await asyncio.sleep(0.02)
@@ -232,7 +232,7 @@ def main() -> None:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     result = globals()[asked.what](asked)
-    print(json.dumps({"what": asked.what, **result, "load_before": load, "load_after": os.getloadavg()[0]}))
+    print(json.dumps({"message": asked.what, **result, "load_before": load, "load_after": os.getloadavg()[0]}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
-from arcuate.losses.combined import head_losses, weigh
+from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optim import make_optimizer, set_rates
 
@@ -33,7 +33,9 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
+    )
     model = build_model(recipe, store, selection)
     optimizer = make_optimizer(model, recipe.optimizer)
     loading, training = [], []
@@ -44,7 +46,9 @@ def main() -> None:
         for batch in batches:
             set_rates(optimizer, recipe, batch.position)
             outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
-            loss = weigh(head_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean()
+            loss = weighted_loss(
+                compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
+            ).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

@@ -16,10 +16,10 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import collate
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import head_losses
-from arcuate.losses.config import CTC, RNNT, Loss
+from arcuate.losses.combined import compute_losses
+from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
 from arcuate.losses.ctc import ctc_loss
-from arcuate.losses.rnnt import rnnt_loss_joined
+from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 
@@ -27,7 +27,7 @@ PAIRS = (
     ("mean_per_token", "mean_per_token"),
     ("sum_per_trial", "sum_per_trial"),
     ("mean_per_token", "sum_per_trial"),
-    ("mean_per_token", "document_mean_t_half"),
+    ("mean_per_token", "half_mean_frames"),
 )
 
 
@@ -42,15 +42,15 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     model = Model(config).eval()
     trials = [t for t in store.trials if t.split == "train"][:n_trials]
     places = {session: i for i, session in enumerate(store.sessions)}
-    batch = collate(store, trials, places, recipe.front_end.wanted)
+    batch = collate(store, trials, places, recipe.front_end.statistics_spec)
     outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, batch.tokens)
     n_frames, n_tokens = outputs.n_frames.float().mean(), batch.n_tokens.float().mean()
     print(f"fresh model, patches {bins}/{stride}: {n_frames:.0f} frames, {n_tokens:.0f} tokens on average")
     for ctc, rnnt in PAIRS:
-        settings = Loss(ctc=CTC(reduction=ctc), rnnt=RNNT(reduction=rnnt))
+        settings = LossSettings(ctc=CTCSettings(reduction=ctc), rnnt=RNNTSettings(reduction=rnnt))
         losses = {
             k: float(v.mean())
-            for k, v in head_losses(outputs, batch.tokens, batch.n_tokens, settings).items()
+            for k, v in compute_losses(outputs, batch.tokens, batch.n_tokens, settings).items()
         }
         ratio = losses["rnnt"] / losses["ctc"]
         print(f"  CTC {ctc} {losses['ctc']:.2f}, RNN-T {rnnt} {losses['rnnt']:.2f}: ratio {ratio:.2f}")
@@ -60,11 +60,11 @@ def show_ignorant(n_frames: int, n_tokens: int) -> None:
     log_probs = torch.zeros(1, n_frames, len(CLASSES)).log_softmax(-1)
     tokens = (torch.arange(n_tokens) % 40 + 1)[None]
     lengths = torch.tensor([n_frames]), torch.tensor([n_tokens])
-    per_token = CTC(reduction="mean_per_token", zero_infinity=True)
+    per_token = CTCSettings(reduction="mean_per_token", zero_infinity=True)
     ctc = ctc_loss(log_probs, lengths[0], tokens, lengths[1], per_token).item()
     join = lambda f, p: torch.zeros(1, f.shape[1], p.shape[1], len(CLASSES))
     sides = torch.zeros(1, n_frames, 1), torch.zeros(1, n_tokens + 1, 1)
-    rnnt = rnnt_loss_joined(join, *sides, tokens, *lengths).item()
+    rnnt = chunked_rnnt_loss(join, *sides, tokens, *lengths).item()
     print(f"  {n_frames} frames, {n_tokens} tokens: CTC per token {ctc:.2f}, RNN-T sum per trial {rnnt:.0f}")
 
 

@@ -24,8 +24,14 @@ from arcuate.run import Run
 
 STEPS = 600
 SSM = [
-    *("encoder.kind=ssm", "encoder.width=128", "encoder.depth=3", "encoder.heads=4", "encoder.state=32"),
-    *("encoder.taps=4", "encoder.dropout=0.1"),
+    *(
+        "encoder.kind=ssm",
+        "encoder.width=128",
+        "encoder.depth=3",
+        "encoder.n_heads=4",
+        "encoder.state_dim=32",
+    ),
+    *("encoder.conv_kernel=4", "encoder.dropout=0.1"),
 ]
 BOTH = ["transducer.enabled=true", "transducer.width=128", "loss.ctc.weight=0.3"]
 MODE = ["mode.enabled=true", "mode.labels=ignore"]
@@ -77,7 +83,7 @@ def evaluate(variant: str, seed: int, reading: str, data: Path, out: Path) -> No
 
 def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
     """Parameters, seconds per training step (batch 16, 500 bins, 35 tokens) and milliseconds per streamed frame."""
-    from arcuate.losses.combined import head_losses, weigh
+    from arcuate.losses.combined import compute_losses, weighted_loss
 
     torch.set_num_threads(1)
     recipe = load_recipe("tiny", arguments(variant, 0))
@@ -95,7 +101,9 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
         started = time.process_time()
         outputs = model.encode(bins, n_bins, session, tokens, bins, match=True)
         wanted = torch.full((16, 2), 0.5)
-        weigh(head_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss).mean().backward()
+        weighted_loss(
+            compute_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss
+        ).mean().backward()
         seconds.append(time.process_time() - started)
     return count_parameters(config), min(seconds), stream_ms(model.eval())
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.losses import rnnt_loss
-from arcuate.losses.rnnt import rnnt_loss_joined
+from arcuate.losses.rnnt import chunked_rnnt_loss
 
 N_TRIALS, N_FRAMES, N_TOKENS, N_CLASSES, WIDTH = 8, 250, 60, 41, 512
 CASES = ("loss naive", "loss arcuate", "loss reusing", "joined naive", "joined arcuate")
@@ -68,7 +68,7 @@ def make(case: str) -> Callable[[], Tensor]:
     join = lambda f, p: output(torch.tanh(f[:, :, None] + p[:, None]))
     if naive:
         return lambda: naive_loss(join(frames, predicted), targets, *lengths)
-    return lambda: rnnt_loss_joined(join, frames, predicted, targets, *lengths)
+    return lambda: chunked_rnnt_loss(join, frames, predicted, targets, *lengths)
 
 
 def warm_up() -> None:

@@ -18,9 +18,16 @@ import torch
 from torch import nn
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, SSMEncoder
+from arcuate.models.config import (
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+    SSMSettings,
+)
 from arcuate.models.gru import GRU
 from arcuate.models.model import Model
 from arcuate.models.ssm import SSM
@@ -38,14 +45,14 @@ class TorchGRU(GRU):
 
 def make_model(side: str, depth: int) -> Model:
     encoder = (
-        SSMEncoder(width=WIDTH, depth=depth, dropout=0.1)
+        SSMSettings(width=WIDTH, depth=depth, dropout=0.1)
         if side == "ssm"
-        else GRUEncoder(width=WIDTH, depth=depth, dropout=0.1)
+        else GRUSettings(width=WIDTH, depth=depth, dropout=0.1)
     )
-    settings = ModelSettings(front_end=FrontEnd(patch=PATCH), encoder=encoder)
+    settings = ModelSettings(front_end=FrontEndSettings(patch=PATCH), encoder=encoder)
     model = Model(ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=("s",), classes=CLASSES))
     if side == "torch gru":
-        assert isinstance(encoder, GRUEncoder)
+        assert isinstance(encoder, GRUSettings)
         model.encoder = TorchGRU(encoder, PATCH, N_CHANNELS)
     return model
 
@@ -62,7 +69,7 @@ def training_step(side: str, n_trials: int, n_frames: int, depth: int) -> Callab
         optimizer.zero_grad()
         outputs = model(bins, lengths, torch.zeros(n_trials, dtype=torch.int64))
         n_tokens = torch.full((n_trials,), N_TOKENS)
-        loss = ctc_loss(outputs.log_probs["ctc"], outputs.n_frames, tokens, n_tokens, CTC()).mean()
+        loss = ctc_loss(outputs.log_probs["ctc"], outputs.n_frames, tokens, n_tokens, CTCSettings()).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
@@ -77,10 +84,10 @@ def layer_step(side: str, n_trials: int, n_frames: int) -> Callable[[], None]:
     frames, patch = torch.randn(n_trials, n_frames, WIDTH), Patch(bins=1, stride=1)
     encoder: GRU | SSM
     if side == "ssm":
-        encoder = SSM(SSMEncoder(width=WIDTH, depth=2, dropout=0.1), patch, WIDTH)
+        encoder = SSM(SSMSettings(width=WIDTH, depth=2, dropout=0.1), patch, WIDTH)
     else:
         kind = TorchGRU if side == "torch gru" else GRU
-        encoder = kind(GRUEncoder(width=WIDTH, depth=2, dropout=0.1), patch, WIDTH)
+        encoder = kind(GRUSettings(width=WIDTH, depth=2, dropout=0.1), patch, WIDTH)
 
     def step() -> None:
         encoder(frames, None, encoder.start(n_trials))[0].square().sum().backward()

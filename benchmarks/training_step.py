@@ -21,23 +21,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
-    FrontEnd,
-    GRUEncoder,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
+    SessionLayerSettings,
+    SmoothingSettings,
 )
-from arcuate.models.front_end import kernel
+from arcuate.models.front_end import gaussian_kernel
 from arcuate.models.model import Model
 
 N_TRIALS, N_BINS, N_CHANNELS, N_SESSIONS, N_TOKENS = 8, 800, 512, 45, 40
 PATCH = Patch(bins=14, stride=4)
-SMOOTHING = Smoothing(sd=2.0, taps=9)
+SMOOTHING = SmoothingSettings(sd=2.0, taps=9)
 
 
 class Plain(nn.Module):
@@ -51,7 +51,7 @@ class Plain(nn.Module):
         self.h0 = nn.Parameter(torch.zeros(1, 1, 768))
         self.head = nn.Linear(768, len(CLASSES))
         self.kernel: Tensor
-        self.register_buffer("kernel", torch.tensor(kernel(SMOOTHING)).repeat(N_CHANNELS, 1, 1))
+        self.register_buffer("kernel", torch.tensor(gaussian_kernel(SMOOTHING)).repeat(N_CHANNELS, 1, 1))
 
     def forward(self, bins: Tensor, session: Tensor) -> Tensor:
         x = F.conv1d(
@@ -67,8 +67,10 @@ class Plain(nn.Module):
 
 def make_ours() -> Model:
     settings = ModelSettings(
-        front_end=FrontEnd(smoothing=SMOOTHING, session_layer=SessionLayer(dropout=0.2), patch=PATCH),
-        encoder=GRUEncoder(width=768, depth=5, dropout=0.4),
+        front_end=FrontEndSettings(
+            smoothing=SMOOTHING, session_layer=SessionLayerSettings(dropout=0.2), patch=PATCH
+        ),
+        encoder=GRUSettings(width=768, depth=5, dropout=0.4),
         output_init="xavier",
     )
     sessions = tuple(f"session-{i:02d}" for i in range(N_SESSIONS))
@@ -93,7 +95,7 @@ def make_step(side: str) -> Callable[[], float]:
             log_probs, n_frames = outputs.log_probs["ctc"], outputs.n_frames
         else:
             log_probs, n_frames = model(bins, session), PATCH.count_frames(n_bins)
-        loss = ctc_loss(log_probs, n_frames, tokens, n_tokens, CTC()).mean()
+        loss = ctc_loss(log_probs, n_frames, tokens, n_tokens, CTCSettings()).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0, error_if_nonfinite=True, foreach=True)
         optimizer.step()

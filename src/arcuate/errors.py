@@ -1,5 +1,5 @@
-"""The one exception a user is meant to see."""
+"""The exception that is shown to users."""
 
 
 class UserError(Exception):
-    """A mistake the user can mend: one sentence that names the remedy, exit code 2, no traceback."""
+    """A mistake that the user can fix: one sentence with the remedy, exit code 2, no traceback."""

@@ -24,7 +24,7 @@ from arcuate.adaptation.evaluate import (
 )
 from arcuate.adaptation.pseudo_labels import say, word_labeller
 from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -34,7 +34,7 @@ from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
 from arcuate.language.lexicon import make_lexicon
 from arcuate.models.io import load_model
-from arcuate.models.model import layer_of, one_day, with_session
+from arcuate.models.model import add_session, copy_session_layer, single_session_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, speak
@@ -58,7 +58,7 @@ def trials_of(store: Store, session: str, split: str = "train") -> list[TrialInf
 
 def followed(folder: Path, method: Method, session: str, split: str = "train", **settings: object) -> AdaptedSession:
     store = Store.open(folder / "store")
-    return follow(adapter_of(folder, method, **settings), store, trials_of(store, session, split))[0]
+    return adapt_sessions(adapter_of(folder, method, **settings), store, trials_of(store, session, split))[0]
 
 
 def rates(course: AdaptedSession) -> tuple[float, float]:
@@ -74,7 +74,7 @@ def rates(course: AdaptedSession) -> tuple[float, float]:
 
 @pytest.mark.parametrize("method", LEARNING)
 def test_a_drifted_day_is_read_better(new_days: Path, method: Method) -> None:
-    plain, adapted = rates(followed(new_days, method, DRIFTED, rate=0.01))
+    plain, adapted = rates(followed(new_days, method, DRIFTED, lr=0.01))
     assert plain > 0.15 and adapted < 0.9 * plain
 
 
@@ -101,8 +101,8 @@ def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
     second = torch.tensor([model.config.sessions.index(SECOND)])
     with torch.inference_mode():
         expected = model.encode(bins[None], torch.tensor([len(bins)]), second).log_probs["ctc"][0]
-    course = follow(adapter, store, [trial], keep_scores=True)[0]
-    assert course.day.init_session == SECOND and not course.known
+    course = adapt_sessions(adapter, store, [trial], keep_log_probs=True)[0]
+    assert course.state.init_session == SECOND and not course.known
     np.testing.assert_allclose(course.trials[0].result.log_probs, expected.numpy(), atol=1e-6)
 
 
@@ -113,8 +113,8 @@ def test_none_is_the_nearest_days_layer(new_days: Path) -> None:
 def test_later_trials_change_nothing_before_them(new_days: Path, method: Method) -> None:
     store = Store.open(new_days / "store")
     trials = recording_order(trials_of(store, DRIFTED), store.sessions)[:6]
-    whole = follow(adapter_of(new_days, method), store, trials, keep_scores=True)[0]
-    part = follow(adapter_of(new_days, method), store, trials[:4], keep_scores=True)[0]
+    whole = adapt_sessions(adapter_of(new_days, method), store, trials, keep_log_probs=True)[0]
+    part = adapt_sessions(adapter_of(new_days, method), store, trials[:4], keep_log_probs=True)[0]
     for a, b in zip(part.trials, whole.trials, strict=False):
         assert a.result.log_probs is not None
         np.testing.assert_array_equal(a.result.log_probs, b.result.log_probs)
@@ -125,23 +125,23 @@ def test_labels_of_the_trials_are_never_seen(new_days: Path, method: Method) -> 
     store = Store.open(new_days / "store")
     trials = recording_order(trials_of(store, DRIFTED), store.sessions)[:5]
     hidden = [replace(t, tokens=None, text=None) for t in trials]
-    with_labels = follow(adapter_of(new_days, method), store, trials)[0]
-    without = follow(adapter_of(new_days, method), store, hidden)[0]
+    with_labels = adapt_sessions(adapter_of(new_days, method), store, trials)[0]
+    without = adapt_sessions(adapter_of(new_days, method), store, hidden)[0]
     assert [f.result.tokens for f in with_labels.trials] == [f.result.tokens for f in without.trials]
     torch.testing.assert_close(with_labels.day.layer.weight, without.day.layer.weight, rtol=0, atol=0)
 
 
 def test_the_model_itself_is_never_changed(new_days: Path) -> None:
-    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "replay", rate=0.05)
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "replay", lr=0.05)
     before = {name: tensor.clone() for name, tensor in adapter.model.state_dict().items()}
-    follow(adapter, store, trials_of(store, DRIFTED)[:5])
+    adapt_sessions(adapter, store, trials_of(store, DRIFTED)[:5])
     for name, tensor in adapter.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
 
 
 def test_a_day_can_be_taken_back(new_days: Path) -> None:
     """A day is a value: what was read with it before is read the same after others were made from it."""
-    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", rate=0.05)
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", lr=0.05)
     bins = normalised_bins(adapter, store, trials_of(store, DRIFTED)[0])
     start = adapter.start(DRIFTED)
     first = read(adapter.adapted_model(start), bins)
@@ -174,10 +174,10 @@ def test_being_drawn_back_into_reach_moves_no_weight_faster_either() -> None:
 
 def test_entropy_moves_gains_and_offsets_and_turns_nothing(new_days: Path) -> None:
     """Every column of the layer keeps its direction, however long the day."""
-    course = followed(new_days, "entropy", DRIFTED, rate=0.01)
-    before, after = course.day.initial.weight, course.day.layer.weight
+    course = followed(new_days, "entropy", DRIFTED, lr=0.01)
+    before, after = course.state.initial.weight, course.state.layer.weight
     gains = (before * after).sum(0) / before.square().sum(0)
-    assert course.day.n_steps > 5 and float((gains - 1).abs().max()) > 0.005
+    assert course.state.n_steps > 5 and float((gains - 1).abs().max()) > 0.005
     torch.testing.assert_close(after, before * gains, atol=1e-5, rtol=0)
 
 
@@ -226,7 +226,7 @@ def test_a_sentence_far_from_the_phonemes_heard_teaches_nothing(n_edits: int, te
     ("adapted", "unadapted", "falls"), [(0.9, 0.8, False), (0.75, 0.8, True), (0.79, 0.8, False)]
 )
 def test_it_falls_back_when_confidence_drops(adapted: float, unadapted: float, falls: bool) -> None:
-    settings, trust = Safety(window=3, max_drop=0.02), ModelComparison()
+    settings, trust = Safety(window=3, max_confidence_drop=0.02), ModelComparison()
     for i in range(3):
         assert fallback_reason(trust, settings) is None, i
         trust = compare(trust, scores(adapted), scores(unadapted), settings)
@@ -251,7 +251,7 @@ def test_one_long_reading_does_not_hide_that_the_others_stopped() -> None:
     """Tokens are added up over trials; a mean of shares would let one trial speak for all."""
     silent, settings, trust = (
         np.log(np.array([[0.98, 0.01, 0.01]] * 5)),
-        Safety(window=4, max_drop=1.0),
+        Safety(window=4, max_confidence_drop=1.0),
         ModelComparison(),
     )
     trust = compare(trust, scores(0.8, 8), silent, settings)
@@ -272,7 +272,7 @@ def test_silence_that_both_hear_is_no_reason_to_fall_back() -> None:
 
 def test_a_ruined_layer_is_given_up_for_the_one_the_day_began_with(new_days: Path) -> None:
     """Steps far too long ruin the layer; the day ends no worse than a few windows of trials can cost."""
-    settings = {"rate": 0.1, "reach": 10.0, "safety": {"window": 3, "max_falls": 1}}
+    settings = {"lr": 0.1, "max_distance": 10.0, "safety": {"window": 3, "max_fallbacks": 1}}
     course = followed(new_days, "one-step", DRIFTED, **settings)
     assert sum(f.fell_back is not None for f in course.trials) >= 1
     plain, adapted = rates(replace(course, trials=course.trials[-10:]))
@@ -283,22 +283,22 @@ def test_need_is_nothing_on_a_day_as_sure_as_known_ones() -> None:
     layer = AffineLayer(torch.eye(2), torch.zeros(2))
     day = SessionState("x", "x", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8), plain=(0.85, 0.8))
     assert need(day, Safety()) == 0.0
-    assert need(replace(day, plain=(0.7,)), Safety(full_doubt=0.5)) == pytest.approx(1.0)
-    assert need(replace(day, plain=(0.75,)), Safety(full_doubt=0.5)) == pytest.approx(0.5)
+    assert need(replace(day, plain=(0.7,)), Safety(full_step_uncertainty=0.5)) == pytest.approx(1.0)
+    assert need(replace(day, plain=(0.75,)), Safety(full_step_uncertainty=0.5)) == pytest.approx(0.5)
     assert need(replace(day, expected=None), Safety()) == 1.0
 
 
 def test_what_chance_explains_is_no_reason_to_learn() -> None:
     layer = AffineLayer(torch.eye(2), torch.zeros(2))
     day = SessionState("x", "w", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8, 0.01, 0.04))
-    sure = Safety(evidence=2.0)
+    sure = Safety(min_standard_errors=2.0)
     assert need(replace(day, plain=(0.75,)), sure) == 0.0, "one trial may be so"
     assert need(replace(day, plain=(0.75,) * 20), sure) == pytest.approx(0.5), "not twenty"
     assert need(replace(day, plain=(0.785,) * 1000), sure) == 0.0, "a day may be so"
-    assert need(replace(day, plain=(0.785,)), Safety(evidence=0.0)) == pytest.approx(0.15)
+    assert need(replace(day, plain=(0.785,)), Safety(min_standard_errors=0.0)) == pytest.approx(0.15)
     known = replace(day, like="x", plain=(0.75,) * 20)
-    assert need(known, Safety(evidence=1.0)) == pytest.approx(0.5), "a known day needs three times as much"
-    assert need(known, Safety(evidence=1.3)) == 0.0
+    assert need(known, Safety(min_standard_errors=1.0)) == pytest.approx(0.5), "a known day needs three times as much"
+    assert need(known, Safety(min_standard_errors=1.3)) == 0.0
     silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
     assert track_confidence(replace(day, plain=(0.75,)), silent).plain == (0.75,), "nothing was read"
     for _ in range(50):
@@ -324,7 +324,7 @@ def test_how_sure_known_days_are_is_measured_on_trials_apart_from_training(new_d
     own = [trials_of(store, s, "val")[:12] for s in (FIRST, SECOND)]
     sure = []
     for session, trials in zip((FIRST, SECOND), own, strict=True):
-        model = one_day(adapter.model, session, *layer_of(adapter.model, session))
+        model = single_session_model(adapter.model, session, *copy_session_layer(adapter.model, session))
         sure.append([confidence(read(model, normalised_bins(adapter, store, t))) for t in trials])
     found = measure_confidence(adapter, store)
     assert list(found) == [FIRST, SECOND] and [list(found[s]) for s in found] == sure
@@ -382,7 +382,7 @@ def statistics_day(folder: Path, **settings: object) -> tuple[OnlineAdapter, Ses
 
 def test_statistics_stay_within_reach(new_days: Path) -> None:
     """Whatever the input: an amplifier that jumps by a thousand SD moves the layer no further than it may."""
-    adapter, day, bins = statistics_day(new_days, reach=0.2)
+    adapter, day, bins = statistics_day(new_days, max_distance=0.2)
     far = bins + 1000.0
     assert adapter.layer(day, far).distance(day.initial) == pytest.approx(0.2)
     day, _ = adapter.update(day, DecodedTrial(far, read(adapter.adapted_model(day, far), far), ()))
@@ -434,7 +434,7 @@ def test_a_model_without_session_layers_reads_the_same_with_them_added(
     session = torch.tensor([0, 1])
     with torch.inference_mode():
         plain = model(bins, n_bins, session).log_probs["ctc"]
-        grown = with_session(model, "t15.2030.09.09", FIRST)
+        grown = add_session(model, "t15.2030.09.09", FIRST)
         added = grown.eval()(bins, n_bins, torch.tensor([0, 2])).log_probs["ctc"]
     assert (
         grown.config.sessions[-1] == "t15.2030.09.09"
@@ -444,9 +444,9 @@ def test_a_model_without_session_layers_reads_the_same_with_them_added(
 
 
 def test_the_adapted_model_streams_as_it_reads_whole_trials(new_days: Path) -> None:
-    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", rate=0.02)
-    course = follow(adapter, store, trials_of(store, DRIFTED)[:5])[0]
-    model = adapter.adapted_model(course.day)
+    store, adapter = Store.open(new_days / "store"), adapter_of(new_days, "one-step", lr=0.02)
+    course = adapt_sessions(adapter, store, trials_of(store, DRIFTED)[:5])[0]
+    model = adapter.adapted_model(course.state)
     bins = torch.from_numpy(store.read_bins(trials_of(store, DRIFTED)[5]))
     with torch.inference_mode():
         state, parts = model.start(0), []
@@ -461,14 +461,14 @@ def test_the_adapted_model_streams_as_it_reads_whole_trials(new_days: Path) -> N
 
 
 def test_evaluate_follows_known_and_unknown_days(new_days: Path) -> None:
-    words = ("--data", new_days / "store", "--session", SECOND, "--session", DRIFTED, "--set", "rate=0.01")
+    words = ("--data", new_days / "store", "--session", SECOND, "--session", DRIFTED, "--set", "lr=0.01")
     done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *words, "--json")
     assert done.returncode == 0, done.stderr
     told = one_object(done.stdout)
     assert [d["known"] for d in told["days"]] == [True, False]
     assert told["days"][1]["layer_of"] == SECOND and told["days"][1]["days_later"] == 8
     assert f"{DRIFTED} is new to the model: read with the layer of {SECOND}, 8 days earlier" in done.stderr
-    assert told["per_unadapted"] is not None and told["adapt"]["rate"] == 0.01
+    assert told["per_unadapted"] is not None and told["adapt"]["lr"] == 0.01
     assert (new_days / "run/results/val.adapt-one-step.jsonl").is_file()
 
 
@@ -503,7 +503,7 @@ def test_words_that_are_said_in_two_ways_are_said_as_their_neighbours_want() -> 
 
 def test_evaluate_learns_from_the_words_of_a_language_model(new_days: Path, tmp_path: Path) -> None:
     lexicon, lm = write_words(tmp_path)
-    words = ("--data", new_days / "store", "--session", DRIFTED, "--set", "rate=0.01", "--set", "copies=4")
+    words = ("--data", new_days / "store", "--session", DRIFTED, "--set", "lr=0.01", "--set", "copies=4")
     told = {}
     for label, more in (("greedy", ()), ("words", ("--lm", lm, "--lexicon", lexicon))):
         named = ("--label", label, "--scores", tmp_path / f"{label}.npz", "--json")
@@ -542,13 +542,13 @@ def test_a_silent_day_and_a_replugged_one_are_read_without_learning_nonsense(new
     ("words", "said"),
     [
         (("--adapt", "magic"), ("'magic' is unknown", "one-step")),
-        (("--adapt", "one-step", "--set", "rate=2"), ("rate", "known settings")),
+        (("--adapt", "one-step", "--set", "lr=2"), ("lr", "known settings")),
         (("--adapt", "one-step", "--set", "speed=2"), ("speed", "known settings")),
         (("--adapt", "none", "--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--adapt", "none", "--head", "both"), ("--head ctc",)),
         (("--adapt", "one-step", "--set", "rates=2"), ("did you mean rate?",)),
         (("--adapt", "one-step", "--set", "safety.widow=2"), ("did you mean safety.window?",)),
-        (("--adapt", "one-step", "--set", "rate"), ("--set 'rate'", "rate=5e-4")),
+        (("--adapt", "one-step", "--set", "lr"), ("--set 'rate'", "lr=5e-4")),
         (("--adapt", "one-step", "--set", "method=none"), ("--adapt",)),
         (("--adapt", "one-step", "--lexicon", "words.txt"), ("--lm",)),
     ],
@@ -593,7 +593,7 @@ def half_flat(i: int, bins: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("method", METHODS[2:])
 def test_trials_without_a_bin_teach_nothing(new_days: Path, odd_days: Path, method: Method) -> None:
     store = Store.open(odd_days)
-    course = follow(adapter_of(new_days, method, rate=0.01), store, trials_of(store, EMPTY, "val"))[0]
+    course = adapt_sessions(adapter_of(new_days, method, lr=0.01), store, trials_of(store, EMPTY, "val"))[0]
     assert [f.result.trial.n_bins > 0 for f in course.trials] == [False, True, True, False]
     assert not course.trials[0].learned and not course.trials[3].learned
 
@@ -624,9 +624,11 @@ def test_summaries_add_up(new_days: Path) -> None:
 
 def test_augmentation_of_the_recipe_makes_the_copies(new_days: Path) -> None:
     quiet = make_adapter(
-        load_model(find_checkpoint(new_days / "run")), Adaptation(method="one-step", rate=0.02), Augment()
+        load_model(find_checkpoint(new_days / "run")),
+        Adaptation(method="one-step", lr=0.02),
+        AugmentationConfig(),
     )
     store = Store.open(new_days / "store")
     trials = trials_of(store, DRIFTED)[:4]
-    noisy = follow(adapter_of(new_days, "one-step", rate=0.02), store, trials)[0].day.layer.weight
-    assert not torch.equal(noisy, follow(quiet, store, trials)[0].day.layer.weight)
+    noisy = adapt_sessions(adapter_of(new_days, "one-step", lr=0.02), store, trials)[0].day.layer.weight
+    assert not torch.equal(noisy, adapt_sessions(quiet, store, trials)[0].day.layer.weight)

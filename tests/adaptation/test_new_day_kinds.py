@@ -14,25 +14,25 @@ from arcuate.adaptation.evaluate import adapt_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
 from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import SearchOptions
 from arcuate.evaluation.trials import decode_trials
-from arcuate.live.adaptation import make_adapting
-from arcuate.live.decoder import make_engine
+from arcuate.live.adaptation import make_setup
+from arcuate.live.engine import make_engine
 from arcuate.models.config import (
-    Encoder,
-    FrontEnd,
-    GRUEncoder,
+    EncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SmoothingSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
@@ -40,10 +40,10 @@ from arcuate.run import find_checkpoint, open_run
 from arcuate.training.signals import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
-GRU = GRUEncoder(width=12, depth=1)
-SSM = SSMEncoder(width=8, depth=1, heads=2, state=3, taps=3)
-TRANSFORMER = TransformerEncoder(width=8, depth=1, heads=2, expansion=2, context=16, buckets=8)
-KINDS: list[tuple[Encoder, bool]] = [
+GRU = GRUSettings(width=12, depth=1)
+SSM = SSMSettings(width=8, depth=1, n_heads=2, state_dim=3, conv_kernel=3)
+TRANSFORMER = TransformerSettings(width=8, depth=1, n_heads=2, ffn_expansion=2, context=16, n_buckets=8)
+KINDS: list[tuple[EncoderSettings, bool]] = [
     *((encoder, layers) for encoder in (GRU, SSM, TRANSFORMER) for layers in (True, False)),
     (GRU.model_copy(update={"bidirectional": True}), True),
     (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
@@ -58,10 +58,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model that nobody trained, but which is sure of what it says."""
     encoder, layers = request.param
     torch.manual_seed(1)
-    front_end = FrontEnd(
+    front_end = FrontEndSettings(
         normalise="none",
-        smoothing=Smoothing(sd=0.0),
-        session_layer=SessionLayer(enabled=layers),
+        smoothing=SmoothingSettings(sd=0.0),
+        session_layer=SessionLayerSettings(enabled=layers),
         patch=Patch(bins=4, stride=2),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder)
@@ -78,15 +78,15 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
     settings = Adaptation.model_validate(
         {
             "method": "replay",
-            "rate": 0.01,
-            "reach": 0.05,
+            "lr": 0.01,
+            "max_distance": 0.05,
             "copies": 2,
-            "past": 2,
+            "replay_trials": 2,
             "safety": {"min_confidence": 0},
         }
     )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    adapter = make_adapter(model, settings, Augment(white_noise_sd=0.2))
+    adapter = make_adapter(model, settings, AugmentationConfig(white_noise_sd=0.2))
     day = adapter.start(DRIFTED)
     for trial in [t for t in store.trials if t.session == DRIFTED][:5]:
         _, after = adapt_trial(adapter, day, store, trial, greedy, False)
@@ -98,13 +98,13 @@ def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, fo
 
 
 def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path) -> None:
-    store, noise = Store.open(new_days / "store"), Augment(white_noise_sd=0.2)
+    store, noise = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
     settings = Adaptation.model_validate(
         {
             "method": "one-step",
-            "rate": 0.01,
+            "lr": 0.01,
             "copies": 2,
-            "safety": {"min_confidence": 0, "full_doubt": 0.001},
+            "safety": {"min_confidence": 0, "full_step_uncertainty": 0.001},
         }
     )
     if not load_model(folder).config.settings.encoder.causal:
@@ -118,15 +118,15 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
         step, day = adapt_trial(adapter, day, store, trial, greedy, False)
         read.append(step.result.tokens)
     engine = make_engine(load_model(folder), None)
-    engine = replace(engine, adapting=make_adapting(engine.model, None, settings, noise))
+    engine = replace(engine, adaptation=make_setup(engine.model, None, settings, noise))
     stream = StreamingDecoder(engine, DRIFTED)
     for trial, tokens in zip(trials, read, strict=True):
         for chunk in np.array_split(store.read_bins(trial), 5):
             stream.push(chunk)
         assert stream.finish().tokens == tokens
-        stream.settle()
-    assert stream.day is not None and stream.day.n_steps == day.n_steps == 3
-    torch.testing.assert_close(stream.day.layer.weight, day.layer.weight, atol=0, rtol=0)
+        stream.wait_for_adaptation()
+    assert stream.session_state is not None and stream.session_state.n_steps == day.n_steps == 3
+    torch.testing.assert_close(stream.session_state.layer.weight, day.layer.weight, atol=0, rtol=0)
 
 
 def test_a_day_without_drift_is_read_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:

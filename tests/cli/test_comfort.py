@@ -66,7 +66,7 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
         ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
         ("schedule=constant", ["schedule.kind=constant"]),
         ("data.sessions=x", ["a list is wanted", "data.sessions=[x]"]),
-        ("data.batching.kind=foo", ["days, shuffled, bucketed"]),
+        ("data.batching.kind=foo", ["sessions, shuffled, bucketed"]),
     ],
 )
 def test_a_value_of_the_wrong_form_is_told_the_right_one(override: str, words: list[str]) -> None:

@@ -1,9 +1,9 @@
 import torch
 
 from arcuate.data.augmentation import augment, draw_cut
-from arcuate.data.config import Augment, FeatureMasks, TimeMasks
+from arcuate.data.config import AugmentationConfig, FeatureMasks, TimeMasks
 
-SETTINGS = Augment(
+SETTINGS = AugmentationConfig(
     gain_sd=0.1,
     white_noise_sd=0.5,
     offset_sd=0.2,
@@ -41,9 +41,11 @@ def test_draws_differ_between_positions_seeds_trials_and_copies() -> None:
 
 def test_strengths_are_standard_deviations() -> None:
     x, n_bins = torch.zeros(1, 4000, 50), torch.tensor([4000])
-    noise = augment(x, n_bins, ["a"], Augment(white_noise_sd=0.8), 0, 0)[0]
-    offset = augment(x, n_bins, ["a"], Augment(offset_sd=0.2), 0, 0)[0][0]
-    walk = augment(x, n_bins, ["a"], Augment(random_walk_sd=0.1, random_walk_axis="channel"), 0, 0)[0][0]
+    noise = augment(x, n_bins, ["a"], AugmentationConfig(white_noise_sd=0.8), 0, 0)[0]
+    offset = augment(x, n_bins, ["a"], AugmentationConfig(offset_sd=0.2), 0, 0)[0][0]
+    walk = augment(
+        x, n_bins, ["a"], AugmentationConfig(random_walk_sd=0.1, random_walk_axis="channel"), 0, 0
+    )[0][0]
     assert abs(noise.std() - 0.8) < 0.01
     assert torch.equal(offset, offset[:1].expand_as(offset))
     assert 0.1 < offset[0].std() < 0.3
@@ -51,7 +53,7 @@ def test_strengths_are_standard_deviations() -> None:
 
 
 def test_cut_is_one_value_per_batch_among_the_official_ones() -> None:
-    settings = Augment(random_cut=3)
+    settings = AugmentationConfig(random_cut=3)
     cuts = [draw_cut(settings, 0, p) for p in range(300)]
     assert set(cuts) == {0, 1, 2}
     assert min(cuts.count(c) for c in (0, 1, 2)) > 70
@@ -64,7 +66,7 @@ def test_cut_is_one_value_per_batch_among_the_official_ones() -> None:
 def test_nothing_on_changes_nothing_and_the_input_is_left_alone() -> None:
     x, n_bins = bins(2, 1, 9, 3), torch.tensor([9])
     before = x.clone()
-    out, lengths = augment(x, n_bins, ["a"], Augment(), 0, 0)
+    out, lengths = augment(x, n_bins, ["a"], AugmentationConfig(), 0, 0)
     assert torch.equal(out, before) and torch.equal(lengths, n_bins)
     augment(x, n_bins, ["a"], SETTINGS, 0, 0)
     assert torch.equal(x, before)
@@ -72,7 +74,7 @@ def test_nothing_on_changes_nothing_and_the_input_is_left_alone() -> None:
 
 def test_heavy_time_masking_hides_about_half_of_the_bins() -> None:
     """Twenty masks of up to 7.5 %: 1 - (1 - 0.0375)^20 = 53 % where masks fall evenly."""
-    settings = Augment(time_masks=TimeMasks(n_masks=20, exactly=True, max_share=0.075))
+    settings = AugmentationConfig(time_masks=TimeMasks(n_masks=20, fixed_count=True, max_fraction=0.075))
     x, n_bins = torch.ones(60, 300, 2), torch.full((60,), 300)
     out, _ = augment(x, n_bins, [str(i) for i in range(60)], settings, 0, 0)
     assert abs(float((out == 0).float().mean()) - 0.53) < 0.04
@@ -82,12 +84,12 @@ def test_heavy_time_masking_hides_about_half_of_the_bins() -> None:
 def test_masks_keep_to_their_width_number_and_probability() -> None:
     x, n_bins = torch.ones(400, 50, 8), torch.full((400,), 50)
     ids = [str(i) for i in range(400)]
-    few = Augment(time_masks=TimeMasks(n_masks=1, probability=0.1, max_bins=15))
+    few = AugmentationConfig(time_masks=TimeMasks(n_masks=1, probability=0.1, max_bins=15))
     masked = (augment(x, n_bins, ids, few, 0, 0)[0] == 0).all(-1).sum(1)
     assert masked.max() <= 15
     assert 0.04 < float((masked > 0).float().mean()) < 0.16
-    channels = Augment(feature_masks=FeatureMasks(n_masks=1, max_channels=3))
+    channels = AugmentationConfig(feature_masks=FeatureMasks(n_masks=1, max_channels=3))
     hidden = (augment(x, n_bins, ids, channels, 0, 0)[0] == 0).all(1).sum(1)
     assert set(hidden.tolist()) == {0, 1, 2, 3}
-    speckled = augment(x, n_bins, ids, Augment(speckle=0.2), 0, 0)[0]
+    speckled = augment(x, n_bins, ids, AugmentationConfig(speckle=0.2), 0, 0)[0]
     assert abs(float((speckled == 0).float().mean()) - 0.2) < 0.01

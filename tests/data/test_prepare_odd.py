@@ -11,7 +11,7 @@ import pytest
 
 from arcuate.cli._prepare import prepare_command
 from arcuate.data.prepare import PrepareReport, prepare
-from arcuate.data.readers import find_sources, side_files
+from arcuate.data.readers import find_source, side_files
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.fabricate import LABEL, Made, noise, write_hdf5, write_mat
@@ -199,7 +199,7 @@ def test_a_closed_folder_on_the_way_is_noted(
 ) -> None:
     (tmp_path / "private").mkdir()
     close(tmp_path / "private", monkeypatch)
-    found = find_sources(tmp_path)
+    found = find_source(tmp_path)
     assert found.root == source
     assert any("private" in note for note in found.notes)
 
@@ -210,7 +210,7 @@ def test_nothing_found_because_a_folder_is_closed_says_so(
     (tmp_path / "private").mkdir()
     close(tmp_path / "private", monkeypatch)
     with pytest.raises(UserError, match="private cannot be looked into"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
 
 
 def test_a_link_to_nothing_or_to_itself_is_unreadable(source: Path, tmp_path: Path) -> None:

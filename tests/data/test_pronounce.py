@@ -11,7 +11,7 @@ import pytest
 
 from arcuate.data import alphabet as tokens
 from arcuate.data import pronunciation as module
-from arcuate.data.pronunciation import dictionary, pronounce, spell_out, to_tokens
+from arcuate.data.pronunciation import apply_letter_rules, dictionary, pronounce, text_to_tokens
 from arcuate.errors import UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "real"
@@ -25,7 +25,7 @@ def names(text: str) -> str:
 
 def test_silence_after_every_word() -> None:
     assert names("Bring it closer.") == "B R IH NG SIL IH T SIL K L OW S ER SIL"
-    assert to_tokens("Bring it closer.") == ([7, 28, 17, 24, 40, 17, 31, 40, 20, 21, 25, 29, 12, 40], ())
+    assert text_to_tokens("Bring it closer.") == ([7, 28, 17, 24, 40, 17, 31, 40, 20, 21, 25, 29, 12, 40], ())
 
 
 def test_double_dash_is_one_space() -> None:
@@ -66,12 +66,12 @@ def test_unknown_words_are_pronounced_and_reported(word: str, expected: str) -> 
     ("word", "expected"), [("blorpish", "B L AO R P IH SH"), ("vake", "V EY K"), ("quotch", "K W AA CH")]
 )
 def test_letters_by_rule(word: str, expected: str) -> None:
-    assert " ".join(spell_out(word)) == expected
+    assert " ".join(apply_letter_rules(word)) == expected
 
 
 def test_every_letter_has_a_sound() -> None:
     for letter in "abcdefghijklmnopqrstuvwxyz":
-        tokens.encode(spell_out(letter + "a"))
+        tokens.encode(apply_letter_rules(letter + "a"))
 
 
 def test_dictionary_stays_within_the_alphabet() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.data.quality import inspect, judge, write_table
-from arcuate.data.readers import Problem, Reading
+from arcuate.data.quality import find_problems, quality_rows, write_quality_csv
+from arcuate.data.readers import Problem, ReadResult
 from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
 from arcuate.models.config import Patch
@@ -49,7 +49,7 @@ def with_constant(n_channels: int) -> np.ndarray:
 def test_each_case_is_named_with_its_number(
     bins: np.ndarray, tokens: tuple[int, ...], reason: str, number: float
 ) -> None:
-    found = {problem.reason: problem.number for problem in inspect(trial(bins, tokens))}
+    found = {problem.reason: problem.number for problem in find_problems(trial(bins, tokens))}
     assert found == {reason: number}
 
 
@@ -65,11 +65,11 @@ def test_each_case_is_named_with_its_number(
     ],
 )
 def test_what_just_passes_passes(bins: np.ndarray, tokens: tuple[int, ...] | None) -> None:
-    assert inspect(trial(bins, tokens)) == []
+    assert find_problems(trial(bins, tokens)) == []
 
 
 def test_an_empty_trial_is_judged_and_not_tripped_over() -> None:
-    reasons = {problem.reason for problem in inspect(trial(noise(0, 20)))}
+    reasons = {problem.reason for problem in find_problems(trial(noise(0, 20)))}
     assert reasons == {"constant channels", "too short", "label too long"}
 
 
@@ -101,18 +101,21 @@ def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_f
 )
 def test_only_training_is_kept_from_bad_trials(split: Split, action: str) -> None:
     bad = trial(with_value(np.nan), split=split)
-    (row,) = judge(Reading(bad.id, bad), inspect(bad))
+    (row,) = quality_rows(ReadResult(bad.id, bad), find_problems(bad))
     assert (row.trial, row.action) == (f"t15.2023.08.11/{split}/0000", action)
 
 
 def test_remarks_are_kept_and_unreadable_trials_are_missing() -> None:
     problems = (Problem("unknown words", 1, "", "note"), Problem("unreadable", None, "", "unreadable"))
-    assert [row.action for row in judge(Reading("s/train/0000", None, problems), ())] == ["kept", "missing"]
+    assert [row.action for row in quality_rows(ReadResult("s/train/0000", None, problems), ())] == [
+        "kept",
+        "missing",
+    ]
 
 
 def test_the_table_can_be_read_back(tmp_path: Path) -> None:
     bad = trial(with_value(np.nan))
-    write_table(tmp_path / "quality.csv", judge(Reading(bad.id, bad), inspect(bad)))
+    write_quality_csv(tmp_path / "quality.csv", quality_rows(ReadResult(bad.id, bad), find_problems(bad)))
     with (tmp_path / "quality.csv").open(newline="") as stream:
         (row,) = csv.DictReader(stream)
     assert (row["trial"], row["reason"], row["number"]) == (bad.id, "non-finite", "2")

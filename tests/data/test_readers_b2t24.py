@@ -8,8 +8,8 @@ import pytest
 import scipy.io
 
 from arcuate.data.prepare import prepare
-from arcuate.data.pronunciation import to_tokens
-from arcuate.data.readers import Reading, find_sources, read, survey
+from arcuate.data.pronunciation import text_to_tokens
+from arcuate.data.readers import ReadResult, find_source, read_trials, summarise_file
 from arcuate.data.readers.source import UnreadableFile
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -18,16 +18,16 @@ from support.fabricate import noise, write_mat
 SESSION = "t12.2022.04.28"
 
 
-def readings(root: Path, split: str = "train", **options: str) -> list[Reading]:
-    source = find_sources(root)
+def readings(root: Path, split: str = "train", **options: str) -> list[ReadResult]:
+    source = find_source(root)
     (file,) = [file for file in source.files if file.split == split]
-    return list(read(source, file, **options))
+    return list(read_trials(source, file, **options))
 
 
 def test_partitions_become_splits_and_the_placeholder_is_dropped(tmp_path: Path) -> None:
     for partition in ("train", "test", "competitionHoldOut"):
         write_mat(tmp_path / partition / f"{SESSION}.mat", [noise()], ["Bring it closer."])
-    source = find_sources(tmp_path)
+    source = find_source(tmp_path)
     assert [file.split for file in source.files] == ["train", "val", "test"]
     assert [file.path.parent.name for file in source.files] == ["train", "test", "competitionHoldOut"]
     (held_out,) = readings(tmp_path, "test")
@@ -71,7 +71,7 @@ def test_labels_come_from_the_text_and_unknown_words_are_named(tmp_path: Path) -
     first, second = readings(tmp_path)
     assert first.trial is not None
     assert second.trial is not None
-    assert list(first.trial.tokens) == to_tokens(texts[0])[0]
+    assert list(first.trial.tokens) == text_to_tokens(texts[0])[0]
     assert first.problems == ()
     (remark,) = second.problems
     assert (remark.reason, remark.number, remark.severity) == ("unknown words", 1, "note")
@@ -84,7 +84,7 @@ def test_the_mode_comes_from_the_simulated_truth(tmp_path: Path) -> None:
         f'{{"session": "{SESSION}", "split": "train", "number": 1, "mode": "silent"}}\nnonsense\n'
     )
     assert [r.trial.mode for r in readings(tmp_path) if r.trial] == [None, "silent"]
-    assert "1 lines" in find_sources(tmp_path).notes[0]
+    assert "1 lines" in find_source(tmp_path).notes[0]
 
 
 @pytest.mark.shared
@@ -141,9 +141,9 @@ def test_a_file_that_is_no_mat_is_unreadable(tmp_path: Path, content: bytes) -> 
     path.parent.mkdir()
     path.write_bytes(content)
     unreadable(tmp_path)
-    source = find_sources(tmp_path)
+    source = find_source(tmp_path)
     with pytest.raises(UnreadableFile):
-        survey(source, source.files[0])
+        summarise_file(source, source.files[0])
 
 
 def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import token_names
-from arcuate.data.readers import Reading, find_sources, read
+from arcuate.data.readers import ReadResult, find_source, read_trials
 from arcuate.data.readers.source import SourceFile, UnreadableFile
 from arcuate.data.sessions import session_date
 from support.fabricate import LABEL, Made, noise, write_hdf5
@@ -15,13 +15,13 @@ from support.fabricate import LABEL, Made, noise, write_hdf5
 SESSION = "t15.2023.08.11"
 
 
-def readings(path: Path, split: str = "train") -> list[Reading]:
-    source = find_sources(path.parent.parent)
+def readings(path: Path, split: str = "train") -> list[ReadResult]:
+    source = find_source(path.parent.parent)
     (file,) = [file for file in source.files if file.split == split]
-    return list(read(source, file))
+    return list(read_trials(source, file))
 
 
-def reasons(reading: Reading) -> list[str]:
+def reasons(reading: ReadResult) -> list[str]:
     return [problem.reason for problem in reading.problems]
 
 
@@ -31,8 +31,8 @@ def made_file(folder: Path, *trials: Made, split: str = "train") -> Path:
 
 @pytest.mark.shared
 def test_the_real_trial_is_read_whole(shared: Path) -> None:
-    source = find_sources(shared / "real" / "t15_trial")
-    (reading,) = read(source, source.files[0])
+    source = find_source(shared / "real" / "t15_trial")
+    (reading,) = read_trials(source, source.files[0])
     trial = reading.trial
     assert trial is not None
     assert reading.problems == ()
@@ -240,7 +240,7 @@ def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
 def test_a_session_name_that_cannot_be_a_file_name_is_unreadable(tmp_path: Path) -> None:
     path = made_file(tmp_path, Made(noise()))
     with pytest.raises(UnreadableFile, match="rename"):
-        list(read(find_sources(tmp_path), SourceFile("../../evil", "train", path)))
+        list(read_trials(find_source(tmp_path), SourceFile("../../evil", "train", path)))
 
 
 # --- the corpus table --------------------------------------------------------------------------------------
@@ -256,8 +256,8 @@ def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
         "someday,1,2,3,4,5\n",
         encoding="utf-8",
     )
-    source = find_sources(tmp_path)
-    found = [reading.trial.corpus for reading in read(source, source.files[0]) if reading.trial]
+    source = find_source(tmp_path)
+    found = [reading.trial.corpus for reading in read_trials(source, source.files[0]) if reading.trial]
     assert found == ["Switchboard", "50-Word", None]
     assert source.files[0].path == path
     assert "1 rows" in source.notes[0]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.data.readers import find_sources
+from arcuate.data.readers import find_source
 from arcuate.errors import UserError
 from support.fabricate import Made, noise, write_hdf5, write_mat
 
@@ -24,35 +24,35 @@ def release24(root: Path) -> Path:
 def test_any_parent_leads_to_the_sessions(tmp_path: Path, depth: int) -> None:
     root = release25(tmp_path / "a" / "b" / "hdf5_data_final")
     given = [root, *root.parents][depth]
-    found = find_sources(given)
+    found = find_source(given)
     assert (found.layout, found.root, found.sessions) == ("b2t25", root, ("t15.2023.08.11",))
 
 
 def test_the_24_layout_is_found_from_above(tmp_path: Path) -> None:
     root = release24(tmp_path / "deep" / "competitionData")
-    assert find_sources(tmp_path).root == root
-    assert find_sources(root).layout == "b2t24"
+    assert find_source(tmp_path).root == root
+    assert find_source(root).layout == "b2t24"
 
 
 def test_one_session_alone_can_be_given(tmp_path: Path) -> None:
     release25(tmp_path, "t15.2023.08.11", "t15.2023.08.13")
-    assert find_sources(tmp_path / "t15.2023.08.13").sessions == ("t15.2023.08.13",)
+    assert find_source(tmp_path / "t15.2023.08.13").sessions == ("t15.2023.08.13",)
 
 
 def test_a_relative_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = release25(tmp_path / "hdf5_data_final", "t15.2023.08.11", "t15.2023.08.13")
     monkeypatch.chdir(root)
-    assert find_sources(Path(".")).root == root
+    assert find_source(Path(".")).root == root
     monkeypatch.chdir(root / "t15.2023.08.13")
-    assert find_sources(Path(".")).sessions == ("t15.2023.08.13",)
-    assert len(find_sources(Path("..")).sessions) == 2
+    assert find_source(Path(".")).sessions == ("t15.2023.08.13",)
+    assert len(find_source(Path("..")).sessions) == 2
 
 
 def test_sessions_come_in_order_of_time_and_splits_in_theirs(tmp_path: Path) -> None:
     for session in ("t15.2024.01.05", "t15.2023.12.30", "t15.2023.12.4"):
         for split in ("test", "train", "val"):
             write_hdf5(tmp_path / session / f"data_{split}.hdf5", [Made(noise())])
-    found = find_sources(tmp_path)
+    found = find_source(tmp_path)
     assert found.sessions == ("t15.2023.12.4", "t15.2023.12.30", "t15.2024.01.05")
     assert [file.split for file in found.files[:3]] == ["train", "val", "test"]
 
@@ -61,40 +61,40 @@ def test_two_layouts_are_named_and_refused(tmp_path: Path) -> None:
     release25(tmp_path / "new")
     release24(tmp_path / "old")
     with pytest.raises(UserError, match=r"new \(b2t25\) and .*old \(b2t24\)"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
 
 
 def test_two_layouts_in_one_folder_are_refused(tmp_path: Path) -> None:
     release24(release25(tmp_path))
     with pytest.raises(UserError, match="both layouts"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
 
 
 def test_two_copies_are_refused(tmp_path: Path) -> None:
     release25(tmp_path / "a")
     release25(tmp_path / "b")
     with pytest.raises(UserError, match="several"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
 
 
 def test_an_empty_or_foreign_folder_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data_\{train,val,test\}\.hdf5.*it is empty"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
     (tmp_path / "holiday.jpg").touch()
     with pytest.raises(UserError, match=r"it holds holiday\.jpg"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
     (tmp_path / "t15_copyTask_neuralData.zip").touch()
     with pytest.raises(UserError, match="unpacked first"):
-        find_sources(tmp_path)
+        find_source(tmp_path)
 
 
 def test_wrong_places_get_the_right_advice(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
-        find_sources(tmp_path / "nowhere")
+        find_source(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is a file"):
-        find_sources(release25(tmp_path / "r") / "t15.2023.08.11" / "data_train.hdf5")
+        find_source(release25(tmp_path / "r") / "t15.2023.08.11" / "data_train.hdf5")
     with pytest.raises(UserError, match="folder above it"):
-        find_sources(release24(tmp_path / "c") / "train")
+        find_source(release24(tmp_path / "c") / "train")
 
 
 def test_what_macos_leaves_in_archives_is_passed_over(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_what_macos_leaves_in_archives_is_passed_over(tmp_path: Path) -> None:
     hidden = tmp_path / "__MACOSX" / "t15.2023.08.11"
     hidden.mkdir(parents=True)
     (hidden / "data_train.hdf5").write_bytes(b"resource fork")
-    assert find_sources(tmp_path).root == root
+    assert find_source(tmp_path).root == root
 
 
 def test_a_folder_that_contains_itself_ends(tmp_path: Path) -> None:
     root = release25(tmp_path / "data")
     (tmp_path / "again").symlink_to(tmp_path)
-    assert find_sources(tmp_path).root == root
+    assert find_source(tmp_path).root == root

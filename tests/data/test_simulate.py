@@ -18,7 +18,7 @@ from scipy.io import loadmat
 
 from arcuate.data import alphabet as tokens
 from arcuate.data.pronunciation import pronounce
-from arcuate.data.readers import find_sources
+from arcuate.data.readers import find_source
 from arcuate.data.simulation import LAYOUTS, TRUTH, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
@@ -253,10 +253,10 @@ def test_an_interrupted_cohort_is_none(tmp_path: Path) -> None:
     child.join()
     assert child.exitcode == 9 and out.exists()
     with pytest.raises(UserError, match="no recordings"):
-        find_sources(out)
+        find_source(out)
     simulate(out, **COHORT)
     assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH, DESCRIPTION}
-    assert len(find_sources(out).files) == 6
+    assert len(find_source(out).files) == 6
 
 
 def test_a_failure_leaves_an_old_cohort_as_it_was(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.data.prepare import prepare
-from arcuate.data.statistics import Moments
+from arcuate.data.statistics import RunningStatistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from support.fabricate import Made, noise, write_hdf5
@@ -113,9 +113,9 @@ def test_non_finite_values_stay_in_the_store_and_are_read_as_zero(tmp_path: Path
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.floats(-1e4, 1e4), st.integers(0, 99))
 def test_merged_moments_equal_those_of_the_whole(lengths: list[int], offset: float, seed: int) -> None:
     pieces = [(offset + noise(n, 3, seed=seed + i)).astype(np.float32) for i, n in enumerate(lengths)]
-    merged = Moments.empty(3)
+    merged = RunningStatistics.empty(3)
     for piece in pieces:
-        merged = merged.merge(Moments.of(piece))
+        merged = merged.merge(RunningStatistics.from_bins(piece))
     whole = np.concatenate(pieces).astype(np.float64)
     assert merged.n_bins == len(whole)
     if len(whole):
@@ -124,7 +124,7 @@ def test_merged_moments_equal_those_of_the_whole(lengths: list[int], offset: flo
 
 
 def test_a_channel_without_finite_values_is_left_alone() -> None:
-    found = Moments.of(np.full((5, 2), np.nan, dtype=np.float32)).statistics()
+    found = RunningStatistics.from_bins(np.full((5, 2), np.nan, dtype=np.float32)).statistics()
     assert (found.mean.tolist(), found.sd.tolist(), found.n_bins) == ([0, 0], [1, 1], 5)
 
 

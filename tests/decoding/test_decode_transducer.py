@@ -14,7 +14,7 @@ from arcuate.decoding.transducer import (
 )
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.transducer import Transducer
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
@@ -147,7 +147,7 @@ def test_both_heads_together_are_exact(settings):
         logits = joint.logits(joint.frames, joint.predicted)
         lengths = torch.tensor([4]), torch.tensor([n])
         transducer = -rnnt_loss(logits, target, *lengths).item()
-        ctc = -ctc_loss(log_probs[None], lengths[0], target, lengths[1], CTC()).item()
+        ctc = -ctc_loss(log_probs[None], lengths[0], target, lengths[1], CTCSettings()).item()
         assert hypothesis.scores == pytest.approx({"transducer": transducer, "ctc": ctc}, abs=1e-4)
         totals.append(0.5 * transducer + 0.7 * ctc)
     assert totals == sorted(totals, reverse=True)

@@ -13,7 +13,7 @@ from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, lay
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.experiments.train import train
-from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
 from arcuate.run import read_jsonl
 from support.word_search import BOUNDARY, frames

@@ -70,8 +70,8 @@ def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_
     batching = recipe.data.batching
     small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
     if recipe.encoder.kind == "transformer":
-        small.append("encoder.heads=2")
-    small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
+        small.append("encoder.n_heads=2")
+    small.append("data.batching.n_trials=2" if batching.kind == "sessions" else "data.batching.batch_size=4")
     assert train(name, cohort_store, tmp_path / "run", overrides=small).steps == 2
 
 
@@ -86,9 +86,9 @@ def test_recipes_step_in_mixed_precision(
     monkeypatch.setattr(precision, "probe", lambda *_: 0.1)
     small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
     if load_recipe(name).encoder.kind == "transformer":
-        small.append("encoder.heads=2")
+        small.append("encoder.n_heads=2")
     batching = load_recipe(name).data.batching
-    small.append("data.batching.n_trials=2" if batching.kind == "days" else "data.batching.batch_size=4")
+    small.append("data.batching.n_trials=2" if batching.kind == "sessions" else "data.batching.batch_size=4")
     small.append(f"front_end.session_layer.enabled={str(layers).lower()}")
     loss = {}
     for kind in ("fp32", "bf16"):

@@ -12,7 +12,7 @@ from support.cli import assert_refused
 from support.fabricate_runs import make_run
 from support.forking import arcuate
 
-MASKED = ("augment.time_masks.n_masks=20", "augment.time_masks.max_share=0.075")
+MASKED = ("augment.time_masks.n_masks=20", "augment.time_masks.max_fraction=0.075")
 
 
 def test_advice_does_not_repeat_what_the_recipe_has(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
-from arcuate.data.statistics import Moments, Statistics
+from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.errors import UserError
-from arcuate.live.decoder import make_engine
-from arcuate.models.config import AnyEncoder, GRUEncoder
+from arcuate.live.engine import make_engine
+from arcuate.models.config import AnyEncoderSettings, GRUSettings
 from arcuate.models.model import Model
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
 from support.live_parts import small_decoder, small_model, small_search
@@ -64,7 +64,7 @@ def chunks(n: int, cuts: list[int]) -> list[tuple[int, int]]:
 
 
 def test_every_registered_kind_of_encoder_is_put_to_the_law() -> None:
-    kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoder)}
+    kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoderSettings)}
     assert kinds == set(KINDS)
 
 
@@ -81,7 +81,7 @@ def test_any_chunking_reads_what_offline_reads(model, n, cuts, ahead):
             heard.append(partial.log_probs)
             settled.append(partial.words[: partial.n_settled])
             if ahead and ahead[i % len(ahead)]:
-                stream.ahead()
+                stream.precompute()
         streamed = np.concatenate(heard)
         np.testing.assert_allclose(streamed, log_probs[: len(streamed)], atol=1e-4, rtol=0)
         final = stream.finish()
@@ -129,7 +129,7 @@ def test_without_statistics_the_past_of_the_stream_normalises(normalise: str) ->
     stream.finish()
     partial = stream.push(second)
     rolling = stream.engine.rolling
-    past = Moments.of(first).statistics()
+    past = RunningStatistics.from_bins(first).statistics()
     log_probs, _ = offline(rolling, second, 1, past)
     np.testing.assert_allclose(partial.log_probs, log_probs[: len(partial.log_probs)], atol=1e-4)
     assert rolling.head.weight is model.head.weight  # one set of weights
@@ -186,7 +186,7 @@ def test_mistakes_are_one_sentence() -> None:
     with pytest.raises(UserError, match="it knows day1, day2"):
         stream.reset("day9")
     both_ways = small_model().config.settings.model_copy(
-        update={"encoder": GRUEncoder(width=4, depth=1, bidirectional=True)}
+        update={"encoder": GRUSettings(width=4, depth=1, bidirectional=True)}
     )
     model = Model(small_model().config.model_copy(update={"settings": both_ways}))
     with pytest.raises(UserError, match="both directions and cannot stream"):

@@ -20,7 +20,7 @@ from arcuate import StreamingDecoder
 from arcuate.data.store import Store
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.live.decoder import load_rescorer
+from arcuate.live.engine import load_rescorer
 from arcuate.models.io import save_model
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from support.live_sources import Hearing, wait_for
@@ -57,7 +57,7 @@ def test_a_decoder_loads_by_path_and_reads(parts: dict[str, Path]) -> None:
         parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]), decoding=SEARCH_SETTINGS
     )
     decoder.reset(trial.session, block)
-    search, order = decoder.engine.search, list(decoder.engine.order)
+    search, order = decoder.engine.search, list(decoder.engine.columns)
     state, partials = search.start(), []
     for chunk in np.array_split(store.read_bins(trial), 9):
         partials.append(partial := decoder.push(chunk))

@@ -31,7 +31,7 @@ PATIENT_MS = 180_000
 
 @pytest.fixture(scope="module")
 def served(cohort_store: Path) -> Iterator[Served]:
-    with replaying(cohort_store, speed=4.0, rest_s=1.0) as found:
+    with replaying(cohort_store, speed=4.0, pause_s=1.0) as found:
         yield found
 
 
@@ -131,7 +131,7 @@ def test_hovering_a_word_shows_what_else_it_may_have_been(page) -> None:
 
 
 def contrast(page, selector: str) -> float:
-    """Of a text against the page, as WCAG counts it."""
+    """Of a text align_words the page, as WCAG counts it."""
     return page.evaluate(
         """(selector) => {
         const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((v) => v / 255)
@@ -197,7 +197,7 @@ def test_the_page_says_how_the_day_is_followed(browser) -> None:
         for item in (Mark("t1", "t15.2030.01.01"), Chunk(bins(60)), End()):
             served.live.session.put(item)
         page.wait_for_selector("#adaptation:has-text(' of 1')")
-        assert page.get_attribute("#adaptation", "data-state") == "following"
+        assert page.get_attribute("#adaptation", "data-state") == "adapting"
         assert "began with the layer of day2" in page.get_attribute("#adaptation", "title")
         page.keyboard.press("r")
         page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
@@ -206,7 +206,7 @@ def test_the_page_says_how_the_day_is_followed(browser) -> None:
             ("fell back", "fell back, reads as before learning"),
             ("off", "not following"),
         ):
-            served.live.hub.publish({**now, "state": state, "why": "a <b>reason</b>"})
+            served.live.broadcaster.publish({**now, "state": state, "why": "a <b>reason</b>"})
             page.wait_for_selector(f"#adaptation:text-is('{said}')")
             assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
         page.close()

@@ -12,9 +12,9 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.messages import Chunk, End, Mark
-from arcuate.live.recorder import Recorder, seal
+from arcuate.live.recorder import Recorder, make_store
 from arcuate.live.session import LiveSession
-from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.live.sources.replay import Replay, select_trials
 from arcuate.models.config import Patch
 from support.live_parts import bins, small_decoder, small_search
 
@@ -54,13 +54,13 @@ def test_a_recording_is_a_store_of_the_very_bins(tmp_path: Path) -> None:
 
 def test_what_was_recorded_can_be_replayed_and_reads_the_same(tmp_path: Path) -> None:
     finals = record(tmp_path / "rec")
-    prepared = prepare_replay(
+    prepared = select_trials(
         Store.open(tmp_path / "rec" / "store"), ("day1", "day2"), "none", False, split=None
     )
     events: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append)
     session.start()
-    replay = Replay(prepared, session.put, speed=64.0, rest_s=0.01, loop=False)
+    replay = Replay(prepared, session.put, speed=64.0, pause_s=0.01, loop=False)
     replay.start()
     assert replay.done.wait(300)
     session.stop()
@@ -172,7 +172,7 @@ def test_latencies_are_those_of_the_sentence(tmp_path: Path) -> None:
 
 
 def test_a_sentence_that_was_cut_off_is_kept_without_its_reference(tmp_path: Path) -> None:
-    """What was not said to its end must not be scored against the whole sentence."""
+    """What was not said to its end must not be scored align_words the whole sentence."""
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, Recorder(tmp_path / "rec", 6))
     session.start()
     for item in (Mark("a", "day1", "A whole sentence."), Chunk(bins(40)), Mark("b", "day1", "Another.")):
@@ -184,7 +184,7 @@ def test_a_sentence_that_was_cut_off_is_kept_without_its_reference(tmp_path: Pat
 
 def test_a_recording_of_nothing_makes_no_store(tmp_path: Path) -> None:
     Recorder(tmp_path / "rec", 6).close()
-    assert seal(tmp_path / "rec") is None and not (tmp_path / "rec" / "store").exists()
+    assert make_store(tmp_path / "rec") is None and not (tmp_path / "rec" / "store").exists()
 
 
 def test_other_folders_and_other_channels_are_refused(tmp_path: Path) -> None:

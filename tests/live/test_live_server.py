@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
 from arcuate.data.store import Store
-from arcuate.live.access import Access, Bucket, make_access
+from arcuate.live.access import Access, TokenBucket, make_access
 from arcuate.live.sources.socket import pack_frames
 from support.live_parts import bins
 from support.live_serving import BY_TRIAL, LIMITS, Served, decoder, replaying, serving
@@ -61,7 +61,7 @@ def test_page_health_and_description(plain: Served) -> None:
         assert plain.get(f"/page/{asset}")[0] == 200
     health = json.loads(plain.get("/healthz")[1])
     assert health["status"] == "ok" and health["missed_deadlines"] == 0
-    about = json.loads(plain.get("/about")[1])
+    about = json.loads(plain.get("/info")[1])
     assert about["n_channels"] == 6 and about["delay_ms"]["total"] == 140.0 and about["replay"] is None
     assert plain.get("/page/../server.py")[0] in (404, 400) and plain.get("/openapi.json")[0] == 404
 
@@ -101,9 +101,9 @@ def test_any_other_address_needs_a_token() -> None:
     token = make_access("0.0.0.0", None).token
     assert token is not None and len(token) > 16
     with serving(decoder(), access=Access("0.0.0.0", "secret")) as served:
-        assert served.get("/")[0] == 401 and served.get("/about?token=wrong")[0] == 401
+        assert served.get("/")[0] == 401 and served.get("/info?token=wrong")[0] == 401
         assert served.get("/?token=secret")[0] == 200
-        assert served.get("/about", Authorization="Bearer secret")[0] == 200
+        assert served.get("/info", Authorization="Bearer secret")[0] == 200
         assert served.get("/healthz")[0] == 200  # says nothing about anyone
         assert refused(served.url("/events")) == 403 and refused(served.url("/events?token=secret")) == 0
 
@@ -146,7 +146,7 @@ def test_hostile_messages_are_refused_and_stop_nothing(plain: Served, message, w
     async def go() -> str:
         async with websockets.connect(plain.url("/frames")) as frames:
             await frames.send(message)
-            return (await next_event(frames, "refused"))["what"]
+            return (await next_event(frames, "rejected"))["message"]
 
     assert why in asyncio.run(go())
     assert json.loads(plain.get("/healthz")[1])["status"] == "ok"
@@ -189,12 +189,12 @@ def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
 
 def test_a_bucket_gives_what_was_saved_up_and_no_more() -> None:
     now = [0.0]
-    bucket = Bucket(4.0, lambda: now[0])
-    assert [bucket.spend() for _ in range(5)] == [True] * 4 + [False]
+    bucket = TokenBucket(4.0, lambda: now[0])
+    assert [bucket.take() for _ in range(5)] == [True] * 4 + [False]
     now[0] = 0.5
-    assert [bucket.spend() for _ in range(3)] == [True, True, False]
+    assert [bucket.take() for _ in range(3)] == [True, True, False]
     now[0] = 100.0
-    assert sum(bucket.spend() for _ in range(9)) == 4
+    assert sum(bucket.take() for _ in range(9)) == 4
 
 
 def test_too_many_messages_a_second_are_refused() -> None:
@@ -208,7 +208,7 @@ def test_too_many_messages_a_second_are_refused() -> None:
                 for _ in range(2):
                     await frames.send(pack_frames(bins(1)))
                     await events.send('{"type": "end"}')
-                return [(await next_event(ws, "refused"))["what"] for ws in (frames, events)]
+                return [(await next_event(ws, "rejected"))["message"] for ws in (frames, events)]
 
         assert all("too many" in what for what in asyncio.run(go()))
 
@@ -249,13 +249,13 @@ def test_eight_viewers_see_the_same_sentences(replayed: Served) -> None:
 
 
 def test_pick_pause_speed_and_skip(replayed: Served) -> None:
-    trials = json.loads(replayed.get("/about")[1])["replay"]
+    trials = json.loads(replayed.get("/info")[1])["replay"]
     wanted = trials[-1]
 
     async def go() -> None:
         async with websockets.connect(replayed.url("/events"), max_size=None) as ws:
             await next_event(ws, "snapshot")
-            await ws.send(json.dumps({"type": "pick", "trial": wanted["id"]}))
+            await ws.send(json.dumps({"type": "select", "trial": wanted["id"]}))
             while (await next_event(ws, "trial"))["trial"] != wanted["id"]:
                 pass
             final = await next_event(ws, "final")
@@ -267,11 +267,11 @@ def test_pick_pause_speed_and_skip(replayed: Served) -> None:
             while (await next_event(ws, "replay"))["speed"] != 16:
                 pass
             await ws.send('{"type": "speed", "speed": 1e9}')
-            assert "out of range" in (await next_event(ws, "refused"))["what"]
-            await ws.send('{"type": "pick", "trial": "nowhere"}')
-            assert "no trial" in (await next_event(ws, "refused"))["what"]
+            assert "out of range" in (await next_event(ws, "rejected"))["message"]
+            await ws.send('{"type": "select", "trial": "nowhere"}')
+            assert "no trial" in (await next_event(ws, "rejected"))["message"]
             await ws.send('{"type": "format disk"}')
-            assert "no command" in (await next_event(ws, "refused"))["what"]
+            assert "no command" in (await next_event(ws, "rejected"))["message"]
             await ws.send('{"type": "skip", "n": 1}')
             await next_event(ws, "trial")
 

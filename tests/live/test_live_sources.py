@@ -12,7 +12,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live.messages import Chunk, End, Mark
-from arcuate.live.sources.replay import Prepared, Replay, prepare_replay
+from arcuate.live.sources.replay import ReplayTrials, Replay, select_trials
 from support.live_parts import bins, small_decoder
 from support.live_sources import SEARCH, Hearing, wait_for
 
@@ -49,14 +49,14 @@ def official_order(log_probs: np.ndarray) -> bytes:
 
 def test_the_end_of_a_sentence_never_overtakes_its_logits() -> None:
     """Redis counts entries of one millisecond stream by stream, and long streams are read in parts."""
-    from arcuate.live.sources.redis import COUNT, FINALIZE, INPUT, RESET, in_order
+    from arcuate.live.sources.redis import FINALIZE, INPUT, READ_COUNT, RESET, sort_entries
 
     logits = [(f"7-{i}".encode(), {}) for i in range(3)]
     mixed = [(FINALIZE.encode(), [(b"7-0", {})]), (INPUT.encode(), logits), (RESET.encode(), [(b"7-0", {})])]
-    assert [name for _, name, _ in in_order(mixed)] == [RESET, INPUT, INPUT, INPUT, FINALIZE]
-    many = [(f"{i}-0".encode(), {}) for i in range(COUNT)]
-    parts = [(INPUT.encode(), many), (FINALIZE.encode(), [(f"{COUNT + 9}-0".encode(), {})])]
-    assert {name for _, name, _ in in_order(parts)} == {INPUT}
+    assert [name for _, name, _ in sort_entries(mixed)] == [RESET, INPUT, INPUT, INPUT, FINALIZE]
+    many = [(f"{i}-0".encode(), {}) for i in range(READ_COUNT)]
+    parts = [(INPUT.encode(), many), (FINALIZE.encode(), [(f"{READ_COUNT + 9}-0".encode(), {})])]
+    assert {name for _, name, _ in sort_entries(parts)} == {INPUT}
 
 
 def test_logits_under_the_official_names_become_text(redis_url: str, client, hearing: Hearing) -> None:
@@ -110,7 +110,7 @@ def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, 
 
 def test_answers_wait_for_a_redis_server_that_is_away() -> None:
     redis = pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.redis import _Outlet
+    from arcuate.live.sources.redis import _StreamWriter
 
     written, back = [], threading.Event()
 
@@ -124,7 +124,7 @@ def test_answers_wait_for_a_redis_server_that_is_away() -> None:
 
     tried: list[str] = []
     told: list[dict] = []
-    outlet = _Outlet(Away(), told.append)
+    outlet = _StreamWriter(Away(), told.append)
     outlet.start()
     outlet.add("remote_lm_output_final", {"lm_response_final": "kept"})
     assert back.wait(60)
@@ -135,10 +135,10 @@ def test_answers_wait_for_a_redis_server_that_is_away() -> None:
 
 def test_answers_that_can_wait_no_longer_are_told_once() -> None:
     pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.redis import _Outlet
+    from arcuate.live.sources.redis import _StreamWriter
 
     told: list[dict] = []
-    outlet = _Outlet(None, told.append)  # not started: nothing is taken out
+    outlet = _StreamWriter(None, told.append)  # not started: nothing is taken out
     for _ in range(outlet.waiting):
         outlet.add("remote_lm_output_final", {})
     assert not told
@@ -211,9 +211,9 @@ def test_an_lsl_stream_that_is_not_there_or_has_other_channels(lsl, monkeypatch:
 
 def test_replay_hands_over_every_bin_of_every_trial_once(cohort_store: Path) -> None:
     store = Store.open(cohort_store)
-    prepared = prepare_replay(store, store.sessions, "block", False, session=store.sessions[1])
+    prepared = select_trials(store, store.sessions, "block", False, session=store.sessions[1])
     items: list = []
-    replay = Replay(prepared, items.append, speed=64.0, rest_s=0.0, loop=False)
+    replay = Replay(prepared, items.append, speed=64.0, pause_s=0.0, loop=False)
     replay.start()
     assert replay.done.wait(120)
     marks = [i for i in items if isinstance(i, Mark)]
@@ -224,8 +224,8 @@ def test_replay_hands_over_every_bin_of_every_trial_once(cohort_store: Path) -> 
     assert sum(isinstance(i, End) for i in items) == len(prepared.trials) + 1
 
 
-def one_day(store: Store) -> Prepared:
-    return prepare_replay(store, store.sessions, "none", False, session=store.sessions[0])
+def one_day(store: Store) -> ReplayTrials:
+    return select_trials(store, store.sessions, "none", False, session=store.sessions[0])
 
 
 def test_a_pause_between_trials_keeps_the_text_on_screen(cohort_store: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_pause_between_trials_keeps_the_text_on_screen(cohort_store: Path) -> 
             begun_in_pause.append(replay.paused)
             later.set()
 
-    replay = Replay(one_day(Store.open(cohort_store)), put, speed=64.0, rest_s=0.0)
+    replay = Replay(one_day(Store.open(cohort_store)), put, speed=64.0, pause_s=0.0)
     replay.start()
     assert ended.wait(120)
     assert not later.wait(0.3)
@@ -270,4 +270,4 @@ def test_a_replay_that_is_stopped_does_not_end_the_sentence(cohort_store: Path) 
 def test_replay_of_nothing_is_one_sentence(cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     with pytest.raises(UserError, match="no val trials of session nowhere"):
-        prepare_replay(store, store.sessions, "none", False, session="nowhere")
+        select_trials(store, store.sessions, "none", False, session="nowhere")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 
 
@@ -38,7 +38,7 @@ CASES = [(5, [1, 2]), (4, [1, 1]), (5, [2, 2, 1]), (3, []), (2, [1])]
 
 def test_equals_enumeration():
     batch = make_batch(CASES)
-    losses = ctc_loss(*batch, CTC(reduction="sum_per_trial"))
+    losses = ctc_loss(*batch, CTCSettings(reduction="sum_per_trial"))
     expected = [enumerate_alignments(batch[0][i, :n], tokens) for i, (n, tokens) in enumerate(CASES)]
     torch.testing.assert_close(losses, torch.stack(expected).double())
 
@@ -46,7 +46,7 @@ def test_equals_enumeration():
 def test_padding_frames_get_no_gradient():
     log_probs, *rest = make_batch(CASES)
     log_probs.requires_grad_()
-    ctc_loss(log_probs, *rest, CTC()).sum().backward()
+    ctc_loss(log_probs, *rest, CTCSettings()).sum().backward()
     for i, (n, _) in enumerate(CASES):
         assert log_probs.grad[i, n:].abs().sum() == 0
 
@@ -54,7 +54,7 @@ def test_padding_frames_get_no_gradient():
 @pytest.mark.parametrize("zero_infinity", [False, True])
 def test_trials_that_cannot_be_aligned(zero_infinity):
     batch = make_batch([(2, [1, 1]), (3, [1])])
-    losses = ctc_loss(*batch, CTC(zero_infinity=zero_infinity))
+    losses = ctc_loss(*batch, CTCSettings(zero_infinity=zero_infinity))
     assert losses[0].item() == (0.0 if zero_infinity else float("inf"))
     assert bool(losses[1].isfinite())
 
@@ -63,7 +63,7 @@ def test_official_reductions():
     log_probs, n_frames, tokens, n_tokens = make_batch([c for c in CASES if c[1]])
     official = log_probs.transpose(0, 1), tokens, n_frames, n_tokens
     ours = {
-        r: ctc_loss(log_probs, n_frames, tokens, n_tokens, CTC(reduction=r)).mean()
+        r: ctc_loss(log_probs, n_frames, tokens, n_tokens, CTCSettings(reduction=r)).mean()
         for r in ("mean_per_token", "sum_per_trial")
     }
     torch.testing.assert_close(ours["mean_per_token"], torch.nn.CTCLoss(reduction="mean")(*official))

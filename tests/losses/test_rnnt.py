@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
-from arcuate.losses.rnnt import rnnt_loss_joined
+from arcuate.losses.rnnt import chunked_rnnt_loss
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -115,14 +115,14 @@ def test_frame_chunks_equal_the_whole(nodes):
     results = []
     for losses in (
         rnnt_loss(join(frames, predicted), targets, *lengths),
-        rnnt_loss_joined(join, frames, predicted, targets, *lengths, nodes=nodes),
+        chunked_rnnt_loss(join, frames, predicted, targets, *lengths, nodes=nodes),
     ):
         gradients = torch.autograd.grad(losses.square().sum(), [frames, predicted, weight])
         results.append([losses, *gradients])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
     with torch.no_grad():
-        again = rnnt_loss_joined(join, frames, predicted, targets, *lengths, nodes=nodes)
+        again = chunked_rnnt_loss(join, frames, predicted, targets, *lengths, nodes=nodes)
     torch.testing.assert_close(again, results[0][0], atol=1e-10, rtol=0)
 
 

@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store
 from arcuate.experiments.train import train
 from arcuate.losses.combined import flow_loss
-from arcuate.models.config import Denoiser as Settings
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch
+from arcuate.models.config import (
+    DenoiserSettings,
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+)
 from arcuate.models.denoiser import Denoiser
 from arcuate.models.interfaces import Flow
 from arcuate.models.io import load_model
@@ -24,7 +30,7 @@ causality = pytest.mark.parametrize("causal", [True, False])
 @causality
 def test_it_begins_by_moving_nothing(causal: bool) -> None:
     frames = torch.randn(2, 7, 5)
-    denoiser = Denoiser(Settings(enabled=True), 5, causal)
+    denoiser = Denoiser(DenoiserSettings(enabled=True), 5, causal)
     assert torch.equal(denoiser(frames, torch.tensor([7, 4])), frames)
 
 
@@ -33,7 +39,7 @@ def test_a_constant_flow_arrives_whatever_the_number_of_steps(causal: bool) -> N
     """Where the speed is the same everywhere, Euler steps are exact."""
     frames, there = torch.randn(2, 7, 5), torch.randn(5)
     for steps in (1, 2, 5):
-        denoiser = Denoiser(Settings(enabled=True, steps=steps), 5, causal)
+        denoiser = Denoiser(DenoiserSettings(enabled=True, steps=steps), 5, causal)
         with torch.no_grad():
             denoiser.output.bias.copy_(there)
         torch.testing.assert_close(denoiser(frames, torch.tensor([7, 7])), frames + there)
@@ -54,7 +60,7 @@ def test_it_learns_to_take_noise_away(causal: bool) -> None:
     """Clean frames that vary slowly, noise that does not: what it makes of new noisy frames is nearer to clean."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    denoiser = Denoiser(Settings(enabled=True, width=32, taps=7), 4, causal)
+    denoiser = Denoiser(DenoiserSettings(enabled=True, width=32, conv_kernel=7), 4, causal)
     optimizer = torch.optim.Adam(denoiser.parameters(), lr=0.01)
     n = torch.full((16,), 40)
 
@@ -77,8 +83,8 @@ def test_it_learns_to_take_noise_away(causal: bool) -> None:
 
 def test_it_is_deterministic_and_used_at_inference() -> None:
     settings = ModelSettings(
-        front_end=FrontEnd(patch=Patch(bins=4, stride=4)), encoder=GRUEncoder(width=6, depth=1),
-        denoiser=Settings(enabled=True, width=4),
+        front_end=FrontEndSettings(patch=Patch(bins=4, stride=4)), encoder=GRUSettings(width=6, depth=1),
+        denoiser=DenoiserSettings(enabled=True, width=4),
     )  # fmt: skip
     model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES)).eval()
     batch = torch.randn(1, 30, 3), torch.tensor([30]), torch.tensor([0])
@@ -92,8 +98,8 @@ def test_it_is_deterministic_and_used_at_inference() -> None:
 
 def test_only_the_denoiser_learns_from_its_loss() -> None:
     settings = ModelSettings(
-        front_end=FrontEnd(patch=Patch(bins=4, stride=4)), encoder=GRUEncoder(width=6, depth=1),
-        denoiser=Settings(enabled=True, width=4),
+        front_end=FrontEndSettings(patch=Patch(bins=4, stride=4)), encoder=GRUSettings(width=6, depth=1),
+        denoiser=DenoiserSettings(enabled=True, width=4),
     )  # fmt: skip
     model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
     clean = torch.randn(2, 24, 3)
@@ -131,8 +137,14 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
 def left_over(before: Model, after: Model, store: Store) -> float:
     """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = before.config.settings.front_end.wanted, torch.Generator().manual_seed(0), []
-    for _, batch in length_batches(store, trials, before.config.sessions, wanted, by_length(trials, 8)):
+    wanted, generator, errors = (
+        before.config.settings.front_end.statistics_spec,
+        torch.Generator().manual_seed(0),
+        [],
+    )
+    for _, batch in evaluation_batches(
+        store, trials, before.config.sessions, wanted, group_by_length(trials, 8)
+    ):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():

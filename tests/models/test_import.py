@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
-from arcuate.models.import_checkpoint import T12, import_checkpoint
+from arcuate.models.import_checkpoint import T12_SESSIONS, import_checkpoint
 from arcuate.models.io import load_model
 from support.official_checkpoints import N_SESSIONS, SESSIONS, write_cffan, write_nejm
 
@@ -74,7 +74,7 @@ def test_nejm_config(tmp_path):
     assert settings.front_end.smoothing.model_dump() == {"sd": 2.0, "taps": 9}
     assert settings.front_end.normalise == "none"
     assert settings.front_end.session_layer.dropout == 0.2
-    assert (settings.encoder.dropout, settings.encoder.learned_start, settings.encoder.causal) == (
+    assert (settings.encoder.dropout, settings.encoder.learned_initial_state, settings.encoder.causal) == (
         0.4,
         True,
         True,
@@ -89,9 +89,14 @@ def test_cffan_config_and_unused_layers(tmp_path):
     settings = load_model(out).config.settings
     assert settings.front_end.smoothing.taps == 20
     assert settings.front_end.normalise == "block"
-    assert (settings.encoder.bidirectional, settings.encoder.learned_start) == (True, False)
+    assert (settings.encoder.bidirectional, settings.encoder.learned_initial_state) == (True, False)
     assert len(json.loads((out / "import.json").read_text())["ignored"]) == 2 * N_SESSIONS
-    assert (len(T12), T12[0], T12[-1], list(T12)) == (24, "t12.2022.04.28", "t12.2022.08.25", sorted(T12))
+    assert (len(T12_SESSIONS), T12_SESSIONS[0], T12_SESSIONS[-1], list(T12_SESSIONS)) == (
+        24,
+        "t12.2022.04.28",
+        "t12.2022.08.25",
+        sorted(T12_SESSIONS),
+    )
 
 
 def test_wrong_kind(tmp_path):

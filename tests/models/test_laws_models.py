@@ -9,13 +9,13 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.models import transformer as attention
 from arcuate.models.config import (
-    FrontEnd,
-    GRUEncoder,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
-    SessionLayer,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
@@ -176,7 +176,7 @@ def test_padding_gets_no_gradient(model, lengths):
 def test_not_finite_bins_still_get_an_answer():
     model = Model(
         ModelConfig(
-            settings=ModelSettings(encoder=GRUEncoder(width=5, depth=1)),
+            settings=ModelSettings(encoder=GRUSettings(width=5, depth=1)),
             n_channels=2,
             sessions=("s",),
             classes=CLASSES,
@@ -193,15 +193,15 @@ def test_not_finite_bins_still_get_an_answer():
 @pytest.mark.parametrize(
     "encoder",
     [
-        GRUEncoder(width=5, depth=2, dropout=0.5),
-        SSMEncoder(width=8, heads=2, depth=1, dropout=0.5),
-        TransformerEncoder(width=8, heads=2, depth=1, dropout=0.5),
+        GRUSettings(width=5, depth=2, dropout=0.5),
+        SSMSettings(width=8, n_heads=2, depth=1, dropout=0.5),
+        TransformerSettings(width=8, n_heads=2, depth=1, dropout=0.5),
     ],
     ids=lambda e: e.kind,
 )
 def test_dropout_only_while_training(mode, encoder):
     torch.manual_seed(0)
-    front_end = FrontEnd(session_layer=SessionLayer(dropout=0.5))
+    front_end = FrontEndSettings(session_layer=SessionLayerSettings(dropout=0.5))
     config = ModelConfig(
         settings=ModelSettings(
             front_end=front_end,

@@ -16,8 +16,7 @@ from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import build_model, train
 from arcuate.losses.combined import mode_loss
-from arcuate.models.config import Patch
-from arcuate.models.config import SpeakingMode as Settings
+from arcuate.models.config import Patch, SpeakingModeSettings
 from arcuate.models.mode import MODES, SpeakingMode
 from arcuate.run import Run
 from arcuate.training.modes import (
@@ -89,7 +88,7 @@ def test_both_modes_count_alike_and_unknown_trials_do_not() -> None:
 
 
 def test_evidence_ignores_padding_and_offsets_nothing() -> None:
-    head = SpeakingMode(Settings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
+    head = SpeakingMode(SpeakingModeSettings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
     bins = torch.randn(1, 23, 2)
     padded = torch.cat([bins, torch.full((1, 9, 2), 7.0)], dim=1)
     n = torch.tensor([23])
@@ -100,7 +99,7 @@ def test_evidence_ignores_padding_and_offsets_nothing() -> None:
 
 
 def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:
-    head = SpeakingMode(Settings(enabled=True), Patch(), 3, causal=True)
+    head = SpeakingMode(SpeakingModeSettings(enabled=True), Patch(), 3, causal=True)
     bins, logits = torch.randn(1, 4, 3), torch.tensor([[[20.0, -20.0]]]).expand(1, 4, 2).requires_grad_()
     torch.testing.assert_close(head.condition(bins, logits), bins)  # at the start it changes nothing
     with torch.no_grad():
@@ -167,13 +166,13 @@ def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -
 
 def test_labels_partly_missing(cohort_store: Path) -> None:
     """Labelled trials keep their labels, the rest is inferred, labels of no known mode are told of."""
-    store, settings = Store.open(cohort_store), Settings(enabled=True)
+    store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
     trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
     known = known_modes(trials, settings)
     assert np.isnan(known[0::3]).all() and not np.isnan(known[1::3]).any() and np.isnan(known[2::3]).all()
     modes = Modes({t.id: 1.0 for t in trials})
     assert "4 trials of mode 'whispered' count as unlabelled" in describe_modes(trials, modes, settings)
-    assert np.isnan(known_modes(trials, Settings(enabled=True, labels="ignore"))).all()
+    assert np.isnan(known_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
 
 
 def test_modes_are_remembered_with_the_run(run: Path, tmp_path: Path) -> None:

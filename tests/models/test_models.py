@@ -9,23 +9,36 @@ from torch import nn
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Smoothing
-from arcuate.models.config import SessionLayer as SessionLayerSettings
-from arcuate.models.front_end import cut_patches, kernel, normalise, project_patches, smooth
-from arcuate.models.gru import GRU, recur
+from arcuate.models.config import (
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+    SessionLayerSettings,
+    SmoothingSettings,
+)
+from arcuate.models.front_end import (
+    extract_patches,
+    gaussian_kernel,
+    normalise,
+    project_patches,
+    smooth,
+)
+from arcuate.models.gru import GRU, gru_recurrence
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.session_layer import SessionLayer
 
 B2T25 = ModelSettings(
-    front_end=FrontEnd(session_layer=SessionLayerSettings(dropout=0.2)),
-    encoder=GRUEncoder(),
+    front_end=FrontEndSettings(session_layer=SessionLayerSettings(dropout=0.2)),
+    encoder=GRUSettings(),
     output_init="xavier",
 )
 B2T24 = ModelSettings(
-    front_end=FrontEnd(
-        normalise="block", smoothing=Smoothing(sd=2.0, taps=20), patch=Patch(bins=32, stride=4)
+    front_end=FrontEndSettings(
+        normalise="block", smoothing=SmoothingSettings(sd=2.0, taps=20), patch=Patch(bins=32, stride=4)
     ),
-    encoder=GRUEncoder(width=1024, depth=5, bidirectional=True, learned_start=False),
+    encoder=GRUSettings(width=1024, depth=5, bidirectional=True, learned_initial_state=False),
 )
 
 
@@ -36,8 +49,8 @@ def make_model_config(settings: ModelSettings, n_channels: int, n_sessions: int)
 
 def make_model(n_channels: int = 5, n_sessions: int = 3, width: int = 6, depth: int = 2, **changes) -> Model:
     torch.manual_seed(1)
-    encoder = GRUEncoder(width=width, depth=depth, **changes.pop("encoder", {}))
-    front_end = FrontEnd(**({"patch": Patch(bins=5, stride=2)} | changes))
+    encoder = GRUSettings(width=width, depth=depth, **changes.pop("encoder", {}))
+    front_end = FrontEndSettings(**({"patch": Patch(bins=5, stride=2)} | changes))
     settings = ModelSettings(front_end=front_end, encoder=encoder)
     return Model(make_model_config(settings, n_channels, n_sessions)).eval()
 
@@ -85,7 +98,7 @@ def test_absent_sessions_get_no_gradient():
 def test_gru_equals_torch(bidirectional, depth):
     """Outputs, final states and every gradient, on the same parameters."""
     torch.manual_seed(0)
-    settings = GRUEncoder(width=7, depth=depth, bidirectional=bidirectional, dropout=0.0)
+    settings = GRUSettings(width=7, depth=depth, bidirectional=bidirectional, dropout=0.0)
     ours = GRU(settings, Patch(bins=3, stride=2), 4).double()
     bins = torch.randn(5, 14, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 6, ours.n_outputs, dtype=torch.float64)
@@ -103,7 +116,7 @@ def test_gru_equals_torch(bidirectional, depth):
 def test_gru_with_lengths_equals_torch_packed():
     torch.manual_seed(0)
     encoder = (
-        GRU(GRUEncoder(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()
+        GRU(GRUSettings(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()
     )
     bins, n_frames = torch.randn(3, 9, 3, dtype=torch.float64), torch.tensor([8, 1, 5])
     ours, _ = encoder(bins, n_frames, encoder.start(3))
@@ -125,7 +138,7 @@ def test_recurrence_gradients(reverse):
     torch.manual_seed(0)
     shapes = ((3, 2, 6), (2, 2), (6, 2), (2,))
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda *x: recur(*x, reverse=reverse), inputs)
+    assert torch.autograd.gradcheck(lambda *x: gru_recurrence(*x, reverse=reverse), inputs)
 
 
 @pytest.mark.parametrize(("n_bins", "size", "stride"), [(7, 3, 2), (9, 5, 5), (6, 6, 4), (8, 4, 1)])
@@ -136,7 +149,7 @@ def test_patches_are_projected_without_being_cut(n_bins, size, stride):
         torch.randn(shape, dtype=torch.float64, requires_grad=True)
         for shape in ((2, n_bins, 3), (4, size * 3), (4,))
     )
-    expected = torch.nn.functional.linear(cut_patches(bins, patch), weight, bias).transpose(0, 1)
+    expected = torch.nn.functional.linear(extract_patches(bins, patch), weight, bias).transpose(0, 1)
     torch.testing.assert_close(project_patches(bins, weight, bias, patch), expected)
     assert torch.autograd.gradcheck(lambda *x: project_patches(*x, patch), [bins, weight, bias])
 
@@ -165,7 +178,7 @@ def test_session_layer_can_be_removed():
 
 @pytest.mark.parametrize("taps", [9, 20])
 def test_smoothing_is_a_convolution(taps):
-    weights = kernel(Smoothing(sd=2.0, taps=taps))
+    weights = gaussian_kernel(SmoothingSettings(sd=2.0, taps=taps))
     assert sum(weights) == pytest.approx(1.0)
     bins = torch.randn(2, 75 + taps, 3)
     expected = torch.stack(
@@ -183,7 +196,7 @@ def test_inference_equals_training_forward():
 
 def test_rolling_normalisation_is_the_causal_estimate():
     torch.manual_seed(0)
-    settings = FrontEnd(normalise="rolling", rolling_bins=50)
+    settings = FrontEndSettings(normalise="rolling", rolling_bins=50)
     past = torch.randn(200, 2, dtype=torch.float64) * 3 + 7
     statistics = BatchStatistics(past.mean(0)[None], past.std(0, correction=0)[None], torch.tensor([200]))
     bins = torch.randn(1, 30, 2) * 2 + 5
@@ -199,7 +212,7 @@ def test_rolling_normalisation_is_the_causal_estimate():
 def test_rolling_normalisation_without_a_past():
     nothing = BatchStatistics(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0]))
     bins = torch.tensor([[[3.0, 5.0], [4.0, 5.0], [float("nan"), 5.0]]])
-    scores, _ = normalise(bins, nothing, FrontEnd(normalise="rolling"))
+    scores, _ = normalise(bins, nothing, FrontEndSettings(normalise="rolling"))
     assert bool(scores.isfinite().all())
     assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel says nothing
     assert scores[0, 1, 0].item() == pytest.approx(1.0)
@@ -207,7 +220,9 @@ def test_rolling_normalisation_without_a_past():
 
 def test_log_comes_before_block_statistics():
     statistics = BatchStatistics(torch.full((1, 1), 0.5), torch.full((1, 1), 2.0), torch.tensor([9]))
-    scores, _ = normalise(torch.tensor([[[math.e - 1.0]]]), statistics, FrontEnd(normalise="block", log=True))
+    scores, _ = normalise(
+        torch.tensor([[[math.e - 1.0]]]), statistics, FrontEndSettings(normalise="block", log1p=True)
+    )
     assert scores.item() == pytest.approx((1.0 - 0.5) / 2.0)
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.models.front_end import depthwise
-from arcuate.models.ssm import scan
+from arcuate.models.front_end import depthwise_conv
+from arcuate.models.ssm import ssd_scan
 
 
 def loop(x, step, log_decay, b, c, skip, state):
@@ -40,7 +40,7 @@ def everything(run, inputs):
 @given(st.integers(1, 70), st.integers(1, 40), st.sampled_from([0.0, 1.0, 50.0]))
 def test_chunks_equal_the_loop(n_frames, chunk, strength):
     inputs = draw_inputs(n_frames, strength=strength, seed=n_frames)
-    ours = everything(lambda *i: scan(*i, chunk=chunk), inputs)
+    ours = everything(lambda *i: ssd_scan(*i, chunk=chunk), inputs)
     for a, b in zip(ours, everything(loop, inputs), strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
@@ -50,19 +50,19 @@ def test_single_precision_is_enough(strength):
     """Against the loop in double precision, over a whole trial, to 1e-5 of the size of each result."""
     inputs = draw_inputs(600, torch.float32, strength)
     exact = everything(loop, [t.detach().double().requires_grad_() for t in inputs])
-    for a, b in zip(everything(scan, inputs), exact, strict=True):
+    for a, b in zip(everything(ssd_scan, inputs), exact, strict=True):
         assert (a - b).abs().max() <= 1e-5 * max(1.0, b.abs().max().item())
 
 
 def test_decays_as_strong_as_can_be():
     """A head that forgets all at once gives zeros and gradients of zero, not NaN."""
     inputs = draw_inputs(50, torch.float32, strength=1e6)
-    assert all(bool(t.isfinite().all()) for t in everything(scan, inputs))
+    assert all(bool(t.isfinite().all()) for t in everything(ssd_scan, inputs))
 
 
 def test_gradients_by_differences():
     inputs = draw_inputs(5)
-    assert torch.autograd.gradcheck(lambda *i: scan(*i, chunk=2), inputs)
+    assert torch.autograd.gradcheck(lambda *i: ssd_scan(*i, chunk=2), inputs)
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4, 7])
@@ -72,5 +72,5 @@ def test_depthwise_is_a_grouped_convolution(taps):
         torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 9, 3), (taps, 3), (3,))
     )
     expected = torch.conv1d(x.transpose(1, 2), weight.t()[:, None], bias, groups=3).transpose(1, 2)
-    torch.testing.assert_close(depthwise(x, weight, bias), expected)
-    assert torch.autograd.gradcheck(depthwise, [x, weight, bias])
+    torch.testing.assert_close(depthwise_conv(x, weight, bias), expected)
+    assert torch.autograd.gradcheck(depthwise_conv, [x, weight, bias])

@@ -7,12 +7,12 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.models.config import (
-    GRUEncoder,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SSMEncoder,
-    TransformerEncoder,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.model import Model, count_parameters, make_encoder, parameter_groups
 from arcuate.models.ssm import SSM
@@ -22,12 +22,14 @@ PATCH = Patch(bins=3, stride=2)
 
 def make(**changes) -> SSM:
     torch.manual_seed(0)
-    settings = SSMEncoder(**{"width": 16, "depth": 3, "heads": 4, "state": 8, "dropout": 0.0, **changes})
+    settings = SSMSettings(
+        **{"width": 16, "depth": 3, "n_heads": 4, "state_dim": 8, "dropout": 0.0, **changes}
+    )
     return SSM(settings, PATCH, 5)
 
 
 def test_full_size_on_meta():
-    settings = ModelSettings(encoder=SSMEncoder(width=512, depth=8, state=64))
+    settings = ModelSettings(encoder=SSMSettings(width=512, depth=8, state_dim=64))
     config = ModelConfig(settings=settings, n_channels=512, sessions=("a",), classes=CLASSES)
     block = 512 * (2 * 512 + 2 * 64 + 8) + 5 * (512 + 128) + 3 * 8 + 512 * 512 + 2 * 2 * 512
     around = 14 * 512 * 512 + 512 + 4 * 512  # patches and two norms
@@ -38,9 +40,9 @@ def test_full_size_on_meta():
 @pytest.mark.parametrize(
     "kind",
     [
-        GRUEncoder(width=8, depth=2),
-        SSMEncoder(width=8, depth=2),
-        TransformerEncoder(width=8, depth=2, heads=2, context=9),
+        GRUSettings(width=8, depth=2),
+        SSMSettings(width=8, depth=2),
+        TransformerSettings(width=8, depth=2, n_heads=2, context=9),
     ],
     ids=lambda e: e.kind,
 )
@@ -78,7 +80,7 @@ def test_directions_share_the_width():
 def test_every_parameter_learns():
     model = Model(
         ModelConfig(
-            settings=ModelSettings(encoder=SSMEncoder(width=16, depth=2, heads=4, bidirectional=True)),
+            settings=ModelSettings(encoder=SSMSettings(width=16, depth=2, n_heads=4, bidirectional=True)),
             n_channels=4,
             sessions=("a",),
             classes=CLASSES,
@@ -104,10 +106,10 @@ def test_low_precision_around_the_scan():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["encoder.kind=ssm", "encoder.width=20"], "multiple of heads 8"),
-        (["encoder.kind=ssm", "encoder.heads=1", "encoder.bidirectional=true"], "even number of heads"),
+        (["encoder.kind=ssm", "encoder.width=20"], "multiple of n_heads 8"),
+        (["encoder.kind=ssm", "encoder.n_heads=1", "encoder.bidirectional=true"], "even number of heads"),
         (["encoder.kind=lstm"], "gru"),
-        (["encoder.kind=ssm", "encoder.learned_start=true"], "encoder.learned_start"),
+        (["encoder.kind=ssm", "encoder.learned_initial_state=true"], "encoder.learned_initial_state"),
     ],
 )
 def test_refusals(overrides, words):
@@ -116,4 +118,4 @@ def test_refusals(overrides, words):
 
 
 def test_configs_without_encoder_kind_load_as_gru():
-    assert ModelSettings.model_validate({"encoder": {"width": 7}}).encoder == GRUEncoder(width=7)
+    assert ModelSettings.model_validate({"encoder": {"width": 7}}).encoder == GRUSettings(width=7)

@@ -17,9 +17,16 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.losses import rnnt_loss
-from arcuate.losses.combined import head_losses, weigh
-from arcuate.losses.config import CTC, RNNT, Loss
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings, Patch, Transducer
+from arcuate.losses.combined import compute_losses, weighted_loss
+from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
+from arcuate.models.config import (
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+    TransducerSettings,
+)
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run, read_jsonl
@@ -27,18 +34,18 @@ from arcuate.training.distributed import Encoding, as_outputs
 
 READ_NOTHING = Hypothesis(())
 KINDS = [
-    Transducer(enabled=True, width=6, context=1),
-    Transducer(enabled=True, width=6, context=2),
-    Transducer(enabled=True, width=6, predictor="lstm", depth=2),
+    TransducerSettings(enabled=True, width=6, context=1),
+    TransducerSettings(enabled=True, width=6, context=2),
+    TransducerSettings(enabled=True, width=6, predictor="lstm", depth=2),
 ]
 kinds = pytest.mark.parametrize("settings", KINDS, ids=["one token", "two tokens", "lstm"])
 
 
-def make_model(settings: Transducer) -> Model:
+def make_model(settings: TransducerSettings) -> Model:
     torch.manual_seed(0)
-    front_end = FrontEnd(patch=Patch(bins=2, stride=2))
+    front_end = FrontEndSettings(patch=Patch(bins=2, stride=2))
     model = ModelSettings(
-        front_end=front_end, encoder=GRUEncoder(width=5, depth=1, dropout=0.0), transducer=settings
+        front_end=front_end, encoder=GRUSettings(width=5, depth=1, dropout=0.0), transducer=settings
     )
     return Model(ModelConfig(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
 
@@ -81,29 +88,31 @@ def test_losses_by_head(settings):
     joint = outputs.joint
     expected = rnnt_loss(joint.logits(joint.frames, joint.predicted), tokens, outputs.n_frames, n_tokens)
     got = {
-        reduction: head_losses(outputs, tokens, n_tokens, Loss(rnnt=RNNT(reduction=reduction)))["rnnt"]
-        for reduction in ("sum_per_trial", "mean_per_token", "document_mean_t_half")
+        reduction: compute_losses(
+            outputs, tokens, n_tokens, LossSettings(rnnt=RNNTSettings(reduction=reduction))
+        )["rnnt"]
+        for reduction in ("sum_per_trial", "mean_per_token", "half_mean_frames")
     }
     torch.testing.assert_close(got["sum_per_trial"], expected)
     torch.testing.assert_close(got["mean_per_token"], expected / n_tokens)
-    torch.testing.assert_close(got["document_mean_t_half"], expected / (outputs.n_frames.float().mean() / 2))
-    loss = Loss(ctc=CTC(weight=0.3), rnnt=RNNT(weight=2.0))
-    by_head = head_losses(outputs, tokens, n_tokens, loss)
-    torch.testing.assert_close(weigh(by_head, loss), 0.3 * by_head["ctc"] + 2.0 * by_head["rnnt"])
+    torch.testing.assert_close(got["half_mean_frames"], expected / (outputs.n_frames.float().mean() / 2))
+    loss = LossSettings(ctc=CTCSettings(weight=0.3), rnnt=RNNTSettings(weight=2.0))
+    by_head = compute_losses(outputs, tokens, n_tokens, loss)
+    torch.testing.assert_close(weighted_loss(by_head, loss), 0.3 * by_head["ctc"] + 2.0 * by_head["rnnt"])
 
 
 def test_a_head_that_weighs_nothing_is_left_out():
     """Its loss may be infinite: two frames can not hold four tokens of CTC, but a transducer can say them."""
     model, (bins, _, session, tokens, n_tokens) = make_model(KINDS[0]), make_batch()
     outputs = model(bins, torch.tensor([4, 4]), session, None, tokens)
-    losses = head_losses(outputs, tokens, n_tokens, Loss(ctc=CTC(weight=0.0)))
+    losses = compute_losses(outputs, tokens, n_tokens, LossSettings(ctc=CTCSettings(weight=0.0)))
     assert list(losses) == ["rnnt"] and bool(losses["rnnt"].isfinite().all())
 
 
 def test_without_tokens_there_is_nothing_to_join():
     model, (bins, n_bins, session, *_) = make_model(KINDS[0]), make_batch()
     assert model(bins, n_bins, session).joint is None
-    assert make_model(Transducer())(bins, n_bins, session, None, torch.ones(2, 1)).joint is None
+    assert make_model(TransducerSettings())(bins, n_bins, session, None, torch.ones(2, 1)).joint is None
 
 
 @kinds
@@ -115,7 +124,7 @@ def test_as_a_module_for_engines_nothing_is_lost(settings):
         model.encode(bins, n_bins, session, tokens),
         as_outputs(Encoding(model)(bins, n_bins, session, tokens)),
     ):
-        loss = weigh(head_losses(outputs, tokens, n_tokens, Loss()), Loss()).sum()
+        loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 

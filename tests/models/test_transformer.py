@@ -10,9 +10,15 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.augmentation import mask_trial
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.models.config import ModelConfig, ModelSettings, Patch, TransformerEncoder
+from arcuate.models.config import ModelConfig, ModelSettings, Patch, TransformerSettings
 from arcuate.models.model import Model, count_parameters, parameter_groups
-from arcuate.models.transformer import Attention, Distances, Transformer, bucket, buckets
+from arcuate.models.transformer import (
+    Attention,
+    RelativePositionBias,
+    Transformer,
+    relative_position_bucket,
+    relative_position_buckets,
+)
 from arcuate.training.optim import rate_at
 
 PATCH = Patch(bins=3, stride=2)
@@ -20,9 +26,9 @@ PATCH = Patch(bins=3, stride=2)
 
 def make(**changes) -> Transformer:
     torch.manual_seed(0)
-    sizes = {"width": 16, "depth": 2, "heads": 4, "context": 7, "buckets": 6, "input_dropout": 0.0}
+    sizes = {"width": 16, "depth": 2, "n_heads": 4, "context": 7, "n_buckets": 6, "input_dropout": 0.0}
     quiet = {"dropout": 0.0, "attention_dropout": 0.0}
-    encoder = Transformer(TransformerEncoder(**{**sizes, **quiet, **changes}), PATCH, 5)
+    encoder = Transformer(TransformerSettings(**{**sizes, **quiet, **changes}), PATCH, 5)
     torch.nn.init.normal_(encoder.distances.table)
     return encoder
 
@@ -89,17 +95,19 @@ def test_masks_hide_about_half_or_a_quarter_of_a_trial(name, low, high):
 def reference(encoder: Transformer, frames: torch.Tensor) -> torch.Tensor:
     """The encoder with whole matrices of scores, every pair of frames on its own. (F, W)"""
     settings, n = encoder.settings, len(frames)
-    per_head = settings.buckets // 2 if settings.bidirectional else settings.buckets
-    bias = torch.full((settings.heads, n, n), -math.inf)
+    per_head = settings.n_buckets // 2 if settings.bidirectional else settings.n_buckets
+    bias = torch.full((settings.n_heads, n, n), -math.inf)
     for i in range(n):
         for j in range(n):
             d = i - j
             if abs(d) < settings.context and (d >= 0 or settings.bidirectional):
-                place = bucket(abs(d), settings.context, per_head) + (per_head if d < 0 else 0)
+                place = relative_position_bucket(abs(d), settings.context, per_head) + (
+                    per_head if d < 0 else 0
+                )
                 bias[:, i, j] = encoder.distances.table[:, place]
     for block in encoder.blocks:
         q, k, v = block.attention.project(block.attention_norm(frames)).chunk(3, dim=-1)
-        q, k, v = (x.reshape(n, settings.heads, -1).transpose(0, 1) for x in (q, k, v))
+        q, k, v = (x.reshape(n, settings.n_heads, -1).transpose(0, 1) for x in (q, k, v))
         shares = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) + bias).softmax(-1)
         frames = frames + block.attention.output((shares @ v).transpose(0, 1).reshape(n, -1))
         frames = frames + block.outer(F.gelu(block.inner(block.frame_norm(frames))))
@@ -157,18 +165,18 @@ def test_a_streamed_frame_always_costs_the_same():
 
 def test_long_trials_are_read_in_windows():
     """The cost of a long trial grows with its length and not with its square."""
-    distances = Distances(n_heads=2, n_buckets=8, context=100, both_ways=False)
+    distances = RelativePositionBias(n_heads=2, n_buckets=8, context=100, both_ways=False)
     n_scores = [sum(w.bias.numel() for w in distances.windows(0, n)) for n in (1000, 2000, 4000)]
     assert n_scores[2] - n_scores[1] == 2 * (n_scores[1] - n_scores[0])
 
 
 @pytest.mark.parametrize(("context", "n"), [(125, 32), (250, 32), (10, 32), (1, 2), (1000, 2)])
 def test_buckets_are_fine_near_and_coarse_far(context, n):
-    back = [bucket(d, context, n) for d in range(context)]
+    back = [relative_position_bucket(d, context, n) for d in range(context)]
     assert back == sorted(back)
     assert back[: min(n // 2, context)] == list(range(min(n // 2, context)))
     assert max(back) < n
-    both = buckets(context, 2 * n, both_ways=True)
+    both = relative_position_buckets(context, 2 * n, both_ways=True)
     assert len(both) == 2 * context - 1
     assert both[:context] == tuple(reversed(back))
     assert set(both[context:]).isdisjoint(both[:context])
@@ -203,8 +211,8 @@ def test_both_directions_cannot_stream():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_every_parameter_learns(bidirectional):
-    encoder = TransformerEncoder(
-        width=16, depth=2, heads=4, context=8, buckets=8, bidirectional=bidirectional
+    encoder = TransformerSettings(
+        width=16, depth=2, n_heads=4, context=8, n_buckets=8, bidirectional=bidirectional
     )
     settings = ModelSettings(encoder=encoder)
     model = Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
@@ -225,7 +233,7 @@ def test_low_precision():
 
 def test_attention_dropout_acts_in_training_alone():
     attention = Attention(8, 2, context=4, dropout=0.5)
-    windows = Distances(2, 4, context=4, both_ways=False).windows(0, 6)
+    windows = RelativePositionBias(2, 4, context=4, both_ways=False).windows(0, 6)
     frames, start = torch.randn(1, 6, 8), attention.start(1)
     assert not torch.equal(attention(frames, windows, start)[0], attention(frames, windows, start)[0])
     attention.eval()
@@ -235,16 +243,16 @@ def test_attention_dropout_acts_in_training_alone():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["encoder.heads=5"], "width 128 must be a multiple of heads 5"),
+        (["encoder.n_heads=5"], "width 128 must be a multiple of n_heads 5"),
         (["encoder.context=0"], "encoder.context = 0 is refused: .*greater than or equal to 1"),
         (["encoder.context=20000"], "encoder.context = 20000 is refused: .*less than or equal to 10000"),
-        (["encoder.buckets=1"], "encoder.buckets = 1 is refused"),
-        (["encoder.buckets=7", "encoder.bidirectional=true"], "even number of buckets, not 7"),
+        (["encoder.n_buckets=1"], "encoder.n_buckets = 1 is refused"),
+        (["encoder.n_buckets=7", "encoder.bidirectional=true"], "even n_buckets, not 7"),
         (["encoder.dropout=1.0"], "encoder.dropout = 1.0 is refused"),
         (["encoder.attention_dropout=-0.1"], "encoder.attention_dropout = -0.1 is refused"),
         (["encoder.depth=0"], "encoder.depth = 0 is refused"),
-        (["encoder.expansion=0"], "encoder.expansion = 0 is refused"),
-        (["encoder.state=8"], "'encoder.state' belongs to another encoder.kind"),
+        (["encoder.ffn_expansion=0"], "encoder.ffn_expansion = 0 is refused"),
+        (["encoder.state_dim=8"], "'encoder.state_dim' belongs to another encoder.kind"),
         (["encoder.kind=transfomer"], "did you mean transformer"),
     ],
 )

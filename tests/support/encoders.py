@@ -6,20 +6,20 @@ from hypothesis import strategies as st
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.models.config import (
-    ChannelGate,
-    ConvStem,
-    Denoiser,
-    Encoder,
-    FrontEnd,
-    GRUEncoder,
+    ChannelGateSettings,
+    ConvStemSettings,
+    DenoiserSettings,
+    EncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
-    SpeakingMode,
-    SSMEncoder,
-    TransformerEncoder,
+    SessionLayerSettings,
+    SmoothingSettings,
+    SpeakingModeSettings,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.model import Model
 from arcuate.models.transformer import Transformer
@@ -27,25 +27,29 @@ from arcuate.models.transformer import Transformer
 N_CHANNELS, N_SESSIONS = 4, 3
 
 
-def gru(draw, bidirectional: bool) -> GRUEncoder:
-    depth, learned_start = draw(st.integers(1, 2)), draw(st.booleans())
-    return GRUEncoder(width=5, depth=depth, bidirectional=bidirectional, learned_start=learned_start)
+def gru(draw, bidirectional: bool) -> GRUSettings:
+    depth, learned_initial_state = draw(st.integers(1, 2)), draw(st.booleans())
+    return GRUSettings(
+        width=5, depth=depth, bidirectional=bidirectional, learned_initial_state=learned_initial_state
+    )
 
 
-def ssm(draw, bidirectional: bool) -> SSMEncoder:
+def ssm(draw, bidirectional: bool) -> SSMSettings:
     heads, depth, taps = draw(st.sampled_from([2, 4])), draw(st.integers(1, 2)), draw(st.integers(2, 5))
-    return SSMEncoder(width=8, depth=depth, heads=heads, state=3, taps=taps, bidirectional=bidirectional)
+    return SSMSettings(
+        width=8, depth=depth, n_heads=heads, state_dim=3, conv_kernel=taps, bidirectional=bidirectional
+    )
 
 
-def transformer(draw, bidirectional: bool) -> TransformerEncoder:
+def transformer(draw, bidirectional: bool) -> TransformerSettings:
     """Contexts shorter and longer than the trials, fewer and more buckets than distances."""
-    return TransformerEncoder(
+    return TransformerSettings(
         width=8,
         depth=draw(st.integers(1, 2)),
-        heads=draw(st.sampled_from([1, 2, 4])),
-        expansion=2,
+        n_heads=draw(st.sampled_from([1, 2, 4])),
+        ffn_expansion=2,
         context=draw(st.sampled_from([1, 2, 5, 16, 100])),
-        buckets=draw(st.sampled_from([2, 4, 8, 32])),
+        n_buckets=draw(st.sampled_from([2, 4, 8, 32])),
         bidirectional=bidirectional,
     )
 
@@ -56,24 +60,30 @@ KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # every kind of en
 @st.composite
 def models(draw, bidirectional=st.booleans()) -> Model:
     size = draw(st.integers(1, 8))
-    front_end = FrontEnd(
+    front_end = FrontEndSettings(
         normalise=draw(st.sampled_from(["none", "block", "rolling"])),
-        log=draw(st.booleans()),
+        log1p=draw(st.booleans()),
         rolling_bins=50,
-        smoothing=Smoothing(sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))),
-        session_layer=SessionLayer(enabled=draw(st.booleans()), layer_norm=draw(st.booleans())),
-        channel_gate=ChannelGate(enabled=draw(st.booleans()), ratio=2),
-        stem=ConvStem(enabled=draw(st.booleans()), taps=draw(st.integers(2, 7))),
+        smoothing=SmoothingSettings(
+            sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))
+        ),
+        session_layer=SessionLayerSettings(enabled=draw(st.booleans()), layer_norm=draw(st.booleans())),
+        channel_gate=ChannelGateSettings(enabled=draw(st.booleans()), ratio=2),
+        stem=ConvStemSettings(enabled=draw(st.booleans()), conv_kernel=draw(st.integers(2, 7))),
         patch=Patch(bins=size, stride=draw(st.integers(1, size))),
     )
-    encoder: Encoder = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
+    encoder: EncoderSettings = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
     torch.manual_seed(draw(st.integers(0, 99)))
     config = ModelConfig(
         settings=ModelSettings(
             front_end=front_end,
             encoder=encoder,
-            mode=SpeakingMode(enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3),
-            denoiser=Denoiser(enabled=draw(st.booleans()), width=4, taps=draw(st.integers(2, 4)), steps=2),
+            mode=SpeakingModeSettings(
+                enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3
+            ),
+            denoiser=DenoiserSettings(
+                enabled=draw(st.booleans()), width=4, conv_kernel=draw(st.integers(2, 4)), steps=2
+            ),
         ),
         n_channels=N_CHANNELS,
         sessions=tuple(f"s{i}" for i in range(N_SESSIONS)),

@@ -13,8 +13,9 @@ from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import to_model
 from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
-from arcuate.live.decoder import StreamingDecoder, make_engine
-from arcuate.models.config import FrontEnd, GRUEncoder, ModelConfig, ModelSettings
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.engine import make_engine
+from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings
 from arcuate.models.model import Model
 
 # every phoneme is a word, and some pairs are: whatever a random model says can be read
@@ -65,9 +66,9 @@ def small_model(
     sessions: tuple[str, ...] = ("day1", "day2"),
 ) -> Model:
     torch.manual_seed(seed)
-    front_end = FrontEnd(normalise=normalise, rolling_bins=200)
+    front_end = FrontEndSettings(normalise=normalise, rolling_bins=200)
     config = ModelConfig(
-        settings=ModelSettings(front_end=front_end, encoder=GRUEncoder(width=12, depth=2)),
+        settings=ModelSettings(front_end=front_end, encoder=GRUSettings(width=12, depth=2)),
         n_channels=n_channels,
         sessions=sessions,
         classes=CLASSES,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
 
 N_CLASSES, WIDTH = 3, 4

@@ -7,31 +7,31 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.losses.combined import head_losses, weigh
-from arcuate.losses.config import CTC, Intermediate, Loss
+from arcuate.losses.combined import compute_losses, weighted_loss
+from arcuate.losses.config import CTCSettings, IntermediateSettings, LossSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
-    Encoder,
-    GRUEncoder,
+    EncoderSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
-    SSMEncoder,
-    TransformerEncoder,
+    SSMSettings,
+    TransformerSettings,
 )
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.distributed import Encoding, as_outputs
 
 KINDS = [
-    GRUEncoder(width=8, depth=3, dropout=0.0),
-    GRUEncoder(width=8, depth=3, dropout=0.0, bidirectional=True),
-    SSMEncoder(width=8, depth=3, heads=2, state=4, dropout=0.0),
-    TransformerEncoder(width=8, depth=3, heads=2, dropout=0, attention_dropout=0, input_dropout=0),
+    GRUSettings(width=8, depth=3, dropout=0.0),
+    GRUSettings(width=8, depth=3, dropout=0.0, bidirectional=True),
+    SSMSettings(width=8, depth=3, n_heads=2, state_dim=4, dropout=0.0),
+    TransformerSettings(width=8, depth=3, n_heads=2, dropout=0, attention_dropout=0, input_dropout=0),
 ]
 each_kind = pytest.mark.parametrize("encoder", KINDS, ids=lambda e: f"{e.kind}-{e.causal}")
 
 
-def make(encoder: Encoder) -> Model:
+def make(encoder: EncoderSettings) -> Model:
     torch.manual_seed(0)
     settings = ModelSettings(encoder=encoder)
     return Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
@@ -65,7 +65,7 @@ def test_a_layer_says_what_a_shallower_encoder_would(encoder):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layer_by_layer_with_torchs_kernels(bidirectional):
     """What runs on other devices, tried on this one."""
-    encoder = make(GRUEncoder(width=8, depth=3, dropout=0.0, bidirectional=bidirectional)).encoder
+    encoder = make(GRUSettings(width=8, depth=3, dropout=0.0, bidirectional=bidirectional)).encoder
     bins, n_frames = torch.randn(3, 14 + 4 * 9, 4), torch.tensor([4, 10, 7])
     state = torch.randn(3 * (2 if bidirectional else 1), 3, 8)
     with torch.no_grad():
@@ -84,14 +84,18 @@ def test_layer_by_layer_with_torchs_kernels(bidirectional):
 def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     model, (bins, n_bins, session) = make(encoder), make_batch()
     tokens, n_tokens = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2])
-    settings = Loss(ctc=CTC(weight=2.0), intermediate=Intermediate(layers=(1, 2), weight=0.5))
-    outputs = model.encode(bins, n_bins, session, tokens, layers=settings.intermediate.counted)
-    losses = head_losses(outputs, tokens, n_tokens, settings)
+    settings = LossSettings(
+        ctc=CTCSettings(weight=2.0), intermediate=IntermediateSettings(layers=(1, 2), weight=0.5)
+    )
+    outputs = model.encode(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers)
+    losses = compute_losses(outputs, tokens, n_tokens, settings)
     one, two = (
         ctc_loss(outputs.intermediate[i], outputs.n_frames, tokens, n_tokens, settings.ctc) for i in (1, 2)
     )
     torch.testing.assert_close(losses["intermediate"], (one + two) / 2)
-    torch.testing.assert_close(weigh(losses, settings), 2 * losses["ctc"] + 0.5 * losses["intermediate"])
+    torch.testing.assert_close(
+        weighted_loss(losses, settings), 2 * losses["ctc"] + 0.5 * losses["intermediate"]
+    )
     losses["intermediate"].sum().backward()
     third = [p for name, p in model.encoder.named_parameters() if "blocks.2." in name or "_l2" in name]
     assert third
@@ -142,4 +146,4 @@ def test_refusals(overrides, words):
 
 
 def test_weight_0_costs_nothing():
-    assert Intermediate(layers=(1,), weight=0.0).counted == ()
+    assert IntermediateSettings(layers=(1,), weight=0.0).active_layers == ()

@@ -8,11 +8,17 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import HEADS, head_losses, weigh
+from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 
-SMALL = ["encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"]
+SMALL = [
+    "encoder.width=8",
+    "encoder.depth=1",
+    "encoder.n_heads=2",
+    "encoder.state_dim=4",
+    "transducer.width=8",
+]
 ODD = {
     "more tokens than frames": ([20], [list(range(1, 13))]),
     "no tokens": ([60, 40], [[], []]),
@@ -45,11 +51,11 @@ def test_all_losses_and_gradients_are_finite(odd: str, both_ways: str) -> None:
     outputs = model.encode(
         clean + torch.randn_like(clean), torch.tensor(n_bins), session, tokens, clean, match=True
     )
-    losses = head_losses(outputs, tokens, n_tokens, loss, torch.full((len(said), 2), 0.5))
-    assert tuple(losses) == tuple(head for head in HEADS if head != "intermediate")
+    losses = compute_losses(outputs, tokens, n_tokens, loss, torch.full((len(said), 2), 0.5))
+    assert tuple(losses) == tuple(head for head in LOSS_NAMES if head != "intermediate")
     assert all(bool(values.isfinite().all()) for values in losses.values())
     assert (losses["rnnt"] > 0).all()  # more tokens than frames are nothing odd to a transducer
-    weigh(losses, loss).sum().backward()
+    weighted_loss(losses, loss).sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 

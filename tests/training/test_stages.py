@@ -21,7 +21,7 @@ from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
 
 SMALL = [
-    *("encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"),
+    *("encoder.width=8", "encoder.depth=1", "encoder.n_heads=2", "encoder.state_dim=4", "transducer.width=8"),
     *("denoiser.width=4", "data.batching.batch_size=4", "front_end.patch={bins: 8, stride: 8}"),
     *("train.log_every=2", "train.validate_every=4", "train.checkpoint_every=3", "ema.decay=0.9"),
 ]

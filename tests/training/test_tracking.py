@@ -422,7 +422,13 @@ def test_a_tracker_that_is_misspelt_stops_nothing_halfway(cohort_store: Path, tm
 def test_wandb_shows_all_stages_of_a_curriculum(cohort_store: Path, tmp_path: Path, wandb: Any) -> None:
     """As a user runs it: every stage with its losses, one curve per loss, and nothing that is no number."""
     small = [
-        *("encoder.width=8", "encoder.depth=1", "encoder.heads=2", "encoder.state=4", "transducer.width=8"),
+        *(
+            "encoder.width=8",
+            "encoder.depth=1",
+            "encoder.n_heads=2",
+            "encoder.state_dim=4",
+            "transducer.width=8",
+        ),
         *(
             "data.batching.batch_size=4",
             "train.log_every=2",

@@ -25,7 +25,9 @@ CPU = torch.device("cpu")
 def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.wanted, share)
+    return PlannedBatches(
+        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, share
+    )
 
 
 def gradients(training: Training, drawn: list[Batch]) -> dict[str, torch.Tensor]:
@@ -62,7 +64,7 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
 ) -> None:
     store = Store.open(cohort_store)
     recipe = recipe_of(
-        f"optimizer.absent_sessions={absent}", "data.batching={kind: days, n_sessions: 1, n_trials: 2}"
+        f"optimizer.absent_sessions={absent}", "data.batching={kind: sessions, n_sessions: 1, n_trials: 2}"
     )
     training, planned = training_of(store, recipe, tmp_path / "run"), batches_of(store, recipe)
     first = planned[0]

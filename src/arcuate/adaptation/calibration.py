@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.models.config import Patch
 from arcuate.data.selection import can_align
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import LIVE_CORPUS
 from arcuate.errors import UserError
-from arcuate.evaluation.trials import TrialResult
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.significance import bootstrap_interval, score_difference
+from arcuate.evaluation.trials import TrialResult
+from arcuate.models.config import Patch
 
 _FLAT_CHECK_TRIALS = 20  # examined to find out whether any electrode is recorded
 
@@ -33,7 +33,9 @@ def split_session(store: Store, session: str, n_sentences: int, patch: Patch) ->
             f"--sentences {n_sentences} leaves nothing to calibrate on; give at least 1, or use --adapt instead"
         )
     if session not in store.sessions:
-        raise UserError(f"{store.path.name} has no session {session}; it contains {', '.join(store.sessions)}")
+        raise UserError(
+            f"{store.path.name} has no session {session}; it contains {', '.join(store.sessions)}"
+        )
     labelled = sorted(
         (t for t in store.trials if t.session == session and t.tokens is not None and t.split != "test"),
         key=lambda t: (t.block, t.split, t.number),

@@ -123,7 +123,10 @@ class Calibration(Settings):
     steps: int = Field(150, ge=1, le=100_000, description="Number of optimizer steps.")
     lr: float = Field(3e-3, gt=0.0, le=1.0, description="Learning rate of the new layer, decaying to 0.")
     other_lr_factor: float = Field(
-        0.1, ge=0.0, le=1.0, description="Learning rate of all other weights relative to `lr`; 0 freezes them."
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="Learning rate of all other weights relative to `lr`; 0 freezes them.",
     )
     replay_fraction: float = Field(
         0.5,

@@ -24,7 +24,9 @@ SAME_ORDER = 0.4  # channel-order similarity below which channels are reported a
 
 _SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
 _MAX_DIMENSIONS = 10  # of the subspace in which tuned activity lies
-_CHANNELS_PER_DIMENSION = 3  # crossings and power of an electrode correlate: half of all directions span everything
+_CHANNELS_PER_DIMENSION = (
+    3  # crossings and power of an electrode correlate: half of all directions span everything
+)
 _FLAT_FRACTION = 0.99  # a channel that is flat in this fraction of the trials is dead
 _MIN_BINS = 300  # 6 s; shorter recordings do not characterise a channel
 _WARNING_TRIALS = 20  # per session, examined by `warn_about_recording`
@@ -190,9 +192,7 @@ def warn_about_recording(store: Store, session: str, reference: str) -> None:
 
 
 def _some_trials(store: Store, session: str) -> list[TrialInfo]:
-    return _evenly_spaced(
-        [t for t in store.trials if t.session == session and t.n_bins > 1], _WARNING_TRIALS
-    )
+    return _evenly_spaced([t for t in store.trials if t.session == session and t.n_bins > 1], _WARNING_TRIALS)
 
 
 # --- statistics of one session -----------------------------------------------------------------------------------
@@ -304,7 +304,9 @@ def compare_sessions(
     return rows
 
 
-def _array_drift(reference: SessionStatistics, current: SessionStatistics, channels: np.ndarray) -> ArrayDrift:
+def _array_drift(
+    reference: SessionStatistics, current: SessionStatistics, channels: np.ndarray
+) -> ArrayDrift:
     alive = channels[~(reference.flat | current.flat)[channels]]
     shift, ratio = _mean_shift(reference, current)[alive], _sd_ratio(reference, current)[alive]
     return ArrayDrift(

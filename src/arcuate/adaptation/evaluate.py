@@ -48,7 +48,7 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
-from arcuate.models.runtime import set_up
+from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
 from arcuate.run import Run, RunLike, open_run
 
@@ -255,11 +255,11 @@ def evaluate_adaptation(
     store, model = open_store(source, data), load_model(source.checkpoint)
     trials = _select_trials(source, store, split, model.config, sessions)
     log_new_sessions(store, model, trials)
-    machine = set_up(config.runtime, config.encoder.width, 1)
+    machine = configure_runtime(config.runtime, config.encoder.width, 1)
     log_missing_reference(settings.method, bool(set(store.sessions) & set(model.config.sessions)))
     labeller = greedy if lm is None else _load_word_labeller(lm, lexicon, decoding, progress)
     adapter = make_adapter(model.to(machine.device), settings, config.augment, labeller)
-    store.refuse_changed(trials, progress)
+    store.check_unchanged(trials, progress)
     adapted = adapt_sessions(adapter, store, trials, phoneme_search(validate), True, progress)
     results = [t.result for session in adapted for t in session.trials]
     scored = ScoredSplit(source, store, model, validate, "ctc", None, results)

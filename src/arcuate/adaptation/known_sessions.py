@@ -10,7 +10,7 @@ from arcuate.adaptation.config import GRADIENT_METHODS, Adaptation, Method
 from arcuate.adaptation.drift import warn_about_recording
 from arcuate.adaptation.online import OnlineAdapter, compute_log_probs, input_statistics
 from arcuate.adaptation.state import ExpectedConfidence, SessionState, confidence
-from arcuate.data.batching import move_statistics, read_statistics
+from arcuate.data.batching import read_statistics
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.models.model import Model
@@ -81,10 +81,10 @@ def expected_confidence(session: str, known: Mapping[str, Sequence[float]]) -> E
 def normalised_bins(adapter: OnlineAdapter, store: Store, trial: TrialInfo) -> torch.Tensor:
     """Read one trial and normalise it as the model does. (T, C)"""
     device = adapter.model.head.weight.device
-    wanted = adapter.model.config.settings.front_end.wanted
+    spec = adapter.model.config.settings.front_end.statistics_spec
     bins = torch.from_numpy(store.read_bins(trial))[None].to(device)
-    statistics = move_statistics(read_statistics(store, [trial], wanted), device)
-    return adapter.model.normalise(bins, statistics)[0]
+    statistics = read_statistics(store, [trial], spec)
+    return adapter.model.normalise(bins, statistics.to(device) if statistics else None)[0]
 
 
 def log_new_sessions(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:

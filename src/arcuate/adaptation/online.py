@@ -39,24 +39,24 @@ from arcuate.adaptation.state import (
     SessionState,
 )
 from arcuate.data.augmentation import augment
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.sessions import nearest_session
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
 from arcuate.models.interfaces import Outputs
-from arcuate.models.model import Model, layer_of, one_day
-from arcuate.seeds import derive
+from arcuate.models.model import Model, copy_session_layer, single_session_model
+from arcuate.seeds import derive_seed
 
 Labeller = Callable[[np.ndarray], Sequence[int]]  # log-probabilities (F, V) to pseudo-label tokens
 
 _MIN_VARIANCE = 1e-6  # the gain of a channel with less stays 1
 _MAX_GAIN = 4.0  # gains are clipped to [1/4, 4]
-_LOSS_PER_TOKEN = CTC(reduction="mean_per_token", zero_infinity=True)
+_LOSS_PER_TOKEN = CTCSettings(reduction="mean_per_token", zero_infinity=True)
 _BETAS = (0.9, 0.99)  # short averages: a session has a few hundred steps
-_NO_AUGMENTATION = Augment()
+_NO_AUGMENTATION = AugmentationConfig()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class OnlineAdapter:
 
     model: Model
     settings: Adaptation
-    augmentation: Augment
+    augmentation: AugmentationConfig
     labeller: Labeller = greedy
 
     def start(
@@ -85,7 +85,7 @@ class OnlineAdapter:
                 " choose another method"
             )
         init_session = self.init_session(session)
-        layer = AffineLayer(*layer_of(self.model, init_session))
+        layer = AffineLayer(*copy_session_layer(self.model, init_session))
         return SessionState(session, init_session, layer, layer, AdamMoments.zero(layer), reference, expected)
 
     def init_session(self, session: str) -> str:
@@ -96,11 +96,11 @@ class OnlineAdapter:
     def adapted_model(self, state: SessionState, bins: Tensor | None = None) -> Model:
         """Return the model for the next trial, as session 0; `bins` (T, C) are the trial's own, normalised."""
         layer = self.layer(state, bins)
-        return one_day(self.model, state.session, layer.weight, layer.bias)
+        return single_session_model(self.model, state.session, layer.weight, layer.bias)
 
     def unadapted_model(self, state: SessionState) -> Model:
         """Return the model with the session's initial layer."""
-        return one_day(self.model, state.session, state.initial.weight, state.initial.bias)
+        return single_session_model(self.model, state.session, state.initial.weight, state.initial.bias)
 
     def layer(self, state: SessionState, bins: Tensor | None = None) -> AffineLayer:
         """Return the layer for the next trial: the initial one unless the session has drifted."""
@@ -181,9 +181,9 @@ class OnlineAdapter:
     def _sample_buffer(self, state: SessionState) -> tuple[SessionState, list[DecodedTrial]]:
         """Draw past trials and decode them again with the current layer, which gives better pseudo-labels."""
         n = min(self.settings.replay_trials, len(state.buffer))
-        rng = np.random.default_rng(derive(self.settings.seed, state.session, state.n_trials))
+        rng = np.random.default_rng(derive_seed(self.settings.seed, state.session, state.n_trials))
         chosen = rng.choice(len(state.buffer), size=n, replace=False).tolist() if n else []
-        model = one_day(self.model, state.session, state.layer.weight, state.layer.bias)
+        model = single_session_model(self.model, state.session, state.layer.weight, state.layer.bias)
         buffer = list(state.buffer)
         for i in chosen:
             log_probs = compute_log_probs(model, buffer[i].bins)
@@ -194,7 +194,7 @@ class OnlineAdapter:
 
 
 def make_adapter(
-    model: Model, settings: Adaptation, augmentation: Augment, labeller: Labeller = greedy
+    model: Model, settings: Adaptation, augmentation: AugmentationConfig, labeller: Labeller = greedy
 ) -> OnlineAdapter:
     """Create an adapter; puts the model in evaluation mode without gradients."""
     return OnlineAdapter(model.eval().requires_grad_(False), settings, augmentation, labeller)
@@ -251,7 +251,7 @@ def _forward(
     model: Model,
     layer: AffineLayer,
     trials: Sequence[DecodedTrial],
-    augmentation: Augment,
+    augmentation: AugmentationConfig,
     seed: int,
     position: int,
 ) -> tuple[Outputs, tuple[Tensor, Tensor]]:
@@ -262,7 +262,7 @@ def _forward(
         row[: len(trial.bins)] = trial.bins
     names = ["trial"] * len(trials)  # draws differ by position in the batch
     bins, n_bins = augment(bins, n_bins, names, augmentation, seed, position)
-    adapted = one_day(model, "current", layer.weight.detach(), layer.bias.detach())
+    adapted = single_session_model(model, "current", layer.weight.detach(), layer.bias.detach())
     session_layer = adapted.front_end.session_layer
     outputs = adapted.encode(bins, n_bins, torch.zeros_like(n_bins))
     return outputs, (session_layer.weights[0], session_layer.biases[0])

@@ -6,8 +6,8 @@ import numpy as np
 
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
 from arcuate.data.pronunciation import pronounce
-from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch
 
 _ALL_FRAMES = 1 << 30

@@ -56,9 +56,7 @@ def track_confidence(state: SessionState, unadapted: np.ndarray) -> SessionState
     value = confidence(unadapted)
     if not value:
         return state
-    return replace(
-        state, unadapted_confidence=(*state.unadapted_confidence, value)[-_CONFIDENCE_TRIALS:]
-    )
+    return replace(state, unadapted_confidence=(*state.unadapted_confidence, value)[-_CONFIDENCE_TRIALS:])
 
 
 def is_disabled(state: SessionState, settings: Safety) -> bool:

@@ -8,7 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from arcuate.adaptation.calibration import CurvePoint, CalibrationSplit, curve_point, curve_sizes, split_session
+from arcuate.adaptation.calibration import (
+    CalibrationSplit,
+    CurvePoint,
+    curve_point,
+    curve_sizes,
+    split_session,
+)
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
@@ -25,8 +31,14 @@ from arcuate.experiments.train import describe_store
 from arcuate.insight.report.sessions import FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
-from arcuate.models.model import Model, count_parameters, layer_of, one_day, with_layers
-from arcuate.models.runtime import set_up
+from arcuate.models.model import (
+    Model,
+    copy_session_layer,
+    count_parameters,
+    enable_session_layers,
+    single_session_model,
+)
+from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
 from arcuate.run import Run, open_run, refuse_taken, write_json
 from arcuate.training.environment import describe
@@ -93,10 +105,12 @@ def prepare_plan(asked: Asked) -> Plan:
     model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
     day = split_session(store, asked.session, asked.sentences, source.config.front_end.patch)
-    store.refuse_changed((*day.calibration, *day.held_out))
+    store.check_unchanged((*day.calibration, *day.held_out))
     old = old_trials(source, store, model) if settings.other_lr_factor else ()
     recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
-    return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.calibration)))
+    return Plan(
+        asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.calibration))
+    )
 
 
 def refuse_inside(run: Run, parent: Run) -> None:
@@ -208,7 +222,9 @@ def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
 def calibrate_alone(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     aside = plan.run.path.with_name(f".{plan.run.path.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
-    device = set_up(plan.source.config.runtime, plan.recipe.encoder.width, plan.settings.batch_size).device
+    device = configure_runtime(
+        plan.source.config.runtime, plan.recipe.encoder.width, plan.settings.batch_size
+    ).device
     plan.model.to(device)
     try:
         with progress("calibrating") as report:
@@ -253,7 +269,7 @@ def measure_points(plan: Plan, aside: Path, stop: Stop, report: Progress) -> lis
 def uncalibrated(plan: Plan) -> Model:
     """The model as it reads the day without calibration: with the nearest day's layer, or the mean."""
     like = begin_with(plan.model, plan.asked.session, plan.settings)
-    return one_day(plan.model, plan.asked.session, *layer_of(plan.model, like)).eval()
+    return single_session_model(plan.model, plan.asked.session, *copy_session_layer(plan.model, like)).eval()
 
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
@@ -284,7 +300,7 @@ def new_config(plan: Plan) -> ModelConfig:
     """The model that comes out, described."""
     config = plan.model.config
     return ModelConfig(
-        settings=with_layers(config.settings),
+        settings=enable_session_layers(config.settings),
         n_channels=config.n_channels,
         sessions=(*config.sessions, plan.asked.session),
         classes=config.classes,

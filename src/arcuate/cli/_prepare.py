@@ -10,9 +10,9 @@ from rich.table import Table
 
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.data.prepare import PrepareReport, check_places, look, prepare
-from arcuate.data.readers import find_sources
+from arcuate.data.readers import find_source
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES
-from arcuate.data.store import QUALITY
+from arcuate.data.store import QUALITY_FILE
 from arcuate.data.trial import BIN_SECONDS, SPLITS
 
 _SHOWN = 5  # unread files named one by one; the table has them all
@@ -29,7 +29,7 @@ def prepare_command(
 ) -> int:
     """Everything `arcuate prepare` does; returns its exit code: 1 if something could not be read."""
     if dry_run:
-        find_sources(source)
+        find_source(source)
         with progress("looking at files") as tell:
             report = look(source, features=features, progress=tell)
     else:
@@ -93,7 +93,7 @@ def show_summary(report: PrepareReport, store: Path) -> None:
     size = f"{counted(report.trials, 'trial')} in {counted(len(report.sessions), 'session')}, {channels}"
     if report.written:
         n_cases = len(report.quality)
-        cases = f"; {counted(n_cases, 'case')} in {store / QUALITY}" if n_cases else ""
+        cases = f"; {counted(n_cases, 'case')} in {store / QUALITY_FILE}" if n_cases else ""
         out.print(f"{report.layout}: {size} → {store}{cases}", soft_wrap=True, markup=False)
     else:
         out.print(f"{report.layout}: {size}; nothing was written", soft_wrap=True)

@@ -41,7 +41,9 @@ Weights = Annotated[Path | None, typer.Option("--config", help="Weights, from `a
 
 Data = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: the run's own.")]
 
-SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")]
+SessionName = Annotated[
+    str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")
+]
 
 Adapt = Annotated[
     str | None,

@@ -38,7 +38,9 @@ def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Ada
 
     if method is None:
         if overrides:
-            raise UserError("--set changes settings of adaptation; name a method with --adapt, such as one-step")
+            raise UserError(
+                "--set changes settings of adaptation; name a method with --adapt, such as one-step"
+            )
         return None
     if method not in METHODS:
         raise UserError(f"--adapt {method!r} is unknown; choose {', '.join(METHODS)}")

@@ -1,7 +1,7 @@
-"""Which trials make up the batch at a given position: pure functions of (seed, position).
+"""Batching: which trials form the batch at a given position, and how they are read and padded.
 
-Nothing is remembered between calls, so a resumed run, another number of workers or another process draws
-exactly the same batches.
+Batches are pure functions of (seed, position) without state between calls, so a resumed run, another number of
+workers or another process draws the same batches.
 """
 
 import signal
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from arcuate.data.config import Batching, Bucketed, Days, Shuffled, Wanted
+from arcuate.data.config import Batching, BucketedBatching, SessionBatching, ShuffledBatching, StatisticsSpec
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The infinite sequence of training batches over a fixed list of trials."""
 
     settings: Batching
@@ -40,17 +40,17 @@ class Plan:
     def draw(self, position: int) -> list[int]:
         """Indices of the trials in the batch at this position."""
         match self.settings:
-            case Days():
-                return self._draw_days(self.settings, position)
-            case Shuffled():
+            case SessionBatching():
+                return self._draw_sessions(self.settings, position)
+            case ShuffledBatching():
                 rng = np.random.default_rng((self.seed, 1, position))
                 size = min(self.settings.batch_size, self.n_trials)
                 return [int(i) for i in rng.choice(self.n_trials, size=size, replace=False)]
-            case Bucketed():
+            case BucketedBatching():
                 epoch, within = divmod(position, self.batches_per_epoch)
-                return list(bucketed_epoch(self, self.settings, epoch)[within])
+                return list(_bucketed_epoch(self, self.settings, epoch)[within])
 
-    def _draw_days(self, settings: Days, position: int) -> list[int]:
+    def _draw_sessions(self, settings: SessionBatching, position: int) -> list[int]:
         rng = np.random.default_rng((self.seed, 0, position))
         n_sessions = min(settings.n_sessions, len(self.by_session))
         chosen = rng.choice(len(self.by_session), size=n_sessions, replace=False)
@@ -58,7 +58,7 @@ class Plan:
 
 
 @lru_cache(maxsize=2)
-def bucketed_epoch(plan: Plan, settings: Bucketed, epoch: int) -> tuple[tuple[int, ...], ...]:
+def _bucketed_epoch(plan: BatchPlan, settings: BucketedBatching, epoch: int) -> tuple[tuple[int, ...], ...]:
     """One pass over all trials: shuffle, sort pools by length, cut into batches, shuffle the batches."""
     rng = np.random.default_rng((plan.seed, 2, epoch))
     order = rng.permutation(plan.n_trials)
@@ -70,33 +70,27 @@ def bucketed_epoch(plan: Plan, settings: Bucketed, epoch: int) -> tuple[tuple[in
     return tuple(batches[i] for i in rng.permutation(len(batches)))
 
 
-def make_plan(trials: Sequence[TrialInfo], settings: Batching, seed: int) -> Plan:
+def make_plan(trials: Sequence[TrialInfo], settings: Batching, seed: int) -> BatchPlan:
+    """The batches over these trials; raises UserError where there are none."""
     if not trials:
-        raise UserError("there is no usable training trial; see quality.csv in the store for the reasons")
+        raise UserError("no usable training trials; quality.csv in the store lists the reasons")
     sessions: dict[str, list[int]] = {}
     for i, trial in enumerate(trials):
         sessions.setdefault(trial.session, []).append(i)
-    return Plan(settings, seed, tuple(t.n_bins for t in trials), tuple(tuple(s) for s in sessions.values()))
+    return BatchPlan(
+        settings, seed, tuple(t.n_bins for t in trials), tuple(tuple(s) for s in sessions.values())
+    )
 
 
 def padding_waste(batches: Sequence[Sequence[int]], n_bins: Sequence[int]) -> float:
-    """Share of a padded batch that is padding, over these batches."""
+    """Fraction of padding in these batches."""
     padded = sum(max(n_bins[i] for i in batch) * len(batch) for batch in batches)
     return 1.0 - sum(n_bins[i] for batch in batches for i in batch) / padded
 
 
-def by_length(trials: Sequence[TrialInfo], batch_size: int) -> list[list[int]]:
-    """Indices in batches of similar length, for passes where the order does not matter."""
-    order = sorted(range(len(trials)), key=lambda i: trials[i].n_bins)
-    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-
-
-# Batch: trials side by side, padded, with their true lengths.
-
-
 @dataclass(frozen=True)
 class BatchStatistics:
-    """What normalisation knows beforehand: of the trial's block, or (rolling) of the bins before the trial.
+    """Mean and SD for normalisation, of the trial's block or (rolling) of the bins before the trial.
 
     Where the model takes logarithms, these are statistics of the logarithms.
     """
@@ -105,9 +99,14 @@ class BatchStatistics:
     sd: torch.Tensor  # (B, C)
     n_bins: torch.Tensor  # (B,)
 
+    def to(self, device: torch.device) -> "BatchStatistics":
+        return BatchStatistics(self.mean.to(device), self.sd.to(device), self.n_bins.to(device))
+
 
 @dataclass(frozen=True)
 class Batch:
+    """Padded trials with their true lengths."""
+
     bins: torch.Tensor  # (B, T, C) float32, zero beyond each true length
     n_bins: torch.Tensor  # (B,) int64
     tokens: torch.Tensor  # (B, U) int64, zero beyond each true length
@@ -115,9 +114,9 @@ class Batch:
     session: torch.Tensor  # (B,) int64, index into the model's sessions
     statistics: BatchStatistics | None
     trials: tuple[TrialInfo, ...]
-    position: int  # place in the training sequence; 0 outside training
-    n_counted: int  # trials that count here; the rest only keep an otherwise idle process company
-    n_trials: int  # trials of the whole batch, over all processes that share it
+    position: int  # index in the training sequence; 0 outside training
+    n_counted: int  # trials that enter the loss; 0 where a process without trials of its own repeats one
+    n_trials: int  # trials of the batch over all processes that share it
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -126,23 +125,18 @@ class Batch:
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
         }
-        return replace(self, statistics=move_statistics(self.statistics, device), **moved)
-
-
-def move_statistics(statistics: BatchStatistics | None, device: torch.device) -> BatchStatistics | None:
-    if statistics is None:
-        return None
-    return BatchStatistics(statistics.mean.to(device), statistics.sd.to(device), statistics.n_bins.to(device))
+        statistics = None if self.statistics is None else self.statistics.to(device)
+        return replace(self, statistics=statistics, **moved)
 
 
 def collate(
     store: Store,
     trials: Sequence[TrialInfo],
     sessions: dict[str, int],
-    wanted: Wanted,
+    spec: StatisticsSpec,
     position: int = 0,
 ) -> Batch:
-    """Read these trials and lay them side by side."""
+    """Read these trials and pad them to one batch."""
     n_bins = [t.n_bins for t in trials]
     tokens = [t.tokens or () for t in trials]
     bins = torch.zeros(len(trials), max(n_bins), store.n_channels)
@@ -156,7 +150,7 @@ def collate(
         labels,
         torch.tensor([len(u) for u in tokens]),
         torch.tensor([sessions[t.session] for t in trials]),
-        read_statistics(store, trials, wanted),
+        read_statistics(store, trials, spec),
         tuple(trials),
         position,
         len(trials),
@@ -164,12 +158,14 @@ def collate(
     )
 
 
-def read_statistics(store: Store, trials: Sequence[TrialInfo], wanted: Wanted) -> BatchStatistics | None:
-    """What the model wants to know of each trial's block, or of what came before the trial."""
-    if wanted.kind == "none":
+def read_statistics(
+    store: Store, trials: Sequence[TrialInfo], spec: StatisticsSpec
+) -> BatchStatistics | None:
+    """Statistics of each trial's block, or of the bins before the trial."""
+    if spec.kind == "none":
         return None
-    read = store.block_statistics if wanted.kind == "block" else store.past_statistics
-    found = [read(t, wanted.log) for t in trials]
+    read = store.block_statistics if spec.kind == "block" else store.past_statistics
+    found = [read(t, spec.log) for t in trials]
     return BatchStatistics(
         torch.from_numpy(np.stack([s.mean for s in found])),
         torch.from_numpy(np.stack([s.sd for s in found])),
@@ -177,8 +173,8 @@ def read_statistics(store: Store, trials: Sequence[TrialInfo], wanted: Wanted) -
     )
 
 
-class Draws(Protocol):
-    """Anything that says which trials make up the batch at a position."""
+class BatchSampler(Protocol):
+    """Gives the indices of the trials in the batch at a position."""
 
     def draw(self, position: int) -> list[int]: ...
 
@@ -190,34 +186,28 @@ class PlannedBatches(Dataset[Batch]):
         self,
         store: Store,
         trials: Sequence[TrialInfo],
-        plan: Draws,
+        plan: BatchSampler,
         sessions: Sequence[str],
-        wanted: Wanted,
-        share: tuple[int, int] = (0, 1),
+        spec: StatisticsSpec,
+        rank_and_size: tuple[int, int] = (0, 1),
     ) -> None:
-        self.store, self.trials, self.plan, self.wanted = store, tuple(trials), plan, wanted
+        self.store, self.trials, self.plan, self.spec = store, tuple(trials), plan, spec
         self.sessions = {name: i for i, name in enumerate(sessions)}
-        self.rank, self.size = share  # this process takes every size-th trial of a batch
+        self.rank, self.size = rank_and_size  # this process reads every size-th trial of a batch
 
     def __getitem__(self, position: int) -> Batch:
         drawn = [self.trials[i] for i in self.plan.draw(position)]
-        mine = drawn[self.rank :: self.size]
-        batch = collate(self.store, mine or drawn[:1], self.sessions, self.wanted, position)
-        return replace(batch, n_counted=len(mine), n_trials=len(drawn))
-
-
-def leave_signals(worker: int) -> None:
-    """A signal to a whole group is for training to answer: it finishes its step, and needs its workers for that."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+        own = drawn[self.rank :: self.size]
+        batch = collate(self.store, own or drawn[:1], self.sessions, self.spec, position)
+        return replace(batch, n_counted=len(own), n_trials=len(drawn))
 
 
 def training_batches(
     data: PlannedBatches, start: int, stop: int | None, workers: int, pin_memory: bool = False
 ) -> Generator[Batch, None, None]:
-    """Batches at positions start … stop-1 (or without end), read ahead by worker processes where asked for.
+    """Batches at positions start … stop-1 (or without end), prefetched by worker processes if there are any.
 
-    Close it when done: its workers leave signals alone, so a program that fails would wait for them for ever.
+    Close the generator when done: the workers ignore signals, so a failing program would wait for them forever.
     """
     options: dict[str, Any] = {}
     if workers:
@@ -225,7 +215,7 @@ def training_batches(
             "num_workers": workers,
             "persistent_workers": True,
             "prefetch_factor": 2,
-            "worker_init_fn": leave_signals,
+            "worker_init_fn": _ignore_signals,
         }
     positions = count(start) if stop is None else range(start, stop)
     loader: DataLoader[Batch] = DataLoader(
@@ -234,14 +224,26 @@ def training_batches(
     yield from loader
 
 
-def length_batches(
+def _ignore_signals(worker: int) -> None:
+    """A signal to the process group is handled by training, which needs its workers to finish the step."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def group_by_length(trials: Sequence[TrialInfo], batch_size: int) -> list[list[int]]:
+    """Indices in batches of similar length, for passes where the order does not matter."""
+    order = sorted(range(len(trials)), key=lambda i: trials[i].n_bins)
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def evaluation_batches(
     store: Store,
     trials: Sequence[TrialInfo],
     sessions: Sequence[str],
-    wanted: Wanted,
+    spec: StatisticsSpec,
     batches: Sequence[Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], Batch]]:
-    """Batches for scoring, each with the indices of its trials."""
+    """Batches for evaluation, each with the indices of its trials."""
     index = {name: i for i, name in enumerate(sessions)}
     for chosen in batches:
-        yield chosen, collate(store, [trials[i] for i in chosen], index, wanted)
+        yield chosen, collate(store, [trials[i] for i in chosen], index, spec)

@@ -1,120 +1,149 @@
-"""Settings of data selection and batching."""
+"""Settings of data selection, batching and augmentation."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from arcuate.config import Settings
 
 
-class Days(Settings):
-    """The '25 composition: some sessions without replacement, from each some trials with replacement."""
+class SessionBatching(Settings):
+    """The '25 composition: sessions drawn without replacement, and from each of them trials with replacement."""
 
-    kind: Literal["days"] = "days"
-    n_sessions: int = Field(4, ge=1, le=1000, description="sessions in one batch")
-    n_trials: int = Field(16, ge=1, le=4096, description="trials from each of them")
+    kind: Literal["sessions"] = "sessions"
+    n_sessions: int = Field(4, ge=1, le=1000, description="Number of sessions in one batch.")
+    n_trials: int = Field(16, ge=1, le=4096, description="Number of trials per session.")
 
     @property
     def batch_size(self) -> int:
         return self.n_sessions * self.n_trials
 
 
-class Shuffled(Settings):
-    """The '24 composition: a fresh draw from all sessions at every step, without replacement within it."""
+class ShuffledBatching(Settings):
+    """The '24 composition: trials drawn from all sessions, without replacement within a batch."""
 
     kind: Literal["shuffled"] = "shuffled"
-    batch_size: int = Field(64, ge=1, le=4096, description="trials in one batch")
+    batch_size: int = Field(64, ge=1, le=4096, description="Number of trials in one batch.")
 
 
-class Bucketed(Settings):
-    """Trials of similar length together; every trial once per epoch, in a new order each time."""
+class BucketedBatching(Settings):
+    """Batches of trials of similar length; every trial once per epoch, in a new order each time."""
 
     kind: Literal["bucketed"] = "bucketed"
-    batch_size: int = Field(16, ge=1, le=4096, description="trials in one batch")
+    batch_size: int = Field(16, ge=1, le=4096, description="Number of trials in one batch.")
     pool: int = Field(
-        16, ge=1, le=10_000, description="batches drawn at random and sorted by length together"
+        16, ge=1, le=10_000, description="Number of batches drawn at random and sorted by length together."
     )
 
 
-Batching = Annotated[Days | Shuffled | Bucketed, Field(discriminator="kind")]
+def _translate_kind(given: Any, info: ValidationInfo) -> Any:
+    """Translate the former kind before the union selects a class by it; see `Settings.renamed_values`."""
+    if not isinstance(given, dict) or given.get("kind") != "days":
+        return given
+    if not (info.context and info.context.get("migrate")):
+        raise ValueError("kind: days is now called sessions")
+    return {**given, "kind": "sessions"}
+
+
+Batching = Annotated[
+    SessionBatching | ShuffledBatching | BucketedBatching,
+    Field(discriminator="kind"),
+    BeforeValidator(_translate_kind),
+]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which statistics travel with a batch: of the block, of the past, or none; of bins or of their logarithms."""
+class StatisticsSpec:
+    """Which statistics a batch carries for normalisation: of the block, of earlier trials, or none."""
 
     kind: Literal["none", "block", "rolling"] = "none"
-    log: bool = False
+    log: bool = False  # of log(1 + x) instead of the bins themselves
 
 
-class Published(Settings):
-    """The sizes of the published data set, for parameter counts where no data are at hand."""
+class PublishedSize(Settings):
+    """Size of the published data set, used for parameter counts when no data are available."""
 
-    channels: int = Field(ge=1, le=65536, description="of the published data")
-    n_sessions: int = Field(ge=1, le=10_000, description="of the published data")
+    channels: int = Field(ge=1, le=65536, description="Number of channels of the published data.")
+    n_sessions: int = Field(ge=1, le=10_000, description="Number of sessions of the published data.")
 
 
-class Data(Settings):
+class DataConfig(Settings):
+    """Selection and batching of trials."""
+
     channels: int | None = Field(
-        None, ge=1, le=65536, description="refused where the data differ; null = any"
+        None, ge=1, le=65536, description="Required number of channels; null accepts any number."
     )
-    n_sessions: int | None = Field(None, ge=1, le=10_000, description="likewise for the number of sessions")
-    published: Published = Published(channels=512, n_sessions=45)
-    sessions: tuple[str, ...] | None = Field(None, min_length=1, description="use these sessions only")
-    max_sessions: int | None = Field(None, ge=1, le=10_000, description="use the first so many sessions only")
+    n_sessions: int | None = Field(
+        None, ge=1, le=10_000, description="Required number of sessions; null accepts any number."
+    )
+    published: PublishedSize = PublishedSize(channels=512, n_sessions=45)
+    sessions: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Names of the sessions to use; null uses all."
+    )
+    max_sessions: int | None = Field(
+        None, ge=1, le=10_000, description="Use the first n sessions only; null uses all."
+    )
     dev_fraction: float = Field(
-        0.0, ge=0.0, le=0.5, description="share of train set aside to select checkpoints on"
+        0.0, ge=0.0, le=0.5, description="Fraction of train held out to select checkpoints on."
     )
-    seed: int = Field(1, ge=0, lt=2**63, description="decides batches and the dev split")
-    batching: Batching = Bucketed()
+    seed: int = Field(1, ge=0, lt=2**63, description="Seed of the batches and of the dev split.")
+    batching: Batching = BucketedBatching()
     workers: int = Field(
-        0, ge=0, le=256, description="loading processes, at most one per core; their number changes no result"
+        0,
+        ge=0,
+        le=256,
+        description="Number of loader processes, at most one per core; does not affect results.",
     )
 
 
-# Settings of the augmentations, listed in the order in which they are applied; 0 switches one off.
+# Augmentation, in the order of application; 0 disables an augmentation.
 
 
 class TimeMasks(Settings):
-    """Stretches of bins set to 0 (SpecAugment). Heavy masking is twenty masks of up to 7.5 % of the trial."""
+    """Runs of bins set to 0 (SpecAugment, Park et al. 2019). Heavy masking: 20 masks of up to 7.5 % of the trial."""
 
-    n_masks: int = Field(
-        0, ge=0, le=1000, description="at most; each trial draws 1 … n of them unless `exactly`"
+    renamed: ClassVar[Mapping[str, str]] = {"exactly": "fixed_count", "max_share": "max_fraction"}
+
+    n_masks: int = Field(0, ge=0, le=1000, description="Maximum number of masks; a trial draws from 1 … n.")
+    fixed_count: bool = Field(False, description="Always draw exactly n_masks masks.")
+    probability: float = Field(1.0, ge=0.0, le=1.0, description="Probability that a trial is masked.")
+    max_bins: int | None = Field(None, ge=1, le=10_000, description="Maximum mask width in bins.")
+    max_fraction: float | None = Field(
+        None, gt=0.0, le=1.0, description="Maximum mask width as a fraction of the trial."
     )
-    exactly: bool = Field(False, description="always n masks")
-    probability: float = Field(1.0, ge=0.0, le=1.0, description="that a trial is masked at all")
-    max_bins: int | None = Field(None, ge=1, le=10_000, description="widest mask in bins")
-    max_share: float | None = Field(None, gt=0.0, le=1.0, description="or as a share of the trial")
 
     @model_validator(mode="after")
     def _has_a_width(self) -> "TimeMasks":
-        if self.n_masks and (self.max_bins is None) == (self.max_share is None):
-            raise ValueError("masks need a width: give either max_bins or max_share")
+        if self.n_masks and (self.max_bins is None) == (self.max_fraction is None):
+            raise ValueError("masks need a width: set either max_bins or max_fraction")
         return self
 
 
 class FeatureMasks(Settings):
-    """Neighbouring channels set to 0 for the whole trial."""
+    """Neighbouring channels set to 0 for the complete trial."""
 
-    n_masks: int = Field(0, ge=0, le=1000, description="at most; each trial draws 1 … n of them")
-    probability: float = Field(1.0, ge=0.0, le=1.0, description="that a trial is masked at all")
-    max_channels: int = Field(12, ge=1, le=65536, description="widest mask")
+    n_masks: int = Field(0, ge=0, le=1000, description="Maximum number of masks; a trial draws from 1 … n.")
+    probability: float = Field(1.0, ge=0.0, le=1.0, description="Probability that a trial is masked.")
+    max_channels: int = Field(12, ge=1, le=65536, description="Maximum mask width in channels.")
 
 
-class Augment(Settings):
+class AugmentationConfig(Settings):
+    """Random changes of training trials."""
+
     gain_sd: float = Field(
-        0.0, ge=0.0, le=10.0, description="random linear mixing of channels around identity"
+        0.0, ge=0.0, le=10.0, description="SD of a random linear mixing of channels around the identity."
     )
-    white_noise_sd: float = Field(0.0, ge=0.0, le=100.0, description="a new draw for every bin and channel")
-    offset_sd: float = Field(0.0, ge=0.0, le=100.0, description="one draw per trial and channel")
-    random_walk_sd: float = Field(0.0, ge=0.0, le=100.0, description="cumulated draws")
+    white_noise_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of noise per bin and channel.")
+    offset_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of an offset per trial and channel.")
+    random_walk_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of the steps of a random walk.")
     random_walk_axis: Literal["time", "channel"] = Field(
-        "channel", description="the '25 release walks along channels (axis -1)"
+        "channel", description="Axis of the random walk; the '25 release uses channels (axis -1)."
     )
     random_cut: int = Field(
-        0, ge=0, le=1000, description="drop the first 0 … n-1 bins, one draw per batch; 0 and 1 cut nothing"
+        0, ge=0, le=1000, description="Drop the first 0 … n-1 bins, one draw per batch; 0 and 1 drop nothing."
     )
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
-    speckle: float = Field(0.0, ge=0.0, lt=1.0, description="share of single values set to 0")
+    speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of single values set to 0.")

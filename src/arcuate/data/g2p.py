@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.pronunciation import Phones, by_rule, dictionary, inflected
+from arcuate.data.pronunciation import Phonemes, dictionary, pronounce_by_rule, pronounce_inflected
 from arcuate.errors import UserError
 
 _LETTERS = ("<pad>", "<unk>", "</s>", *"abcdefghijklmnopqrstuvwxyz")
@@ -34,27 +34,27 @@ _SHAPES = {"enc_emb": (29, 256), "dec_emb": (74, 256), "fc_w": (74, 256), "fc_b"
 
 
 @dataclass(frozen=True)
-class Guess:
-    phones: Phones
+class G2pResult:
+    phones: Phonemes
     how: str  # "stem", "network" or "rules"
 
 
-def guess(word: str) -> Guess:
+def pronounce_unknown(word: str) -> G2pResult:
     """How a word outside the dictionary is said: a known stem with its ending, else the network, else by rule."""
     if not _SPEAKABLE.fullmatch(word):
         raise UserError(
             f"cannot pronounce {word!r}: only words of the letters a to z, ' and -; give its phonemes"
         )
-    if "-" not in word and (phones := inflected(word)):
-        return Guess(phones, "stem")
+    if "-" not in word and (phones := pronounce_inflected(word)):
+        return G2pResult(phones, "stem")
     weights = _weights()
     if weights is None:
-        return Guess(by_rule(word), "rules")
+        return G2pResult(pronounce_by_rule(word), "rules")
     parts = [part for part in re.split(r"[-']+", word) if part]
-    return Guess(tuple(p for part in parts for p in _known(part) or _sound_out(part, weights)), "network")
+    return G2pResult(tuple(p for part in parts for p in _known(part) or _sound_out(part, weights)), "network")
 
 
-def _known(word: str) -> Phones | None:
+def _known(word: str) -> Phonemes | None:
     variants = dictionary().get(word)
     return variants[0] if variants else None
 
@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     return weights
 
 
-def _sound_out(word: str, weights: dict[str, np.ndarray]) -> Phones:
+def _sound_out(word: str, weights: dict[str, np.ndarray]) -> Phonemes:
     """Letters in, sounds out, one at a time."""
     h = np.zeros(256, np.float32)
     for letter in (*word, "</s>"):
@@ -94,7 +94,7 @@ def _sound_out(word: str, weights: dict[str, np.ndarray]) -> Phones:
             break
         phones.append(_SOUNDS[last].rstrip("012"))
     said = tuple(phone for phone in phones if not phone.startswith("<"))
-    return said or by_rule(word)
+    return said or pronounce_by_rule(word)
 
 
 def _step(weights: dict[str, np.ndarray], side: str, symbol: int, h: np.ndarray) -> np.ndarray:

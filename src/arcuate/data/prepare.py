@@ -7,23 +7,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate.data.quality import QualityRow, flags_of, inspect, judge
+from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
 from arcuate.data.readers import (
     Problem,
-    Reading,
+    ReadResult,
     Source,
     SourceFile,
     UnreadableFile,
     count_channels,
-    find_sources,
-    read,
-    survey,
+    find_source,
+    read_trials,
+    summarise_file,
 )
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
-from arcuate.data.readers.source import printable
+from arcuate.data.readers.source import replace_surrogates
 from arcuate.data.splits import find_leakage, hash_bins, hash_split
-from arcuate.data.store import TrialInfo, info_of
-from arcuate.data.store_writer import StoreWriter, refuse_existing, writing_store
+from arcuate.data.store import TrialInfo, trial_info
+from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
 from arcuate.data.trial import SPLITS, Trial
 from arcuate.errors import UserError
 from arcuate.progress import Progress
@@ -50,11 +50,11 @@ class PrepareReport:
 
     @property
     def exit_code(self) -> int:
-        """Bad trials are the gate's business; what could not be read at all is the caller's."""
+        """Bad trials are the gate's business; what could not be read_trials at all is the caller's."""
         return 1 if self.rows("missing") else 0
 
     def to_json(self) -> dict[str, Any]:
-        """`rejected` is what training will not see: bad training trials, and what could not be read."""
+        """`rejected` is what training will not see: bad training trials, and what could not be read_trials."""
         return {
             "layout": self.layout,
             "n_channels": self.n_channels,
@@ -80,7 +80,7 @@ class _Scan:
     """A look at all files before anything is written."""
 
     n_trials: dict[SourceFile, int]
-    rows: tuple[QualityRow, ...]  # what is no file to read, and what cannot be read at all
+    rows: tuple[QualityRow, ...]  # what is no file to read_trials, and what cannot be read_trials at all
 
     @property
     def files(self) -> list[SourceFile]:
@@ -108,12 +108,12 @@ def prepare(
         return _nothing_read(found, scan)
     job = _Job(found, scan, n_channels, features, progress)
     job.quality.extend(scan.rows)
-    with writing_store(store, n_channels, force) as writer:
+    with create_store(store, n_channels, force) as writer:
         for session in dict.fromkeys(file.session for file in scan.files):
             job.write_session(writer, session, [file for file in scan.files if file.session == session])
         if not job.trials:
             why = next((row.detail for row in job.quality if row.action == "missing"), "the files hold none")
-            raise UserError(f"no trial in {found.root} could be read: {why}")
+            raise UserError(f"no trial in {found.root} could be read_trials: {why}")
         report = job.report(written=True)
         about = {
             "layout": found.layout,
@@ -128,16 +128,16 @@ def prepare(
 
 def check_places(source: Path, store: Path, force: bool) -> Source:
     """Refuse a source without recordings and a store that must not be replaced, before any work is done."""
-    refuse_existing(Path(store), force)
-    return find_sources(Path(source))
+    check_store_target(Path(store), force)
+    return find_source(Path(source))
 
 
 def look(
     source: Path, *, features: str = DEFAULT_FEATURES, progress: Progress | None = None
 ) -> PrepareReport:
-    """What `prepare` would read, without writing anything (the dry run)."""
+    """What `prepare` would read_trials, without writing anything (the dry run)."""
     parse_features(features)
-    found = find_sources(Path(source))
+    found = find_source(Path(source))
     scan, n_channels = _look(found, features, progress)
     counts: Counter[str] = Counter()
     for file, n_trials in scan.n_trials.items():
@@ -158,15 +158,15 @@ def look(
 
 
 def _look(found: Source, features: str, progress: Progress | None) -> tuple[_Scan, int | None]:
-    """Survey all files; the channel count is the commonest one, and None if no file can be read."""
+    """Survey all files; the channel count is the commonest one, and None if no file can be read_trials."""
     n_trials: dict[SourceFile, int] = {}
     channels: Counter[int] = Counter()
-    rows = [row for reading in found.passed for row in judge(reading, ())]
+    rows = [row for reading in found.passed for row in quality_rows(reading, ())]
     for i, file in enumerate(found.files):
         if progress:
             progress(i, len(found.files), "looking at files")
         try:
-            seen = survey(found, file)
+            seen = summarise_file(found, file)
         except UnreadableFile as error:
             rows.append(_unreadable_row(file, error))
             continue
@@ -193,8 +193,8 @@ def _first_channels(found: Source, files: list[SourceFile], features: str) -> di
 def _nothing_read(found: Source, scan: _Scan) -> PrepareReport:
     quality = list(scan.rows)
     for file in scan.files:
-        problem = Problem("unreadable", None, "no trial in it can be read", "unreadable")
-        quality.extend(judge(Reading(file.id, None, (problem,)), ()))
+        problem = Problem("unreadable", None, "no trial in it can be read_trials", "unreadable")
+        quality.extend(quality_rows(ReadResult(file.id, None, (problem,)), ()))
     return PrepareReport(
         layout=found.layout,
         n_channels=None,
@@ -211,7 +211,9 @@ def _nothing_read(found: Source, scan: _Scan) -> PrepareReport:
 
 
 def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
-    return QualityRow(file.id, "unreadable", None, "missing", printable(f"{file.path.name}: {error}"))
+    return QualityRow(
+        file.id, "unreadable", None, "missing", replace_surrogates(f"{file.path.name}: {error}")
+    )
 
 
 class _Job:
@@ -241,12 +243,12 @@ class _Job:
     def _trials_of(self, file: SourceFile) -> Iterator[Trial]:
         """Readable trials of a file, each judged and noted on its way to the store."""
         try:
-            for reading in read(self.source, file, self.features):
+            for reading in read_trials(self.source, file, self.features):
                 self._tell(file)
                 if reading.trial is not None and reading.trial.bins.shape[1] != self.n_channels:
                     reading = self._odd_channels(reading, reading.trial.bins.shape[1])
                 if reading.trial is None:
-                    self.quality.extend(judge(reading, ()))
+                    self.quality.extend(quality_rows(reading, ()))
                     continue
                 self._note(reading, reading.trial)
                 yield reading.trial
@@ -258,17 +260,17 @@ class _Job:
         if self.progress:
             self.progress(min(self.n_done, self.n_expected), self.n_expected, file.id)
 
-    def _odd_channels(self, reading: Reading, n_channels: int) -> Reading:
+    def _odd_channels(self, reading: ReadResult, n_channels: int) -> ReadResult:
         detail = f"{n_channels} channels where the other trials have {self.n_channels}"
-        return Reading(reading.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
+        return ReadResult(reading.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
-    def _note(self, reading: Reading, trial: Trial) -> None:
-        rows = judge(reading, inspect(trial))
+    def _note(self, reading: ReadResult, trial: Trial) -> None:
+        rows = quality_rows(reading, find_problems(trial))
         bins_hash = hash_bins(trial.bins)
         if len(trial.bins):
             self.recordings[trial.split].append(bins_hash)
         self.quality.extend(rows)
-        self.trials.append(info_of(trial, flags_of(rows), bins_hash))
+        self.trials.append(trial_info(trial, exclusion_flags(rows), bins_hash))
 
     def report(self, written: bool) -> PrepareReport:
         texts: dict[str, list[str]] = {split: [] for split in SPLITS}

@@ -127,7 +127,7 @@ _COMPILED = tuple(
 _DOUBLED = re.compile(r"([bdfgklmnprstvz])\1")
 
 
-def spell_out(word: str) -> tuple[str, ...]:
+def apply_letter_rules(word: str) -> tuple[str, ...]:
     """Phonemes of a lower-case word by rule; never empty for a word with letters."""
     letters = _DOUBLED.sub(r"\1", word)
     phones: list[str] = []
@@ -145,7 +145,7 @@ def spell_out(word: str) -> tuple[str, ...]:
 
 # Text to phonemes, as the official label preparation of the benchmarks would give them.
 
-Phones = tuple[str, ...]
+Phonemes = tuple[str, ...]
 
 # As the '24 preparation cuts words: inner apostrophes and hyphens belong to the word; any other mark (as in
 # "maids'") is a token of its own, without phonemes but with its silence: the doubled silences of real labels.
@@ -169,22 +169,22 @@ def pronounce(text: str) -> Pronunciation:
             phones = _in_context(word, spoken[:position], spoken[position + 1 :])
             if phones is None:
                 unknown.append(word)
-                phones = by_rule(word)
+                phones = pronounce_by_rule(word)
             names.extend(phones)
         names.append(SILENCE_NAME)
     return Pronunciation(names or [SILENCE_NAME], tuple(dict.fromkeys(unknown)))
 
 
-def to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
+def text_to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
     """Class indices of a sentence, and the words that the dictionary does not hold."""
     said = pronounce(text)
     return encode(said.names), said.unknown
 
 
 @lru_cache(maxsize=1)
-def dictionary() -> Mapping[str, tuple[Phones, ...]]:
+def dictionary() -> Mapping[str, tuple[Phonemes, ...]]:
     """Word to its pronunciations in dictionary order; read once per process."""
-    known: dict[str, tuple[Phones, ...]] = {}
+    known: dict[str, tuple[Phonemes, ...]] = {}
     for word, phones in dictionary_entries():
         known[word] = (*known.get(word, ()), tuple(map(sys.intern, phones)))
     return known
@@ -214,7 +214,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Words that sound different as a verb: (noun or adjective, verb).
-_HOMOGRAPHS: dict[str, tuple[Phones, Phones]] = {
+_HOMOGRAPHS: dict[str, tuple[Phonemes, Phonemes]] = {
     word: (tuple(nominal.split()), tuple(verbal.split()))
     for word, nominal, verbal in (
         ("abuse", "AH B Y UW S", "AH B Y UW Z"),
@@ -250,7 +250,7 @@ _ADVERBS = _words("not also just still even only really")
 _DETERMINERS = _words("a an the this that these those it them my your his her our their me him us one")
 
 
-def _in_context(word: str, before: list[str], after: list[str]) -> Phones | None:
+def _in_context(word: str, before: list[str], after: list[str]) -> Phonemes | None:
     """The dictionary's first pronunciation; for a homograph the one its neighbours call for."""
     if word in _HOMOGRAPHS:
         nominal, verbal = _HOMOGRAPHS[word]
@@ -269,31 +269,31 @@ _SIBILANTS = _words("S Z SH ZH CH JH")
 _VOICELESS = _words("P T K F TH")
 
 
-def by_rule(word: str) -> Phones:
+def pronounce_by_rule(word: str) -> Phonemes:
     """Phonemes of a word outside the dictionary: by its parts, else a known stem, else its letters."""
     if "-" in word:
-        return tuple(p for part in word.split("-") if part for p in _known(part) or by_rule(part))
-    return inflected(word) or _compound(word) or _letters(word)
+        return tuple(p for part in word.split("-") if part for p in _known(part) or pronounce_by_rule(part))
+    return pronounce_inflected(word) or _compound(word) or _letters(word)
 
 
-def _known(word: str) -> Phones | None:
+def _known(word: str) -> Phonemes | None:
     variants = dictionary().get(word)
     return variants[0] if variants else None
 
 
-def _letters(word: str) -> Phones:
+def _letters(word: str) -> Phonemes:
     plain = word.replace("'", "")
     if not any(letter in "aeiouy" for letter in plain):  # an acronym: letter names
         return tuple(p for letter in plain for p in _known(letter + ".") or _known(letter) or ())
-    return spell_out(plain)
+    return apply_letter_rules(plain)
 
 
-def inflected(word: str) -> Phones | None:
+def pronounce_inflected(word: str) -> Phonemes | None:
     """A known stem with a regular ending, pronounced as English pronounces that ending after that stem."""
     if word.endswith("'s") or word.endswith("s'"):
         stem = _known(word[:-2] if word.endswith("'s") else word[:-1])
         if stem is None and word.endswith("'s"):
-            stem = by_rule(word[:-2]) if len(word) > 2 else None
+            stem = pronounce_by_rule(word[:-2]) if len(word) > 2 else None
         if stem is None:
             return None
         return stem if word.endswith("s'") else stem + _plural(stem)
@@ -338,13 +338,13 @@ def _undoubled(root: str, restore: str) -> tuple[str, ...]:
     return (root[:-1],) if doubled else ()
 
 
-def _plural(stem: Phones) -> Phones:
+def _plural(stem: Phonemes) -> Phonemes:
     if stem[-1] in _SIBILANTS:
         return ("IH", "Z")
     return ("S",) if stem[-1] in _VOICELESS else ("Z",)
 
 
-def _suffix(ending: str, stem: Phones) -> Phones:
+def _suffix(ending: str, stem: Phonemes) -> Phonemes:
     if ending in ("s", "ies"):
         return _plural(stem)
     if ending in ("ed", "ied"):
@@ -369,7 +369,7 @@ def _suffix(ending: str, stem: Phones) -> Phones:
     }[ending]
 
 
-def _compound(word: str) -> Phones | None:
+def _compound(word: str) -> Phonemes | None:
     """Two known words written as one ("snowplow"), the most even split first."""
     cuts = sorted(range(3, len(word) - 2), key=lambda cut: abs(2 * cut - len(word)))
     for cut in cuts:

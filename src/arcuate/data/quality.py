@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from arcuate.data.alphabet import min_frames
-from arcuate.data.readers.source import Problem, Reading
+from arcuate.data.readers.source import Problem, ReadResult
 from arcuate.data.trial import BIN_SECONDS, Trial
 
 NON_FINITE = "non-finite"
@@ -40,7 +40,7 @@ class QualityRow:
     detail: str
 
 
-def inspect(trial: Trial) -> list[Problem]:
+def find_problems(trial: Trial) -> list[Problem]:
     """Problems in a trial's bins, length and label."""
     return [
         *_check_values(trial.bins),
@@ -49,9 +49,9 @@ def inspect(trial: Trial) -> list[Problem]:
     ]
 
 
-def judge(reading: Reading, found: Iterable[Problem]) -> list[QualityRow]:
-    """Rows for the problems that the reader reported and those that `inspect` found."""
-    in_training = reading.trial is None or reading.trial.split == "train"
+def quality_rows(result: ReadResult, found: Iterable[Problem]) -> list[QualityRow]:
+    """Rows for the problems that the reader reported and those that `find_problems` found."""
+    in_training = result.trial is None or result.trial.split == "train"
     actions: dict[str, Action] = {
         "note": "kept",
         "ignored": "ignored",
@@ -59,17 +59,17 @@ def judge(reading: Reading, found: Iterable[Problem]) -> list[QualityRow]:
         "bad": "rejected" if in_training else "flagged",
     }
     return [
-        QualityRow(reading.id, problem.reason, problem.number, actions[problem.severity], problem.detail)
-        for problem in (*reading.problems, *found)
+        QualityRow(result.id, problem.reason, problem.number, actions[problem.severity], problem.detail)
+        for problem in (*result.problems, *found)
     ]
 
 
-def flags_of(rows: Iterable[QualityRow]) -> tuple[str, ...]:
+def exclusion_flags(rows: Iterable[QualityRow]) -> tuple[str, ...]:
     """The distinct reasons that exclude a trial from training."""
     return tuple(dict.fromkeys(row.reason for row in rows if row.action in ("rejected", "flagged")))
 
 
-def write_table(path: Path, rows: Iterable[QualityRow]) -> None:
+def write_quality_csv(path: Path, rows: Iterable[QualityRow]) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream, lineterminator="\n")
         table.writerow(field.name for field in fields(QualityRow))

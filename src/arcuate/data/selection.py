@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from arcuate.data.alphabet import min_frames
-from arcuate.data.config import Data
+from arcuate.data.config import DataConfig
 from arcuate.data.splits import dev_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
@@ -23,7 +23,7 @@ class Selection:
     unaligned: tuple[TrialInfo, ...] = ()  # excluded training trials: too few frames for their label
 
 
-def select(store: Store, settings: Data, count_frames: CountFrames) -> Selection:
+def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Selection:
     """Select training and validation trials; raises UserError where the store does not match the recipe.
 
     `count_frames` is the frame count of the model. CTC has no path for a label longer than its frames, so training
@@ -61,7 +61,7 @@ def can_align(tokens: Sequence[int], n_frames: int) -> bool:
 
 
 def select_split(
-    store: Store, settings: Data, count_frames: CountFrames, split: str, sessions: Sequence[str]
+    store: Store, settings: DataConfig, count_frames: CountFrames, split: str, sessions: Sequence[str]
 ) -> tuple[TrialInfo, ...]:
     """Trials of one split in the model's sessions; "dev" and "train" are separated as in training."""
     if split in ("dev", "train"):
@@ -76,7 +76,7 @@ def select_split(
     return tuple(t for t in store.trials if t.split == split and t.session in sessions)
 
 
-def select_sessions(store: Store, settings: Data) -> tuple[str, ...]:
+def select_sessions(store: Store, settings: DataConfig) -> tuple[str, ...]:
     """The sessions that `data.sessions` and `data.max_sessions` leave, in the order of the store."""
     sessions = store.sessions
     if settings.sessions is not None:
@@ -91,7 +91,7 @@ def select_sessions(store: Store, settings: Data) -> tuple[str, ...]:
     return sessions
 
 
-def _check_sizes(store: Store, settings: Data) -> None:
+def _check_sizes(store: Store, settings: DataConfig) -> None:
     if settings.channels is not None and settings.channels != store.n_channels:
         raise UserError(
             f"the recipe expects {settings.channels} channels but {store.path.name} has {store.n_channels};"

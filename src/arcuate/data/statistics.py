@@ -1,62 +1,67 @@
-"""Mean and spread of bins, gathered piece by piece in float64; non-finite values do not count."""
+"""Per-channel mean and standard deviation, accumulated in float64; non-finite values are ignored."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-_ROWS = 4096  # bins turned into float64 at a time
+_CHUNK_BINS = 4096  # bins converted to float64 at a time
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What normalisation needs to know of a stretch of recording."""
+    """Per-channel mean and standard deviation of a stretch of recording, for normalisation."""
 
     mean: np.ndarray = field(repr=False)  # (C,) float32
-    sd: np.ndarray = field(repr=False)  # (C,) float32, of the population
+    sd: np.ndarray = field(repr=False)  # (C,) float32, population SD
     n_bins: int
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Per-channel count, mean and summed squared deviation; two of them merge into one (Chan's update)."""
+class RunningStatistics:
+    """Per-channel count, mean and sum of squared deviations, merged pairwise (Chan et al. 1983)."""
 
-    n: np.ndarray  # (C,) float64, finite values seen
+    n: np.ndarray  # (C,) float64, number of finite values
     mean: np.ndarray  # (C,) float64
     m2: np.ndarray  # (C,) float64
     n_bins: int
 
     @staticmethod
-    def empty(n_channels: int) -> "Moments":
-        return Moments(np.zeros(n_channels), np.zeros(n_channels), np.zeros(n_channels), 0)
+    def empty(n_channels: int) -> "RunningStatistics":
+        return RunningStatistics(np.zeros(n_channels), np.zeros(n_channels), np.zeros(n_channels), 0)
 
     @staticmethod
-    def of(bins: np.ndarray) -> "Moments":
-        """Moments of (T, C) bins."""
-        total = Moments.empty(bins.shape[1])
-        for start in range(0, len(bins), _ROWS):
-            total = total.merge(_of_piece(bins[start : start + _ROWS]))
+    def from_bins(bins: np.ndarray) -> "RunningStatistics":
+        """Statistics of (T, C) bins."""
+        total = RunningStatistics.empty(bins.shape[1])
+        for start in range(0, len(bins), _CHUNK_BINS):
+            total = total.merge(_from_chunk(bins[start : start + _CHUNK_BINS]))
         return total
 
-    def merge(self, other: "Moments") -> "Moments":
+    def merge(self, other: "RunningStatistics") -> "RunningStatistics":
         n = self.n + other.n
-        share = other.n / np.maximum(n, 1.0)
-        step = other.mean - self.mean
-        return Moments(
+        weight = other.n / np.maximum(n, 1.0)
+        delta = other.mean - self.mean
+        return RunningStatistics(
             n,
-            self.mean + step * share,
-            self.m2 + other.m2 + step**2 * self.n * share,
+            self.mean + delta * weight,
+            self.m2 + other.m2 + delta**2 * self.n * weight,
             self.n_bins + other.n_bins,
         )
 
     def statistics(self) -> Statistics:
-        """A channel without a single finite value gets mean 0 and SD 1, so normalising leaves it alone."""
+        """Mean and SD; a channel without finite values gets 0 and 1, so normalisation leaves it unchanged."""
         seen = self.n > 0
         mean = np.where(seen, self.mean, 0.0)
         sd = np.where(seen, np.sqrt(self.m2 / np.maximum(self.n, 1.0)), 1.0)
         return Statistics(mean.astype(np.float32), sd.astype(np.float32), self.n_bins)
 
 
-def _of_piece(bins: np.ndarray) -> Moments:
+def signed_log(bins: np.ndarray) -> np.ndarray:
+    """sign(x) · log(1 + |x|): the input of normalisation in a model with `front_end.log1p`."""
+    return np.sign(bins) * np.log1p(np.abs(bins))
+
+
+def _from_chunk(bins: np.ndarray) -> RunningStatistics:
     finite = np.isfinite(bins)
     values = bins.astype(np.float64)  # (T, C)
     if finite.all():
@@ -68,12 +73,4 @@ def _of_piece(bins: np.ndarray) -> Moments:
         n = finite.sum(axis=0).astype(np.float64)
         mean = np.where(finite, values, 0.0).sum(axis=0) / np.maximum(n, 1.0)
         m2 = np.square(np.where(finite, values - mean, 0.0)).sum(axis=0)
-    return Moments(n, mean, m2, len(values))
-
-
-def signed_log(bins: np.ndarray) -> np.ndarray:
-    """log(1 + x), mirrored for negative values: what a model with `front_end.log` sees before it normalises."""
-    return np.sign(bins) * np.log1p(np.abs(bins))
-
-
-# Statistics of the trials of a batch, for the normalisation that the model does.
+    return RunningStatistics(n, mean, m2, len(values))

@@ -13,9 +13,18 @@ from typing import Any
 import h5py
 import numpy as np
 
-from arcuate.data.quality import QualityRow, write_table
-from arcuate.data.statistics import Moments, signed_log
-from arcuate.data.store import FORMAT, LOG, MANIFEST, QUALITY, VERSION, TrialInfo, is_store, session_path
+from arcuate.data.quality import QualityRow, write_quality_csv
+from arcuate.data.statistics import RunningStatistics, signed_log
+from arcuate.data.store import (
+    FORMAT,
+    LOG_PREFIX,
+    MANIFEST_FILE,
+    QUALITY_FILE,
+    VERSION,
+    TrialInfo,
+    is_store,
+    session_path,
+)
 from arcuate.data.trial import Trial
 from arcuate.errors import UserError
 
@@ -29,9 +38,9 @@ class _Track:
     """Statistics of the blocks of a session as its trials go by, of the bins or of their logarithms."""
 
     def __init__(self, prefix: str, view: Callable[[np.ndarray], np.ndarray], n_channels: int) -> None:
-        self.prefix, self._view, self._empty = prefix, view, Moments.empty(n_channels)
-        self._blocks: dict[tuple[str, int], Moments] = {}
-        self._past: list[Moments] = []
+        self.prefix, self._view, self._empty = prefix, view, RunningStatistics.empty(n_channels)
+        self._blocks: dict[tuple[str, int], RunningStatistics] = {}
+        self._past: list[RunningStatistics] = []
         self._last: tuple[str, int] | None = None
 
     def add(self, trial: Trial) -> int:
@@ -42,7 +51,7 @@ class _Track:
         if not so_far.n_bins and self._last is not None and self._last[0] == trial.split:
             past = self._blocks[self._last]
         self._past.append(past)
-        self._blocks[key] = so_far.merge(Moments.of(self._view(trial.bins)))
+        self._blocks[key] = so_far.merge(RunningStatistics.from_bins(self._view(trial.bins)))
         if len(trial.bins):
             self._last = key
         return list(self._blocks).index(key)
@@ -72,7 +81,7 @@ class SessionWriter:
         )
         self._n_channels = n_channels
         self._block_of: list[int] = []
-        self._tracks = (_Track("", lambda bins: bins, n_channels), _Track(LOG, signed_log, n_channels))
+        self._tracks = (_Track("", lambda bins: bins, n_channels), _Track(LOG_PREFIX, signed_log, n_channels))
 
     @property
     def n_trials(self) -> int:
@@ -158,7 +167,7 @@ class StoreWriter:
     def write_manifest(
         self, about: dict[str, Any], trials: Sequence[TrialInfo], quality: Sequence[QualityRow]
     ) -> None:
-        write_table(self.folder / QUALITY, quality)
+        write_quality_csv(self.folder / QUALITY_FILE, quality)
         head = {
             "format": FORMAT,
             "version": VERSION,
@@ -170,14 +179,14 @@ class StoreWriter:
         text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
         listed = ",\n  ".join(lines)
         text += f',\n "trials": [\n  {listed}\n ]\n}}\n'
-        (self.folder / MANIFEST).write_text(text, encoding="utf-8")
-        _sync(self.folder / MANIFEST)
+        (self.folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+        _sync(self.folder / MANIFEST_FILE)
 
 
 @contextmanager
-def writing_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWriter]:
+def create_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWriter]:
     """Write a store aside and put it in place at the end; on any failure the place is left as it was."""
-    refuse_existing(path, force)
+    check_store_target(path, force)
     aside = path.parent / f".{path.name}.partial"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +201,7 @@ def writing_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWri
         raise UserError(_explain(error, path)) from error
 
 
-def refuse_existing(path: Path, force: bool) -> None:
+def check_store_target(path: Path, force: bool) -> None:
     """Never mix with what is there, and replace nothing that is not a store."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{path} is a link to nothing; remove it or choose another folder")
@@ -233,7 +242,7 @@ def _lock(handle: int, aside: Path) -> None:
 
 
 def _put_in_place(aside: Path, path: Path, force: bool) -> None:
-    refuse_existing(path, force)
+    check_store_target(path, force)
     if not path.exists():
         aside.rename(path)
         return

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.store import Statistics
+from arcuate.data.statistics import Statistics
 from arcuate.data.trial import Trial
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
@@ -90,7 +90,7 @@ class Decoder:
             raise UserError(
                 f"this model normalises by {front_end.normalise}: pass statistics="
                 f"store.{'block' if front_end.normalise == 'block' else 'past'}_statistics(info"
-                f"{', log=True' if front_end.log else ''})"
+                f"{', log=True' if front_end.log1p else ''})"
             )
 
 

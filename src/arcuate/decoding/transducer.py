@@ -17,9 +17,9 @@ from torch import Tensor
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
-from arcuate.losses.rnnt import rnnt_loss_joined
+from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.interfaces import Joint
 from arcuate.models.transducer import Transducer
 
@@ -206,8 +206,8 @@ def rescore(
     n_frames = torch.full((n,), len(frames), device=device)
     joint: Joint = head(frames[None], tokens)
     every = joint.frames.expand(n, -1, -1)
-    transducer = rnnt_loss_joined(joint.logits, every, joint.predicted, tokens, n_frames, n_tokens, BLANK)
-    ctc = ctc_loss(log_probs[None].expand(n, -1, -1).float(), n_frames, tokens, n_tokens, CTC())
+    transducer = chunked_rnnt_loss(joint.logits, every, joint.predicted, tokens, n_frames, n_tokens, BLANK)
+    ctc = ctc_loss(log_probs[None].expand(n, -1, -1).float(), n_frames, tokens, n_tokens, CTCSettings())
     total = -(weights.transducer * transducer + weights.ctc * ctc)
     order = total.argsort(descending=True, stable=True).tolist()
     return [

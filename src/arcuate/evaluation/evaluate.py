@@ -25,7 +25,7 @@ from arcuate.files import to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
-from arcuate.models.runtime import set_up
+from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run, read_json
 from arcuate.training.config import TrainingConfig, Validate, read_config
@@ -214,9 +214,9 @@ def score_split(
     store = open_store(source, data)
     model = load_model(source.checkpoint)
     trials = _select_trials(source, store, split, model.config)
-    machine = set_up(config.runtime, config.encoder.width, config.validate_.batch_size)
+    machine = configure_runtime(config.runtime, config.encoder.width, config.validate_.batch_size)
     _log_differences(source, store, split, model.config)
-    store.refuse_changed(trials, progress)
+    store.check_unchanged(trials, progress)
     results = decode_trials(
         model.to(machine.device),
         store,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.joint import JointBeamSearch, search_joint
@@ -19,8 +19,8 @@ from arcuate.decoding.transducer import (
     search_transducer,
 )
 from arcuate.evaluation.metrics import Score, score
-from arcuate.losses.combined import HEADS, head_losses, weigh
-from arcuate.losses.config import Loss
+from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
+from arcuate.losses.config import LossSettings
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.progress import Progress
@@ -67,7 +67,7 @@ def decode_trials(
     trials: Sequence[TrialInfo],
     *,
     batch_size: int = 32,
-    loss: Loss | None = None,
+    loss: LossSettings | None = None,
     keep_log_probs: bool = False,
     keep_frames: bool = False,
     search: Search = greedy,
@@ -85,15 +85,17 @@ def decode_trials(
     training = model.training
     model.eval()
     with torch.inference_mode():
-        plan = by_length(trials, batch_size)
-        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
+        plan = group_by_length(trials, batch_size)
+        for chosen, batch in evaluation_batches(
+            store, trials, model.config.sessions, front_end.statistics_spec, plan
+        ):
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
             losses, by_head = None, {}
             if loss is not None:
-                by_head = head_losses(outputs, batch.tokens, batch.n_tokens, loss)
-                losses = weigh(by_head, loss).tolist() if by_head else None
+                by_head = compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
+                losses = weighted_loss(by_head, loss).tolist() if by_head else None
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
@@ -149,7 +151,7 @@ _COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_tr
 
 def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:
     """Counts and summed losses by session (sessions, 8 + heads); tensors of several processes can be added."""
-    sums = torch.zeros(len(sessions), len(_COUNTS) + len(HEADS), dtype=torch.float64)
+    sums = torch.zeros(len(sessions), len(_COUNTS) + len(LOSS_NAMES), dtype=torch.float64)
     for result in results:
         if result.score is not None:
             counts = result.score
@@ -162,7 +164,7 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
                 1,
                 result.mode is not None and result.predicted_mode == result.trial.mode,
                 result.mode is not None and result.trial.mode in MODES,
-                *((result.losses or {}).get(head, 0.0) for head in HEADS),
+                *((result.losses or {}).get(head, 0.0) for head in LOSS_NAMES),
             )
             sums[sessions.index(result.trial.session)] += torch.tensor(row, dtype=torch.float64)
     return sums
@@ -170,13 +172,13 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
 
 def summarise_sums(sums: torch.Tensor, sessions: Sequence[str]) -> dict[str, Any]:
     """The validation row of metrics.jsonl, from `session_sums`."""
-    overall = dict(zip((*_COUNTS, *HEADS), sums.sum(0).tolist(), strict=True))
+    overall = dict(zip((*_COUNTS, *LOSS_NAMES), sums.sum(0).tolist(), strict=True))
     errors, lengths = sums[:, :3].sum(1).tolist(), sums[:, 3].tolist()
     return {
         "loss": overall["loss"] / overall["n_trials"]
         if overall["n_trials"] and overall["loss"] == overall["loss"]
         else None,
-        "losses": {head: overall[head] / overall["n_trials"] for head in HEADS if overall[head]},
+        "losses": {head: overall[head] / overall["n_trials"] for head in LOSS_NAMES if overall[head]},
         "per": sum(errors) / overall["n_tokens"] if overall["n_tokens"] else None,
         **({"mode_accuracy": overall["n_right"] / overall["n_modes"]} if overall["n_modes"] else {}),
         **{name: int(overall[name]) for name in _COUNTS[:4]},

@@ -11,9 +11,9 @@ from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store, TrialInfo
 from arcuate.experiments.recipe import Recipe
-from arcuate.losses.config import CTC, RNNT, Denoise, Loss, ModeLoss
+from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, ModeLossSettings, RNNTSettings
 from arcuate.models.config import ModelConfig
-from arcuate.models.model import Model, parameter_groups, with_session
+from arcuate.models.model import Model, add_session, parameter_groups
 from arcuate.run import create_run
 from arcuate.training.config import Average, Constant, Ema, Linear, Optimizer, Precision, Train
 from arcuate.training.loop import Watcher, train
@@ -34,11 +34,11 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         "summary": f"{parent.name}, calibrated to {session}",
         "data": data,
         "front_end": parent.front_end.model_copy(update={"session_layer": layer}),
-        "loss": Loss(
-            ctc=CTC(reduction="mean_per_token", zero_infinity=True, weight=parent.loss.ctc.weight),
-            rnnt=RNNT(reduction="mean_per_token", weight=parent.loss.rnnt.weight),
-            mode=ModeLoss(weight=0.0),  # what tells modes and cleans frames has been learned
-            denoise=Denoise(weight=0.0),
+        "loss": LossSettings(
+            ctc=CTCSettings(reduction="mean_per_token", zero_infinity=True, weight=parent.loss.ctc.weight),
+            rnnt=RNNTSettings(reduction="mean_per_token", weight=parent.loss.rnnt.weight),
+            mode=ModeLossSettings(weight=0.0),  # what tells modes and cleans frames has been learned
+            denoise=DenoiseSettings(weight=0.0),
         ),
         "stages": (),
         "optimizer": Optimizer(),
@@ -79,7 +79,7 @@ def fit_layer(
     stop: Stop,
 ) -> Model:
     """A model that knows the day, trained in a new run folder; the parent is left as it was."""
-    model = with_session(parent, session, begin_with(parent, session, settings))
+    model = add_session(parent, session, begin_with(parent, session, settings))
     free(model, settings)
     run = create_run(folder, recipe, environment)
     training = Training(model, recipe, run, "fp32")
@@ -92,7 +92,7 @@ def fit_layer(
         settings.seed,
     )
     trials = (*new, *old) if mixing else tuple(new)
-    planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.wanted)
+    planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.statistics_spec)
     train(training, training_batches(planned, 0, None, 0), None, device_of(model), watcher, stop)
     return model.eval()
 

@@ -27,7 +27,7 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.run import Run, read_json, write_json
-from arcuate.seeds import derive
+from arcuate.seeds import derive_seed
 from arcuate.training.config import ABOUT
 from arcuate.training.signals import Stop
 
@@ -264,7 +264,7 @@ def claim(sweep: Sweep, study: optuna.Study) -> Iterator[optuna.Trial | None]:
         if sum(counts(t) for t in trials) >= sweep.n_trials:
             yield None
             return
-        seed = derive(sweep.seed, "sweep", len(trials)) % 2**32
+        seed = derive_seed(sweep.seed, "sweep", len(trials)) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         trial = study.ask({d.path: distribution(d) for d in sweep.space})
         trial.set_user_attr("reason", INTERRUPTED)  # until it has ended in another way

@@ -18,14 +18,14 @@ import torch
 from arcuate.config import Overrides
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
-from arcuate.data.config import Bucketed, Days
+from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
-from arcuate.models.config import ModelConfig, Runtime
+from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
-from arcuate.models.runtime import Machine, count_cores, set_up
+from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
@@ -124,7 +124,7 @@ def train(
         refuse_taken(run.path, resume)
     store = data if isinstance(data, Store) else Store.open(Path(data))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    store.refuse_changed(list({t.session: t for t in selection.train}.values()))  # one trial of every file
+    store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
     recipe = settle(recipe, per_epoch / recipe.train.accumulate)
     if not dry_run:
@@ -132,7 +132,7 @@ def train(
     store.close()  # loader processes are started from here and must not inherit open files
     previous = _previous_environment(run) if resume else {}
     runtime = _same_threads(recipe, previous)
-    machine = set_up(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
+    machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, check_parent(parent, resume, keep_optimizer), keep_optimizer)
     model = build_model(recipe, store, selection).to(machine.device)
@@ -183,7 +183,7 @@ class _Setup:
     recipe: Recipe
     store: Store
     selection: Selection
-    machine: Machine
+    machine: RuntimeChoice
     precision: Choice
     model: Model
     world: World
@@ -229,7 +229,7 @@ def _previous_environment(run: Run) -> Mapping[str, Any]:
     return run.environment() if run.recipe_file.is_file() and run.environment_file.is_file() else {}
 
 
-def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> Runtime:
+def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> RuntimeSettings:
     """Keep the thread count of a resumed run unless one is set: another count changes rounding."""
     is_set = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
     threads = previous.get("threads")
@@ -265,9 +265,9 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     if not selection.validation:
         logger.info("no validation trials: the last checkpoint counts as the best")
     batching = recipe.data.batching
-    if isinstance(batching, Days) and batching.n_sessions > len(selection.sessions):
+    if isinstance(batching, SessionBatching) and batching.n_sessions > len(selection.sessions):
         logger.info(f"a batch holds trials of {sessions}, which is all there are")
-    if isinstance(batching, Bucketed):
+    if isinstance(batching, BucketedBatching):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
         logger.info(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
@@ -345,7 +345,7 @@ def _run_loop(
     started = time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(
-        *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.wanted),
+        *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec),
         (world.rank, world.size),
     )
     batches = training_batches(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
-from arcuate.data.g2p import guess
+from arcuate.data.g2p import pronounce_unknown
 from arcuate.data.pronunciation import dictionary, dictionary_entries
 from arcuate.errors import UserError
 
@@ -68,7 +68,7 @@ class Lexicon:
         new = [word for word in dict.fromkeys(words) if word not in self]
         known = [(word, phones) for word in new for phones in dictionary().get(word, ())]
         unknown = [word for word in new if word not in dictionary()]
-        added = self.with_entries([*known, *((word, guess(word).phones) for word in unknown)])
+        added = self.with_entries([*known, *((word, pronounce_unknown(word).phones) for word in unknown)])
         return replace(added, guessed=self.guessed + tuple(unknown))
 
 

@@ -27,13 +27,13 @@ from arcuate.adaptation.state import DecodedTrial, SessionState
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
-from arcuate.data.config import Augment
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store, is_store
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
-from arcuate.models.model import Model, one_day
+from arcuate.models.model import Model, single_session_model
 from arcuate.progress import Progress
 from arcuate.run import Run
 
@@ -116,7 +116,7 @@ class StreamAdapter:
     def model(self, base: Model, state: SessionState) -> Model:
         """Return the model for a sentence decoded with this state, as session 0."""
         layer = self.setup.adapter.layer(state)
-        return one_day(base, state.session, layer.weight, layer.bias)
+        return single_session_model(base, state.session, layer.weight, layer.bias)
 
     def submit(self, sentence: DecodedSentence) -> None:
         """Queue an update for a finished sentence."""
@@ -203,7 +203,7 @@ def make_setup(
     model: Model,
     search: WordSearch | None,
     settings: Adaptation,
-    augmentation: Augment,
+    augmentation: AugmentationConfig,
     store: Store | None = None,
     progress: Progress | None = None,
 ) -> AdaptationSetup:
@@ -237,11 +237,13 @@ def load_setup(
     return make_setup(model, search, adapt, _training_augmentation(run), store, progress)
 
 
-def _training_augmentation(run: Run) -> Augment:
+def _training_augmentation(run: Run) -> AugmentationConfig:
     """Augmentation a run was trained with; none for a model folder without a recipe."""
     if not run.recipe_file.is_file():
-        return Augment()
-    return parse_settings(Augment, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True)
+        return AugmentationConfig()
+    return parse_settings(
+        AugmentationConfig, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True
+    )
 
 
 def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -20,9 +20,7 @@ class Endpoints(Settings):
     speech_threshold: float = Field(
         0.5, gt=0.0, lt=1.0, description="Probability of phonemes above which a frame counts as speech."
     )
-    onset_frames: int = Field(
-        2, ge=1, le=50, description="Speech frames within 0.5 s that start a sentence."
-    )
+    onset_frames: int = Field(2, ge=1, le=50, description="Speech frames within 0.5 s that start a sentence.")
     pre_roll_s: float = Field(
         0.6, ge=0.0, le=10.0, description="Time before the onset that is included in the sentence, in s."
     )

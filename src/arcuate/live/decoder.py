@@ -9,21 +9,21 @@ from numpy.typing import ArrayLike
 
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.state import SessionState
-from arcuate.data.readers.source import safe_name
-from arcuate.data.statistics import Moments, Statistics, signed_log
+from arcuate.data.readers.source import is_safe_name
+from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
-from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.greedy import greedy
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
 from arcuate.live.engine import Engine, load_rescorer, load_search, make_engine
 from arcuate.live.latency import ModelDelay
 from arcuate.models.io import load_model
-from arcuate.models.model import State
+from arcuate.models.model import StreamState
 from arcuate.models.runtime import choose_device
 from arcuate.progress import Progress
 from arcuate.run import find_checkpoint
@@ -47,7 +47,7 @@ class Partial:
 class _SentenceState:
     """DecodingConfig state within a sentence; immutable."""
 
-    model: State
+    model: StreamState
     words: WordState | None
     new_frames: np.ndarray  # (f, V) of the last push
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
@@ -226,7 +226,7 @@ class StreamingDecoder:
 
     def check_session(self, session: str) -> None:
         """Raise `UserError` for a session that this stream cannot decode."""
-        if self.engine.adaptation is not None and safe_name(session):
+        if self.engine.adaptation is not None and is_safe_name(session):
             return  # a new session starts with the layer of the nearest known one
         if session not in self.sessions:
             remedy = "; adapt to a new session with adapt, or add it with arcuate calibrate"
@@ -301,7 +301,7 @@ class StreamingDecoder:
         state = self._model.start(session, batch_statistics(statistics, self._device))
         self._now = _SentenceState(state, engine.search.start() if engine.search else None, self._no_frames)
 
-    def _advance(self, log_probs: torch.Tensor, state: State, chunk: np.ndarray | None) -> None:
+    def _advance(self, log_probs: torch.Tensor, state: StreamState, chunk: np.ndarray | None) -> None:
         """Run the search over new frames (1, f, V) and replace the sentence state."""
         now, engine = self._now, self.engine
         frames = log_probs[0].float().cpu().numpy()
@@ -322,7 +322,9 @@ class StreamingDecoder:
             bins, past, limit = np.concatenate(self._now.bins), self._past, front_end.rolling_bins
             share = min(1.0, limit / max(past.n_bins, 1))
             faded = replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, limit))
-            self._past = faded.merge(Moments.of(signed_log(bins) if front_end.log else bins))
+            self._past = faded.merge(
+                RunningStatistics.from_bins(signed_log(bins) if front_end.log1p else bins)
+            )
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))
@@ -342,13 +344,13 @@ class StreamingDecoder:
         return chunk
 
 
-def _initial_statistics(statistics: Statistics | None, n_channels: int) -> Moments:
+def _initial_statistics(statistics: Statistics | None, n_channels: int) -> RunningStatistics:
     """Statistics known beforehand as a starting value of running statistics; empty if there are none."""
     if statistics is None or statistics.n_bins <= 0:
-        return Moments.empty(n_channels)
+        return RunningStatistics.empty(n_channels)
     n = np.full(n_channels, float(statistics.n_bins))
     sd = statistics.sd.astype(np.float64)
-    return Moments(n, statistics.mean.astype(np.float64), n * sd**2, statistics.n_bins)
+    return RunningStatistics(n, statistics.mean.astype(np.float64), n * sd**2, statistics.n_bins)
 
 
 def warm_up(engine: Engine) -> None:

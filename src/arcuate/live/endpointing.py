@@ -18,7 +18,9 @@ from arcuate.live.messages import Mark
 
 Event = dict[str, Any]
 _ONSET_S = 0.5  # window in which onset frames are counted
-_MAX_IDLE_FRAMES = 60  # without speech the decoder is reset after this many frames, so that memory stays bounded
+_MAX_IDLE_FRAMES = (
+    60  # without speech the decoder is reset after this many frames, so that memory stays bounded
+)
 
 
 class Endpointer:

@@ -9,8 +9,8 @@ import numpy as np
 
 from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.lists import CandidateList
@@ -20,8 +20,8 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
 from arcuate.live.latency import ModelDelay, model_delay
-from arcuate.models.interfaces import refuse_both_ways
-from arcuate.models.model import Model, outline
+from arcuate.models.interfaces import require_causal
+from arcuate.models.model import Model, build_on_meta
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Engine:
 
 def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
     """Prepare a model for streaming; it must be causal."""
-    refuse_both_ways(model.config.settings.encoder.causal)
+    require_causal(model.config.settings.encoder.causal)
     model = model.eval().requires_grad_(False)
     per_block = model.config.settings.front_end.normalise == "block"
     names = model.config.classes
@@ -92,7 +92,7 @@ def _with_rolling_normalisation(model: Model) -> Model:
     settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
     card = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
-    rolling = outline(card)
+    rolling = build_on_meta(card)
     rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return rolling.eval()
 
@@ -103,5 +103,7 @@ def load_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -
     _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
-        raise UserError(f"the lexicon {lexicon} has other classes than the model; give one with the same classes")
+        raise UserError(
+            f"the lexicon {lexicon} has other classes than the model; give one with the same classes"
+        )
     return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))

@@ -76,7 +76,7 @@ def open_replay(
     adapts = decoder.adapter is not None
     sessions = store.sessions if adapts else decoder.sessions
     chosen_split = None if split == "all" else split
-    found = select_trials(store, sessions, front_end.normalise, front_end.log, chosen_split, session)
+    found = select_trials(store, sessions, front_end.normalise, front_end.log1p, chosen_split, session)
     if not adapts:
         return found
     trials = recording_order(found.trials, store.sessions)

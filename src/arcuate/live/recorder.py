@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import to_tokens
-from arcuate.data.quality import QualityRow, flags_of, inspect, judge
-from arcuate.data.readers.source import Reading, safe_name
+from arcuate.data.pronunciation import text_to_tokens
+from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
+from arcuate.data.readers.source import ReadResult, is_safe_name
 from arcuate.data.splits import find_leakage, hash_bins, hash_split
-from arcuate.data.store import TrialInfo, info_of
-from arcuate.data.store_writer import writing_store
+from arcuate.data.store import TrialInfo, trial_info
+from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
 from arcuate.live.endpointing import align_words
@@ -184,10 +184,10 @@ def make_store(folder: Path) -> Path | None:
     if not finals:
         return None
     trials = list(_read_trials(folder, finals, n_channels))
-    quality = {trial.id: judge(Reading(trial.id, trial), inspect(trial)) for trial in trials}
-    infos = [info_of(trial, flags_of(quality[trial.id]), hash_bins(trial.bins)) for trial in trials]
+    quality = {trial.id: quality_rows(ReadResult(trial.id, trial), find_problems(trial)) for trial in trials}
+    infos = [trial_info(trial, exclusion_flags(quality[trial.id]), hash_bins(trial.bins)) for trial in trials]
     store = folder / STORE
-    with writing_store(store, n_channels, force=True) as writer:
+    with create_store(store, n_channels, force=True) as writer:
         for session in dict.fromkeys(trial.session for trial in trials):
             with writer.session(session) as out:
                 for trial in (t for t in trials if t.session == session):
@@ -204,13 +204,13 @@ def _read_trials(folder: Path, finals: list[dict[str, Any]], n_channels: int) ->
     counts: dict[tuple[str, str], int] = {}
     for row in finals:
         session = str(row.get("recorded_session") or row["session"])
-        if not safe_name(session):
+        if not is_safe_name(session):
             raise UserError(f"{folder / _JOURNAL} has an invalid session name {session!r:.60}")
         reference = row.get("reference")
         split: Split = "test" if reference is None else "val"  # without a reference it cannot be scored
         number = counts.get((session, split), 0)
         counts[session, split] = number + 1
-        tokens = None if reference is None else np.array(to_tokens(reference)[0], np.int32)
+        tokens = None if reference is None else np.array(text_to_tokens(reference)[0], np.int32)
         first = int(row["first_bin"])
         part = bins[max(0, first) : first + int(row["n_bins"])]  # memory-mapped: may exceed the memory
         yield Trial(session, split, number, 1, part, tokens, reference, corpus=LIVE_CORPUS)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.known_sessions import log_missing_reference
-from arcuate.data.readers.source import safe_name
+from arcuate.data.readers.source import is_safe_name
 from arcuate.data.sessions import nearest_session
 from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
@@ -194,7 +194,7 @@ def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -
 def _check_recording(folder: Path | None, session: str | None) -> None:
     if session is not None and folder is None:
         raise UserError("--record-session names the recorded session; name a folder with --record too")
-    if session is not None and not safe_name(session):
+    if session is not None and not is_safe_name(session):
         raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
     if folder is not None:
         check_recording_folder(folder)
@@ -255,7 +255,7 @@ def _seed_statistics(decoder: StreamingDecoder, run: Path, data: str | Path) -> 
     session = decoder.session if state is None else state.init_session
     trials = [t for t in store.trials if t.session == session]
     if trials:
-        decoder.seed_statistics(store.block_statistics(trials[-1], front_end.log))
+        decoder.seed_statistics(store.block_statistics(trials[-1], front_end.log1p))
 
 
 def _make_source(

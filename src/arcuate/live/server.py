@@ -36,7 +36,7 @@ MakeSource = Callable[[LiveSession], Source | None]
 
 
 class LiveServer:
-    """State behind the routes: session, source, viewers. Errors are raised on creation, threads start with the server."""
+    """State behind the routes: session, source and viewers. Threads start with the server."""
 
     def __init__(
         self,

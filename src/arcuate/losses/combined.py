@@ -4,20 +4,20 @@ import torch
 from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
-from arcuate.losses.config import RNNT, Loss
+from arcuate.losses.config import LossSettings, RNNTSettings
 from arcuate.losses.ctc import ctc_loss
-from arcuate.losses.rnnt import rnnt_loss_joined
+from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.interfaces import Flow, Joint, Outputs
 
-HEADS = ("ctc", "rnnt", "intermediate", "mode", "denoise")
-TEXT = ("ctc", "rnnt")  # losses of what was said
+LOSS_NAMES = ("ctc", "rnnt", "intermediate", "mode", "denoise")
+TOKEN_LOSSES = ("ctc", "rnnt")  # losses of what was said
 
 
-def head_losses(
+def compute_losses(
     outputs: Outputs,
     tokens: Tensor,
     n_tokens: Tensor,
-    settings: Loss,
+    settings: LossSettings,
     modes: Tensor | None = None,  # (B, 2) how much each mode is wanted; zeros where nothing is known
 ) -> dict[str, Tensor]:
     """By head, one number per trial; a head of weight 0 is left out, for it may be infinite."""
@@ -36,7 +36,7 @@ def head_losses(
     return losses
 
 
-def intermediate_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: Loss) -> Tensor:
+def intermediate_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: LossSettings) -> Tensor:
     """The mean CTC loss of the inner layers that were listened to. (B,)"""
     losses = [
         ctc_loss(log_probs.float(), outputs.n_frames, tokens, n_tokens, settings.ctc)
@@ -45,7 +45,7 @@ def intermediate_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settin
     return torch.stack(losses).mean(0)
 
 
-def weigh(losses: dict[str, Tensor], settings: Loss) -> Tensor:
+def weighted_loss(losses: dict[str, Tensor], settings: LossSettings) -> Tensor:
     """What is minimised, one number per trial. (B,)"""
     return torch.stack([getattr(settings, head).weight * values for head, values in losses.items()]).sum(0)
 
@@ -65,15 +65,15 @@ def flow_loss(flow: Flow, n_frames: Tensor) -> Tensor:
 
 
 def transducer_loss(
-    joint: Joint, n_frames: Tensor, tokens: Tensor, n_tokens: Tensor, settings: RNNT
+    joint: Joint, n_frames: Tensor, tokens: Tensor, n_tokens: Tensor, settings: RNNTSettings
 ) -> Tensor:
-    losses = rnnt_loss_joined(
+    losses = chunked_rnnt_loss(
         joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens, blank=BLANK
     )
     match settings.reduction:
         case "mean_per_token":
             return losses / n_tokens.clamp(min=1)
-        case "document_mean_t_half":
+        case "half_mean_frames":
             return losses / (n_frames.float().mean() / 2).clamp(min=1)
         case "sum_per_trial":
             return losses

@@ -1,68 +1,82 @@
-"""Settings of the losses."""
+"""Settings of the losses. The classes need no torch."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from arcuate.config import Settings
 
+LossWeight = Annotated[float, Field(ge=0.0, le=1000.0)]
 
-class CTC(Settings):
-    """'24: mean_per_token with zero_infinity; '25: sum_per_trial without."""
+
+class CTCSettings(Settings):
+    """CTC loss. The '24 baseline uses mean_per_token with zero_infinity, the '25 baseline sum_per_trial without."""
 
     reduction: Literal["mean_per_token", "sum_per_trial"] = Field(
         "sum_per_trial",
-        description="sum_per_trial is some 35 times larger; rate and eps belong with it",
+        description="Reduction over a trial; sum_per_trial is about 35 times larger, so lr and eps must match it.",
     )
-    zero_infinity: bool = Field(False, description="a trial that cannot be aligned counts 0")
-    weight: float = Field(1.0, ge=0.0, le=1000.0, description="0 = left out")
+    zero_infinity: bool = Field(
+        False, description="Set the loss of a trial that cannot be aligned to 0 instead of infinity."
+    )
+    weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
 
 
-class RNNT(Settings):
-    """The transducer's loss, where there is a transducer; reduced as CTC is, the two are of one size."""
+class RNNTSettings(Settings):
+    """Transducer loss, where the model has a transducer; with the reduction of CTC both have the same scale."""
 
-    reduction: Literal["mean_per_token", "sum_per_trial", "document_mean_t_half"] = Field(
+    reduction: Literal["mean_per_token", "sum_per_trial", "half_mean_frames"] = Field(
         "mean_per_token",
-        description="document_mean_t_half divides by half the mean number of frames of the batch",
+        description="Reduction over a trial; half_mean_frames divides by half the mean frame count of the batch.",
     )
-    weight: float = Field(1.0, ge=0.0, le=1000.0, description="0 = left out")
+    weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
+
+    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
+        "reduction": {"document_mean_t_half": "half_mean_frames"}
+    }
 
 
-class Intermediate(Settings):
-    """The CTC loss of inner layers too, read by the same head; in training only, and reduced as `loss.ctc` is."""
+class IntermediateSettings(Settings):
+    """Intermediate CTC (Lee & Watanabe 2021): CTC loss on inner layers through the same output layer.
+
+    Used in training only; reduced as `loss.ctc` is.
+    """
 
     layers: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        (), description="after which layers of the encoder (1 = the first); none = off"
+        (), description="Encoder layers with a loss (1 = the first); empty disables it."
     )
-    weight: float = Field(0.3, ge=0.0, le=1000.0, description="of their mean; 0 = left out")
+    weight: LossWeight = Field(0.3, description="Weight of their mean in the total loss; 0 disables it.")
 
     @model_validator(mode="after")
-    def _each_once(self) -> "Intermediate":
+    def _layers_distinct(self) -> "IntermediateSettings":
         if len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers {list(self.layers)} names a layer twice; name each once")
         return self
 
     @property
-    def counted(self) -> tuple[int, ...]:
-        """The layers whose loss has any weight."""
+    def active_layers(self) -> tuple[int, ...]:
+        """The layers, where their loss has any weight."""
         return self.layers if self.weight > 0 else ()
 
 
-class ModeLoss(Settings):
-    """Cross-entropy of the speaking mode, where the model has one; both modes count alike however rare one is."""
+class ModeLossSettings(Settings):
+    """Cross-entropy of the speaking mode, where the model has one, with both modes weighted equally."""
 
-    weight: float = Field(0.1, ge=0.0, le=1000.0, description="0 = left out")
-
-
-class Denoise(Settings):
-    """Error of the denoiser's flow over that of no flow at all, where the model has a denoiser."""
-
-    weight: float = Field(0.05, ge=0.0, le=1000.0, description="0 = left out")
+    weight: LossWeight = Field(0.1, description="Weight in the total loss; 0 disables it.")
 
 
-class Loss(Settings):
-    ctc: CTC = CTC()
-    rnnt: RNNT = RNNT()
-    intermediate: Intermediate = Intermediate()
-    mode: ModeLoss = ModeLoss()
-    denoise: Denoise = Denoise()
+class DenoiseSettings(Settings):
+    """Flow-matching error of the denoiser, where the model has one, relative to predicting no flow."""
+
+    weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
+
+
+class LossSettings(Settings):
+    """All losses; the total is their weighted sum."""
+
+    ctc: CTCSettings = CTCSettings()
+    rnnt: RNNTSettings = RNNTSettings()
+    intermediate: IntermediateSettings = IntermediateSettings()
+    mode: ModeLossSettings = ModeLossSettings()
+    denoise: DenoiseSettings = DenoiseSettings()

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from arcuate.data.alphabet import BLANK
-from arcuate.losses.config import CTC
+from arcuate.losses.config import CTCSettings
 
 
 def ctc_loss(
@@ -12,7 +12,7 @@ def ctc_loss(
     n_frames: Tensor,  # (B,)
     tokens: Tensor,  # (B, U) padded
     n_tokens: Tensor,  # (B,)
-    settings: CTC,
+    settings: CTCSettings,
 ) -> Tensor:
     """Negative log-likelihood of each trial's tokens. (B,)"""
     losses = F.ctc_loss(

@@ -136,7 +136,7 @@ def rnnt_loss(
     return lattice_loss(*scores, frames, tokens)
 
 
-def rnnt_loss_joined(
+def chunked_rnnt_loss(
     join: Join,
     frames: Tensor,  # (B, T, W) what the encoder says
     predicted: Tensor,  # (B, U + 1, W) what the prediction network says after 0, 1, … U tokens

@@ -1,11 +1,15 @@
-"""Settings of the model: everything deterministic between stored bins and token scores."""
+"""Settings of the model, and the stored description from which a checkpoint is rebuilt.
 
-from typing import Annotated, Any, Literal, TypeVar
+Everything between stored bins and log-probabilities is set here. The classes need no torch.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from arcuate.config import Settings
-from arcuate.data.config import Wanted
+from arcuate.data.config import StatisticsSpec
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = TypeVar("Count")
@@ -33,78 +37,115 @@ class Patch(Settings):
         return n_frames
 
 
-class Smoothing(Settings):
-    """Gaussian smoothing over time; sd 0 switches it off. '25 uses 9 taps, '24 uses 20 (centre at 9.5)."""
+class SmoothingSettings(Settings):
+    """Gaussian smoothing over time. The '25 baseline uses 9 taps, the '24 baseline 20 (centred at 9.5)."""
 
-    sd: float = Field(2.0, ge=0.0, le=50.0, description="bins")
-    taps: int = Field(9, ge=1, le=101)
-
-
-class SessionLayer(Settings):
-    """One affine map per recording session, starting at the identity."""
-
-    enabled: bool = Field(True, description="false removes the maps and keeps activation, norm and dropout")
-    activation: Literal["softsign", "none"] = "softsign"
-    layer_norm: bool = False
-    dropout: Probability = 0.0
-
-
-class ChannelGate(Settings):
-    """Scales every channel by what the mean over time of all channels says (squeeze and excite)."""
-
-    enabled: bool = False
-    ratio: int = Field(16, ge=1, le=1024, description="channels per hidden unit")
-
-
-class ConvStem(Settings):
-    """A depthwise convolution over bins with a residual, before patches are cut."""
-
-    enabled: bool = False
-    taps: int = Field(7, ge=2, le=101)
-
-
-class FrontEnd(Settings):
-    normalise: Literal["none", "block", "rolling"] = "none"
-    log: bool = Field(False, description="log(1 + x) before normalising; for raw, non-negative features")
-    rolling_bins: int = Field(
-        1500, ge=50, le=100_000, description="rolling: at most this many past bins count (1500 = 30 s)"
+    sd: float = Field(
+        2.0, ge=0.0, le=50.0, description="Standard deviation of the kernel in bins; 0 disables smoothing."
     )
-    smoothing: Smoothing = Smoothing()
-    session_layer: SessionLayer = SessionLayer()
-    channel_gate: ChannelGate = ChannelGate()
-    stem: ConvStem = ConvStem()
+    taps: int = Field(9, ge=1, le=101, description="Length of the kernel in bins.")
+
+
+class SessionLayerSettings(Settings):
+    """One affine map per recording session, initialised to the identity."""
+
+    enabled: bool = Field(
+        True, description="Whether the maps exist; false keeps activation, layer norm and dropout."
+    )
+    activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
+    layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
+    dropout: Probability = Field(0.0, description="Dropout on the output of the layer.")
+
+
+class ChannelGateSettings(Settings):
+    """Squeeze-and-excitation gate: scales every channel by a function of the channel means over time."""
+
+    enabled: bool = Field(False, description="Whether the gate exists.")
+    ratio: int = Field(16, ge=1, le=1024, description="Reduction ratio: channels per hidden unit.")
+
+
+class ConvStemSettings(Settings):
+    """Depthwise convolution over bins with a residual connection, before patches are extracted."""
+
+    enabled: bool = Field(False, description="Whether the convolution exists.")
+    conv_kernel: int = Field(7, ge=2, le=101, description="Kernel length in bins.")
+
+    renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
+
+
+class FrontEndSettings(Settings):
+    """From stored bins to the input of the encoder."""
+
+    normalise: Literal["none", "block", "rolling"] = Field(
+        "none", description="Z-score by the statistics of the block or of the past (rolling), or not at all."
+    )
+    log1p: bool = Field(
+        False, description="log(1 + x) before normalisation, intended for raw non-negative features."
+    )
+    rolling_bins: int = Field(
+        1500,
+        ge=50,
+        le=100_000,
+        description="Maximum weight of the past in rolling normalisation, in bins (1500 = 30 s).",
+    )
+    smoothing: SmoothingSettings = SmoothingSettings()
+    session_layer: SessionLayerSettings = SessionLayerSettings()
+    channel_gate: ChannelGateSettings = ChannelGateSettings()
+    stem: ConvStemSettings = ConvStemSettings()
     patch: Patch = Patch()
 
+    renamed: ClassVar[Mapping[str, str]] = {"log": "log1p"}
+
     @property
-    def wanted(self) -> Wanted:
-        """Which statistics of a trial's surroundings normalisation needs."""
-        return Wanted(self.normalise, self.log)
+    def statistics_spec(self) -> StatisticsSpec:
+        """The statistics that normalisation needs with each trial."""
+        return StatisticsSpec(self.normalise, self.log1p)
 
 
-class GRUEncoder(Settings):
-    kind: Literal["gru"] = "gru"
-    width: int = Field(768, ge=1, le=8192)
-    depth: int = Field(5, ge=1, le=64)
-    dropout: Probability = 0.4
-    bidirectional: bool = False
-    learned_start: bool = Field(True, description="a learned initial state shared by all layers")
+class GRUSettings(Settings):
+    """Stacked GRU over patches, as in both official baselines."""
+
+    kind: Literal["gru"] = Field("gru", description="Type of encoder.")
+    width: int = Field(768, ge=1, le=8192, description="Units per layer and direction.")
+    depth: int = Field(5, ge=1, le=64, description="Number of layers.")
+    dropout: Probability = Field(0.4, description="Dropout between layers.")
+    bidirectional: bool = Field(False, description="Both directions; such a model cannot stream.")
+    learned_initial_state: bool = Field(
+        True, description="Learned initial state, shared by all layers; false starts from zeros."
+    )
+
+    renamed: ClassVar[Mapping[str, str]] = {"learned_start": "learned_initial_state"}
 
     @property
     def causal(self) -> bool:
         return not self.bidirectional
 
 
-class SSMEncoder(Settings):
-    """Selective state-space blocks with scalar decays, expansion 1."""
+class SSMSettings(Settings):
+    """Selective state-space blocks (Mamba-2 / SSD, Dao & Gu 2024) with one decay per head, expansion 1."""
 
-    kind: Literal["ssm"] = "ssm"
-    width: int = Field(512, ge=1, le=8192)
-    depth: int = Field(8, ge=1, le=64)
-    heads: int = Field(8, ge=1, le=1024, description="parts of the width that forget at a pace of their own")
-    state: int = Field(64, ge=1, le=1024, description="numbers remembered per channel")
-    taps: int = Field(4, ge=2, le=32, description="frames the convolution before the scan sees")
-    dropout: Probability = 0.1
-    bidirectional: bool = Field(False, description="half of the heads read backwards; no streaming then")
+    kind: Literal["ssm"] = Field("ssm", description="Type of encoder.")
+    width: int = Field(512, ge=1, le=8192, description="Width of a frame and of the state-space layer.")
+    depth: int = Field(8, ge=1, le=64, description="Number of blocks.")
+    n_heads: int = Field(
+        8, ge=1, le=1024, description="Number of SSM heads, each with its own decay; divides width."
+    )
+    state_dim: int = Field(64, ge=1, le=1024, description="State size per channel.")
+    conv_kernel: int = Field(
+        4, ge=2, le=32, description="Kernel length in frames of the convolution before the scan."
+    )
+    dropout: Probability = Field(
+        0.1, description="Dropout on the embedded patches and on each block's output."
+    )
+    bidirectional: bool = Field(
+        False, description="Half of the heads run backwards in time; such a model cannot stream."
+    )
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "heads": "n_heads",
+        "state": "state_dim",
+        "taps": "conv_kernel",
+    }
 
     @property
     def causal(self) -> bool:
@@ -115,113 +156,137 @@ class SSMEncoder(Settings):
         return 2 if self.bidirectional else 1
 
     @model_validator(mode="after")
-    def _divides(self) -> "SSMEncoder":
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
-        if self.bidirectional and self.heads % 2:
-            raise ValueError(f"a bidirectional encoder needs an even number of heads, not {self.heads}")
+    def _heads_divide_width(self) -> "SSMSettings":
+        if self.width % self.n_heads:
+            raise ValueError(f"width {self.width} must be a multiple of n_heads {self.n_heads}")
+        if self.bidirectional and self.n_heads % 2:
+            raise ValueError(f"a bidirectional encoder needs an even number of heads, not {self.n_heads}")
         return self
 
 
-class TransformerEncoder(Settings):
-    """Pre-norm attention over a bounded past, with relative positions; meant for heavy time masking.
+class TransformerSettings(Settings):
+    """Pre-norm Transformer with bounded context and relative positions, intended for heavy time masking.
 
-    Frames are the patches: non-overlapping ones keep it small (`front_end.patch: {bins: 5, stride: 5}`).
+    Frames are the patches; non-overlapping patches keep it small (`front_end.patch: {bins: 5, stride: 5}`).
     """
 
-    kind: Literal["transformer"] = "transformer"
-    width: int = Field(384, ge=1, le=8192)
-    depth: int = Field(5, ge=1, le=64)
-    heads: int = Field(6, ge=1, le=1024, description="parts of the width that look for themselves")
-    expansion: int = Field(4, ge=1, le=64, description="the inner layer of a block is so many times wider")
+    kind: Literal["transformer"] = Field("transformer", description="Type of encoder.")
+    width: int = Field(384, ge=1, le=8192, description="Width of a frame.")
+    depth: int = Field(5, ge=1, le=64, description="Number of blocks.")
+    n_heads: int = Field(6, ge=1, le=1024, description="Number of attention heads; divides width.")
+    ffn_expansion: int = Field(
+        4, ge=1, le=64, description="Hidden width of the feed-forward layer as a multiple of width."
+    )
     context: int = Field(
-        125, ge=1, le=10_000, description="frames that a layer sees, itself and those before it"
+        125, ge=1, le=10_000, description="Frames a layer attends to: the current one and those before it."
     )
-    buckets: int = Field(
-        32, ge=2, le=1024, description="distances told apart: near ones exactly, far ones in growing steps"
+    n_buckets: int = Field(32, ge=2, le=1024, description="Number of relative-position buckets.")
+    input_dropout: Probability = Field(0.2, description="Dropout on embedded patches.")
+    attention_dropout: Probability = Field(0.35, description="Dropout on attention weights.")
+    dropout: Probability = Field(
+        0.35, description="Dropout on the outputs of attention and feed-forward layers."
     )
-    input_dropout: Probability = Field(0.2, description="share of embedded values set to 0 in training")
-    attention_dropout: Probability = Field(0.35, description="share of looks set to 0 in training")
-    dropout: Probability = 0.35
-    bidirectional: bool = Field(False, description="sees `context` frames ahead too; no streaming then")
+    bidirectional: bool = Field(
+        False, description="Attention to `context` future frames as well; such a model cannot stream."
+    )
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "heads": "n_heads",
+        "expansion": "ffn_expansion",
+        "buckets": "n_buckets",
+    }
 
     @property
     def causal(self) -> bool:
         return not self.bidirectional
 
     @model_validator(mode="after")
-    def _divides(self) -> "TransformerEncoder":
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
-        if self.bidirectional and self.buckets % 2:
-            raise ValueError(f"a bidirectional encoder needs an even number of buckets, not {self.buckets}")
+    def _sizes_divide(self) -> "TransformerSettings":
+        if self.width % self.n_heads:
+            raise ValueError(f"width {self.width} must be a multiple of n_heads {self.n_heads}")
+        if self.bidirectional and self.n_buckets % 2:
+            raise ValueError(f"a bidirectional encoder needs an even n_buckets, not {self.n_buckets}")
         return self
 
 
-def _gru_unless_named(value: Any) -> Any:
-    """Configs and recipes written when there was one kind need not name it."""
+def _default_kind_gru(value: Any) -> Any:
+    """Files written when the GRU was the only encoder have no `kind`."""
     return {"kind": "gru", **value} if isinstance(value, dict) else value
 
 
-AnyEncoder = GRUEncoder | SSMEncoder | TransformerEncoder
-Encoder = Annotated[AnyEncoder, Field(discriminator="kind"), BeforeValidator(_gru_unless_named)]
+AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings
+EncoderSettings = Annotated[
+    AnyEncoderSettings, Field(discriminator="kind"), BeforeValidator(_default_kind_gru)
+]
 
 
-class Transducer(Settings):
-    """A second head beside CTC: prediction network and joiner."""
+class TransducerSettings(Settings):
+    """Second output head beside CTC: prediction network and joiner."""
 
-    enabled: bool = False
+    enabled: bool = Field(False, description="Whether the model has a transducer head.")
     predictor: Literal["stateless", "lstm"] = Field(
-        "stateless", description="what the prediction network remembers: the last tokens, or all of them"
+        "stateless", description="Prediction network: over the last tokens only, or an LSTM over all of them."
     )
-    context: int = Field(2, ge=1, le=8, description="stateless: how many tokens back it sees")
-    width: int = Field(512, ge=1, le=8192, description="of prediction network and joiner")
-    depth: int = Field(1, ge=1, le=16, description="lstm: layers")
-    dropout: Probability = 0.1
+    context: int = Field(2, ge=1, le=8, description="Tokens of context of the stateless predictor.")
+    width: int = Field(512, ge=1, le=8192, description="Width of prediction network and joiner.")
+    depth: int = Field(1, ge=1, le=16, description="Layers of the LSTM predictor.")
+    dropout: Probability = Field(0.1, description="Dropout on token embeddings.")
 
 
-class SpeakingMode(Settings):
-    """Whether a trial was voiced or silent, told from its bins; channel gains follow the answer."""
+class SpeakingModeSettings(Settings):
+    """Classification of a trial as vocalised or silent from its bins, with mode-dependent channel gains (FiLM)."""
 
-    enabled: bool = False
-    lags: int = Field(5, ge=1, le=64, description="frames over which each channel is compared with itself")
+    enabled: bool = Field(False, description="Whether the model classifies the speaking mode.")
+    lags: int = Field(
+        5, ge=1, le=64, description="Number of autocorrelation lags per channel, lag 0 included, in frames."
+    )
     prior_frames: int = Field(
         25,
         ge=1,
         le=10_000,
-        description="before anything was heard the answer weighs as much as so many frames",
+        description="Weight of the average training trial in the running mean, in frames.",
     )
-    conditions: bool = Field(
-        True, description="channels are scaled and shifted by the mode; false = only told"
+    film: bool = Field(
+        True, description="Scale and shift channels by the mode (FiLM); false = the mode is only reported."
     )
     labels: Literal["use", "ignore"] = Field(
-        "use", description="modes that the data know: learnt from, or set aside so that all are inferred"
+        "use", description="Use mode labels of the data as targets, or ignore them and infer all modes."
     )
-    shared_by: Literal["block", "trial"] = Field(
-        "block", description="inference: trials of a block share one mode, or each has its own"
+    infer_per: Literal["block", "trial"] = Field(
+        "block", description="Unit of inference: one mode per block or one per trial."
     )
 
+    renamed: ClassVar[Mapping[str, str]] = {"conditions": "film", "shared_by": "infer_per"}
 
-class Denoiser(Settings):
-    """A flow that carries frames of noisy bins towards those of clean bins, in a few steps."""
 
-    enabled: bool = False
-    width: int = Field(64, ge=1, le=8192, description="of its hidden layer")
-    taps: int = Field(5, ge=2, le=101, description="frames that it sees at once")
-    steps: int = Field(2, ge=1, le=64, description="steps along the flow")
+class DenoiserSettings(Settings):
+    """Flow-matching bridge from the frames of noisy bins to those of clean bins."""
+
+    enabled: bool = Field(False, description="Whether the model has a denoiser.")
+    width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")
+    conv_kernel: int = Field(
+        5, ge=2, le=101, description="Kernel length in frames of the hidden convolution."
+    )
+    steps: int = Field(2, ge=1, le=64, description="Number of Euler steps along the flow.")
+
+    renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
 
 
 class ModelSettings(Settings):
-    front_end: FrontEnd = FrontEnd()
-    encoder: Encoder = GRUEncoder()
-    transducer: Transducer = Transducer()
-    mode: SpeakingMode = SpeakingMode()
-    denoiser: Denoiser = Denoiser()
-    output_init: Literal["default", "xavier"] = "default"
+    """All architecture settings: the part of a recipe that defines a model."""
+
+    front_end: FrontEndSettings = FrontEndSettings()
+    encoder: EncoderSettings = GRUSettings()
+    transducer: TransducerSettings = TransducerSettings()
+    mode: SpeakingModeSettings = SpeakingModeSettings()
+    denoiser: DenoiserSettings = DenoiserSettings()
+    output_init: Literal["default", "xavier"] = Field(
+        "default", description="Initialisation of the output layer; the '25 baseline uses xavier."
+    )
 
 
 class ModelConfig(Settings):
-    """What a checkpoint says about its model: with it, loading needs a path and nothing else."""
+    """Everything needed to rebuild a model; stored as `model.json` beside the weights."""
 
     settings: ModelSettings
     n_channels: int = Field(ge=1, le=65536)
@@ -229,25 +294,33 @@ class ModelConfig(Settings):
     classes: tuple[str, ...] = Field(min_length=2, max_length=10_000)
 
     @model_validator(mode="after")
-    def _sessions_unique(self) -> "ModelConfig":
+    def _sessions_distinct(self) -> "ModelConfig":
         if len(set(self.sessions)) != len(self.sessions):
             raise ValueError("sessions must be distinct")
         return self
 
 
-class Runtime(Settings):
-    threads: int | None = Field(None, ge=1, le=1024, description="null = found by a short probe at start")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
-    compile: bool = Field(False, description="torch.compile, on CUDA only")
-    cudnn_benchmark: bool = Field(False, description="let cuDNN try its kernels; faster, not reproducible")
-    tf32: bool = Field(False, description="float32 products with TF32 on CUDA")
+class RuntimeSettings(Settings):
+    """Device and threads; they change speed, not the model."""
+
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads; null = measured by a short probe at start."
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="Device; auto = CUDA where available."
+    )
+    compile: bool = Field(False, description="Compile the model with torch.compile (CUDA only).")
+    cudnn_benchmark: bool = Field(
+        False, description="cuDNN kernel selection by timing (CUDA only); faster, not reproducible."
+    )
+    tf32: bool = Field(False, description="TF32 for float32 matrix products (CUDA only).")
 
     @model_validator(mode="after")
-    def _fits_the_device(self) -> "Runtime":
-        wanted = [name for name in ("compile", "cudnn_benchmark", "tf32") if getattr(self, name)]
-        if self.device in ("cpu", "mps") and wanted:
+    def _cuda_options_need_cuda(self) -> "RuntimeSettings":
+        cuda_only = [name for name in ("compile", "cudnn_benchmark", "tf32") if getattr(self, name)]
+        if self.device in ("cpu", "mps") and cuda_only:
             raise ValueError(
-                f"{' and '.join(wanted)} act on CUDA only and device is {self.device}; set device to cuda or auto,"
-                f" or {wanted[0]} to false"
+                f"{' and '.join(cuda_only)} require CUDA, but device is {self.device}; set device to cuda or auto,"
+                f" or {cuda_only[0]} to false"
             )
         return self

@@ -13,29 +13,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arcuate.models.config import Denoiser as Settings
+from arcuate.models.config import DenoiserSettings
 from arcuate.models.interfaces import Flow
 
 DenoiserState = tuple[Tensor, ...]  # per step, the last taps - 1 hidden frames (B, taps - 1, W)
 
 
 class Denoiser(nn.Module):
-    def __init__(self, settings: Settings, n_features: int, causal: bool) -> None:
+    def __init__(self, settings: DenoiserSettings, n_features: int, causal: bool) -> None:
         super().__init__()
         self.settings, self.causal = settings, causal
         self.here = nn.Linear(n_features, settings.width)
         self.time = nn.Linear(1, settings.width, bias=False)
-        self.mix = nn.Parameter(torch.empty(settings.width, settings.width * settings.taps))
+        self.mix = nn.Parameter(torch.empty(settings.width, settings.width * settings.conv_kernel))
         self.mix_bias = nn.Parameter(torch.zeros(settings.width))
         self.output = nn.Linear(settings.width, n_features)
         if not self.mix.is_meta:
-            bound = 1 / math.sqrt(settings.width * settings.taps)
+            bound = 1 / math.sqrt(settings.width * settings.conv_kernel)
             nn.init.uniform_(self.mix, -bound, bound)
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
 
     def start(self, like: Tensor) -> DenoiserState:
-        shape = (len(like), self.settings.taps - 1, self.settings.width)
+        shape = (len(like), self.settings.conv_kernel - 1, self.settings.width)
         return tuple(like.new_zeros(shape) for _ in range(self.settings.steps))
 
     def step(self, state: DenoiserState, frames: Tensor) -> tuple[Tensor, DenoiserState]:
@@ -46,7 +46,7 @@ class Denoiser(nn.Module):
         for i, recent in enumerate(state):
             hidden = torch.cat([recent, self._hidden(at, i / len(state))], dim=1)
             at = at + self._speed(hidden) / len(state)
-            after.append(hidden[:, hidden.shape[1] - self.settings.taps + 1 :])
+            after.append(hidden[:, hidden.shape[1] - self.settings.conv_kernel + 1 :])
         return at, tuple(after)
 
     def forward(self, frames: Tensor, n_frames: Tensor) -> Tensor:
@@ -70,8 +70,8 @@ class Denoiser(nn.Module):
         hidden = self._hidden(at, time)
         beyond = torch.arange(at.shape[1], device=at.device) >= n_frames[:, None]
         hidden = hidden.masked_fill(beyond[..., None], 0.0)
-        left = self.settings.taps - 1 if self.causal else (self.settings.taps - 1) // 2
-        return self._speed(F.pad(hidden, (0, 0, left, self.settings.taps - 1 - left)))
+        left = self.settings.conv_kernel - 1 if self.causal else (self.settings.conv_kernel - 1) // 2
+        return self._speed(F.pad(hidden, (0, 0, left, self.settings.conv_kernel - 1 - left)))
 
     def _hidden(self, at: Tensor, time: float | Tensor) -> Tensor:
         when = torch.as_tensor(time, dtype=at.dtype, device=at.device).reshape(-1, 1, 1)
@@ -79,6 +79,6 @@ class Denoiser(nn.Module):
 
     def _speed(self, hidden: Tensor) -> Tensor:
         """(B, F + taps - 1, W) -> (B, F, D)"""
-        windows = hidden.unfold(1, self.settings.taps, 1).flatten(2)  # (B, F, W * taps)
+        windows = hidden.unfold(1, self.settings.conv_kernel, 1).flatten(2)  # (B, F, W * taps)
         speed: Tensor = self.output(F.silu(F.linear(windows, self.mix, self.mix_bias)))
         return speed

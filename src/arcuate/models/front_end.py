@@ -12,12 +12,17 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.models.config import ChannelGate, ConvStem, Patch, Smoothing
-from arcuate.models.config import FrontEnd as FrontEndSettings
+from arcuate.models.config import (
+    ChannelGateSettings,
+    ConvStemSettings,
+    FrontEndSettings,
+    Patch,
+    SmoothingSettings,
+)
 from arcuate.models.session_layer import SessionLayer
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Weighted sums of neighbours, where all exist. (B, T + K - 1, C), (K, C), (C,) -> (B, T, C)"""
     y: Tensor = _Depthwise.apply(x, weight, bias)
     return y
@@ -59,17 +64,19 @@ class StemState:
 
 
 class Stem(nn.Module):
-    def __init__(self, gate: ChannelGate, conv: ConvStem, n_channels: int, causal: bool) -> None:
+    def __init__(
+        self, gate: ChannelGateSettings, conv: ConvStemSettings, n_channels: int, causal: bool
+    ) -> None:
         super().__init__()
         self.n_channels, self.causal = n_channels, causal
-        self.taps = conv.taps if conv.enabled else 1
+        self.taps = conv.conv_kernel if conv.enabled else 1
         self.gate = Gate(n_channels, gate.ratio) if gate.enabled else None
         self.weight = self.bias = None
         if conv.enabled:
-            self.weight = nn.Parameter(torch.empty(conv.taps, n_channels))
+            self.weight = nn.Parameter(torch.empty(conv.conv_kernel, n_channels))
             self.bias = nn.Parameter(torch.zeros(n_channels))
             if not self.weight.is_meta:
-                bound = 1 / math.sqrt(conv.taps)
+                bound = 1 / math.sqrt(conv.conv_kernel)
                 nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, bins: Tensor, n_bins: Tensor) -> Tensor:
@@ -101,7 +108,7 @@ class Stem(nn.Module):
     def _convolve(self, inputs: Tensor, bins: Tensor) -> Tensor:
         if self.weight is None or self.bias is None or not bins.shape[1]:
             return bins
-        return bins + F.relu(depthwise(inputs, self.weight, self.bias))
+        return bins + F.relu(depthwise_conv(inputs, self.weight, self.bias))
 
 
 class Gate(nn.Module):
@@ -140,7 +147,7 @@ def normalise(
     running: Running | None = None,
 ) -> tuple[Tensor, Running | None]:
     """Bins as the model sees them; a value that is not finite becomes 0, for every trial needs an answer."""
-    if settings.log:
+    if settings.log1p:
         bins = bins.sign() * bins.abs().log1p()
     if settings.normalise == "rolling":
         assert statistics is not None
@@ -175,7 +182,7 @@ def _normalise_rolling(
     return scores.to(bins.dtype), running
 
 
-def kernel(settings: Smoothing) -> list[float]:
+def gaussian_kernel(settings: SmoothingSettings) -> list[float]:
     """A Gaussian of `taps` weights around their middle, summing to one; [1] where smoothing is off."""
     if settings.sd == 0:
         return [1.0]
@@ -222,7 +229,7 @@ class FrontEnd(nn.Module):
         super().__init__()
         self.settings = settings
         self.n_channels = n_channels
-        self.kernel = kernel(settings.smoothing)
+        self.kernel = gaussian_kernel(settings.smoothing)
         self.left = (len(self.kernel) - 1) // 2  # zeros before the first bin
         self.right = len(self.kernel) - 1 - self.left  # and after the last: how far smoothing looks ahead
         self.session_layer = SessionLayer(settings.session_layer, n_channels, n_sessions)
@@ -285,7 +292,7 @@ class FrontEnd(nn.Module):
 FEW = 16  # frames whose patches may be written out: one product instead of several
 
 
-def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
+def extract_patches(bins: Tensor, patch: Patch) -> Tensor:
     """Overlapping patches laid out bin after bin (time-major). (B, T, C) -> (B, F, bins * C)"""
     return bins.unfold(1, patch.bins, patch.stride).transpose(2, 3).flatten(2)
 
@@ -293,7 +300,7 @@ def cut_patches(bins: Tensor, patch: Patch) -> Tensor:
 def project_patches(bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) -> Tensor:
     """Patches times weight, without writing the patches out. (B, T, C), (D, bins * C) -> (F, B, D)"""
     if not torch.is_grad_enabled() and patch.count_frames(bins.shape[1]) <= FEW:
-        return F.linear(cut_patches(bins, patch), weight, bias).transpose(0, 1)
+        return F.linear(extract_patches(bins, patch), weight, bias).transpose(0, 1)
     projected: Tensor = _ProjectPatches.apply(bins, weight, bias, patch)  # (F * B, D)
     return projected.view(-1, bins.shape[0], weight.shape[0])
 

@@ -14,9 +14,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from arcuate.models.config import GRUEncoder, Patch
-from arcuate.models.front_end import cut_patches, project_patches
-from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.config import GRUSettings, Patch
+from arcuate.models.front_end import extract_patches, project_patches
+from arcuate.models.interfaces import require_causal
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ HELD = 1e4  # an update gate this far up is exactly 1: the state passes unchange
 class GRU(nn.Module):
     """Bins to frames: patches, then `depth` layers in one or both directions."""
 
-    def __init__(self, settings: GRUEncoder, patch: Patch, n_channels: int) -> None:
+    def __init__(self, settings: GRUSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
         self.settings = settings
         self.patch = patch
@@ -91,7 +91,7 @@ class GRU(nn.Module):
             dropout=settings.dropout if settings.depth > 1 else 0.0,
             bidirectional=settings.bidirectional,
         )
-        self.h0 = nn.Parameter(torch.empty(1, 1, settings.width)) if settings.learned_start else None
+        self.h0 = nn.Parameter(torch.empty(1, 1, settings.width)) if settings.learned_initial_state else None
         if not self.gru.weight_hh_l0.is_meta:
             self._initialise()
 
@@ -155,7 +155,7 @@ class GRU(nn.Module):
 
     def step(self, state: Tensor, bins: Tensor, done: Ahead | None = None) -> tuple[Tensor, Tensor]:
         """The frames that these bins complete, and the state after them; `done` is what `ahead` gave."""
-        refuse_both_ways(self.settings.causal)
+        require_causal(self.settings.causal)
         one = len(bins) == 1 and self.patch.count_frames(bins.shape[1]) == 1
         if one and not torch.is_grad_enabled():
             return step_one(self.gru, self.patch.bins, state, bins, done)
@@ -181,7 +181,7 @@ class GRU(nn.Module):
         project = F.linear(x, w_ih, bias) if layer else project_patches(x, w_ih, bias, self.patch)
         if held is not None:
             project[..., width : 2 * width].masked_fill_(held[..., None], HELD)
-        return recur(project, h0, w_hh, b_hh[2 * width :], reverse=bool(direction))
+        return gru_recurrence(project, h0, w_hh, b_hh[2 * width :], reverse=bool(direction))
 
     def _layered_torch(
         self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]
@@ -189,7 +189,7 @@ class GRU(nn.Module):
         """torch's own kernels: all layers in one call, or one after the other where inner ones are asked for."""
         if not layers:
             return *self._forward_torch(bins, n_frames, state), {}
-        x = cut_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
+        x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         lengths = None
         if self.settings.bidirectional and n_frames is not None:
             lengths = n_frames.cpu()
@@ -206,7 +206,7 @@ class GRU(nn.Module):
         return x.transpose(0, 1), torch.cat(last), inner
 
     def _forward_torch(self, bins: Tensor, n_frames: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        x = cut_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
+        x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         if not self.settings.bidirectional or n_frames is None:
             frames, state = self.gru(x, state.contiguous())
             return frames.transpose(0, 1), state
@@ -236,7 +236,9 @@ def run_torch(
     return frames, state
 
 
-def recur(projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False) -> Tensor:
+def gru_recurrence(
+    projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False
+) -> Tensor:
     """The recurrence of one layer and direction. (F, B, 3H), (B, H), (3H, H), (H,) -> (F, B, H)
 
     `projected` holds all biases but the recurrent one of the candidate, which the reset gate scales too.

@@ -21,23 +21,23 @@ from arcuate.data.alphabet import CLASSES, N_CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
 from arcuate.models.config import (
-    FrontEnd,
-    GRUEncoder,
+    FrontEndSettings,
+    GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
-    SessionLayer,
-    Smoothing,
+    SessionLayerSettings,
+    SmoothingSettings,
 )
-from arcuate.models.front_end import kernel
+from arcuate.models.front_end import gaussian_kernel
 from arcuate.models.io import save_model
-from arcuate.models.model import outline
+from arcuate.models.model import build_on_meta
 
 Kind = Literal["nejm", "cffan"]
 Value = TypeVar("Value", int, float, bool)
 
 # The sessions of the '24 release in the order of its preparation, which keeps no names.
-T12 = tuple(
+T12_SESSIONS = tuple(
     f"t12.2022.{month:02d}.{day:02d}"
     for month, days in {
         4: (28,),
@@ -76,7 +76,7 @@ def import_checkpoint(path: Path, out: Path, kind: str, sessions: Sequence[str] 
         raise UserError(
             f"{path} describes a model that cannot be built ({where}: {first['msg']})."
         ) from error
-    model = outline(foreign.config)
+    model = build_on_meta(foreign.config)
     for name, tensor in model.state_dict().items():
         if foreign.weights[name].shape != tensor.shape:
             found, wanted = tuple(foreign.weights[name].shape), tuple(tensor.shape)
@@ -116,14 +116,16 @@ def read_nejm(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
     patched = args.get("model.patch_size", 0) > 0
     args.expect("model.patch_size", n_bins if patched else 0)
     transforms = "dataset.data_transforms."
-    smoothing = Smoothing(sd=0.0)
+    smoothing = SmoothingSettings(sd=0.0)
     if args.get(transforms + "smooth_data", True):
         sd = args.get(transforms + "smooth_kernel_std", 2.0)
-        smoothing = Smoothing(sd=sd, taps=_nejm_taps(sd, args.get(transforms + "smooth_kernel_size", 100)))
-    front_end = FrontEnd(
+        smoothing = SmoothingSettings(
+            sd=sd, taps=_nejm_taps(sd, args.get(transforms + "smooth_kernel_size", 100))
+        )
+    front_end = FrontEndSettings(
         normalise="none",
         smoothing=smoothing,
-        session_layer=SessionLayer(dropout=args.get("model.input_network.input_layer_dropout", 0.0)),
+        session_layer=SessionLayerSettings(dropout=args.get("model.input_network.input_layer_dropout", 0.0)),
         patch=Patch(bins=n_bins, stride=args.get("model.patch_stride") if patched else 1),
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="xavier")
@@ -164,26 +166,28 @@ def read_cffan(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
     args.expect("bidirectional", encoder.bidirectional)
     args.expect("nClasses", weights["head.weight"].shape[0] - 1)
     args.expect("kernelLen", n_bins)
-    smoothing = Smoothing(
+    smoothing = SmoothingSettings(
         sd=args.get("gaussianSmoothWidth"), taps=tensors.shape("gaussianSmoother.weight", 3)[2]
     )
     theirs = tensors.take("gaussianSmoother.weight")[0, 0].tolist()
-    if not np.allclose(theirs, kernel(smoothing), atol=1e-5):
+    if not np.allclose(theirs, gaussian_kernel(smoothing), atol=1e-5):
         raise UserError(
             f"{file}: gaussianSmoother.weight is not the kernel that gaussianSmoothWidth in args gives."
         )
-    front_end = FrontEnd(
+    front_end = FrontEndSettings(
         normalise="block", smoothing=smoothing, patch=Patch(bins=n_bins, stride=args.get("strideLen"))
     )
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="default")
-    names = sessions or (T12 if n_sessions == len(T12) else [f"session-{i:02d}" for i in range(n_sessions)])
+    names = sessions or (
+        T12_SESSIONS if n_sessions == len(T12_SESSIONS) else [f"session-{i:02d}" for i in range(n_sessions)]
+    )
     config = _make_config(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
     return Foreign(config, weights, tensors.leave(("inpLayer",)), {})
 
 
 def _read_gru(
     tensors: "_Tensors", prefix: str, n_channels: int, dropout: float, learned: bool = True
-) -> tuple[GRUEncoder, int, dict[str, Tensor]]:
+) -> tuple[GRUSettings, int, dict[str, Tensor]]:
     """The encoder the recurrent tensors amount to, its bins per patch, and the tensors under our names."""
     names = [name for name in tensors.left if name.startswith(prefix)]
     depth = sum(name.startswith(prefix + "weight_hh_") and not name.endswith("_reverse") for name in names)
@@ -194,8 +198,8 @@ def _read_gru(
             f"{tensors.file}: {prefix}weight_ih_l0 does not read whole bins of {n_channels} channels."
         )
     bidirectional = any(name.endswith("_reverse") for name in names)
-    encoder = GRUEncoder(
-        width=width, depth=depth, dropout=dropout, bidirectional=bidirectional, learned_start=learned
+    encoder = GRUSettings(
+        width=width, depth=depth, dropout=dropout, bidirectional=bidirectional, learned_initial_state=learned
     )
     weights = {}
     for layer in range(depth):

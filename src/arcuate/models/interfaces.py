@@ -41,7 +41,7 @@ class Encoder(Protocol):
         """The same, and what some inner layers (1 = the first) say in frames that the same head can read."""
 
 
-def refuse_both_ways(causal: bool) -> None:
+def require_causal(causal: bool) -> None:
     if not causal:
         raise UserError(
             "This model reads each trial in both directions and cannot stream; decode whole trials, or "

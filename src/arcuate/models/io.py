@@ -14,11 +14,11 @@ from torch import Tensor
 
 from arcuate.errors import UserError
 from arcuate.models.config import ModelConfig
-from arcuate.models.model import Model, outline
+from arcuate.models.model import Model, build_on_meta
 
-CARD = "model.json"
-WEIGHTS = "model.safetensors"
-STATE = "state.json"  # of a checkpoint, beside the two
+CONFIG_FILE = "model.json"
+WEIGHTS_FILE = "model.safetensors"
+STATE_FILE = "state.json"  # of a checkpoint, beside the two
 MAX_CARD_BYTES = 4_000_000
 DTYPES = {"F64", "F32", "F16", "BF16"}
 
@@ -27,12 +27,12 @@ def save_model(folder: Path, model: Model) -> None:
     """Both files, each in place only once it is whole."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    partial = folder / f"{WEIGHTS}.partial"
+    partial = folder / f"{WEIGHTS_FILE}.partial"
     save_tensors(weights, partial)
-    os.replace(partial, folder / WEIGHTS)
-    partial = folder / f"{CARD}.partial"
+    os.replace(partial, folder / WEIGHTS_FILE)
+    partial = folder / f"{CONFIG_FILE}.partial"
     partial.write_text(json.dumps(model.config.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, folder / CARD)
+    os.replace(partial, folder / CONFIG_FILE)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -48,10 +48,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def load_model(folder: Path) -> Model:
     """The model of a folder, ready to read trials; nothing in the files is trusted before it is checked."""
     config = load_model_config(folder)
-    refuse_damage(folder)
-    model = outline(config)
+    check_checksums(folder)
+    model = build_on_meta(config)
     weights = _load_weights(
-        folder / WEIGHTS, {name: tuple(t.shape) for name, t in model.state_dict().items()}
+        folder / WEIGHTS_FILE, {name: tuple(t.shape) for name, t in model.state_dict().items()}
     )
     model.load_state_dict(weights, assign=True)
     for parameter in model.parameters():
@@ -59,16 +59,18 @@ def load_model(folder: Path) -> Model:
     return model.eval()
 
 
-def refuse_damage(folder: Path) -> None:
+def check_checksums(folder: Path) -> None:
     """Where a checkpoint's state says what its files were when they were saved, they must still be that."""
     try:
-        state = json.loads((folder / STATE).read_bytes())
+        state = json.loads((folder / STATE_FILE).read_bytes())
         files = state["files"]
-        expected = {name: files[name] for name in (CARD, WEIGHTS)}
+        expected = {name: files[name] for name in (CONFIG_FILE, WEIGHTS_FILE)}
     except FileNotFoundError:
         return  # an imported model, or one saved by hand
     except (ValueError, RecursionError, TypeError, KeyError):
-        raise UserError(f"{folder / STATE} is damaged; evaluate another checkpoint, or train again") from None
+        raise UserError(
+            f"{folder / STATE_FILE} is damaged; evaluate another checkpoint, or train again"
+        ) from None
     for name, digest in expected.items():
         if checksum(folder / name) != digest:
             raise UserError(
@@ -85,15 +87,15 @@ def checksum(path: Path) -> str:
 
 
 def load_model_config(folder: Path) -> ModelConfig:
-    path = folder / CARD
+    path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(
-            f"{folder} holds no model ({CARD} is missing); give a run, checkpoint or imported folder."
+            f"{folder} holds no model ({CONFIG_FILE} is missing); give a run, checkpoint or imported folder."
         )
     try:
         if path.stat().st_size > MAX_CARD_BYTES:
             raise UserError(f"{path} is too large to be a model config; restore the file from its source.")
-        return ModelConfig.model_validate_json(path.read_bytes())
+        return ModelConfig.model_validate_json(path.read_bytes(), context={"migrate": True})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -104,7 +106,7 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     if not path.is_file():
-        raise UserError(f"{path} is missing; copy it beside {CARD} or import the model again.")
+        raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE} or import the model again.")
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from arcuate.models.config import Patch
-from arcuate.models.config import SpeakingMode as Settings
+from arcuate.models.config import Patch, SpeakingModeSettings
 
 MODES = ("silent", "vocalised")
 
@@ -33,7 +32,7 @@ class SpeakingMode(nn.Module):
     centre: Tensor  # mean and SD of the evidence over training trials: `fit`
     spread: Tensor
 
-    def __init__(self, settings: Settings, patch: Patch, n_channels: int, causal: bool) -> None:
+    def __init__(self, settings: SpeakingModeSettings, patch: Patch, n_channels: int, causal: bool) -> None:
         super().__init__()
         self.settings, self.n_channels, self.causal = settings, n_channels, causal
         self.stride = patch.stride
@@ -41,8 +40,8 @@ class SpeakingMode(nn.Module):
         self.register_buffer("centre", torch.zeros(n))
         self.register_buffer("spread", torch.ones(n))
         self.answer = nn.Linear(n, len(MODES))
-        self.gain = nn.Parameter(torch.zeros(len(MODES), n_channels)) if settings.conditions else None
-        self.shift = nn.Parameter(torch.zeros(len(MODES), n_channels)) if settings.conditions else None
+        self.gain = nn.Parameter(torch.zeros(len(MODES), n_channels)) if settings.film else None
+        self.shift = nn.Parameter(torch.zeros(len(MODES), n_channels)) if settings.film else None
         if not self.answer.weight.is_meta:
             nn.init.zeros_(self.answer.weight)
             nn.init.zeros_(self.answer.bias)

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.config import GRUEncoder, ModelConfig, ModelSettings, SSMEncoder, TransformerEncoder
+from arcuate.models.config import GRUSettings, ModelConfig, ModelSettings, SSMSettings, TransformerSettings
 from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.front_end import FrontEnd, FrontEndState, normalise
 from arcuate.models.gru import GRU
-from arcuate.models.interfaces import EncoderState, Flow, Outputs, refuse_both_ways
+from arcuate.models.interfaces import EncoderState, Flow, Outputs, require_causal
 from arcuate.models.mode import ModeState, SpeakingMode
 from arcuate.models.session_layer import SessionLayer
 from arcuate.models.ssm import SSM
@@ -24,7 +24,7 @@ from arcuate.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class State:
+class StreamState:
     """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
 
     front_end: FrontEndState
@@ -150,31 +150,31 @@ class Model(nn.Module):
         n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
         return denoiser.match(noisy, target, n_frames, times)
 
-    def start(self, session: int, statistics: BatchStatistics | None = None) -> State:
+    def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
         """A stream of one trial; `statistics` as for a batch of one."""
-        refuse_both_ways(self.config.settings.encoder.causal)
+        require_causal(self.config.settings.encoder.causal)
         self._check(None, statistics)
         which = torch.tensor([session], device=self.head.weight.device)
         front_end, like = self.front_end.start(which, statistics), self.head.weight.new_zeros(1, 0, 0)
         mode = None if self.mode is None else self.mode.start(like)
         denoiser = None if self.denoiser is None else self.denoiser.start(like)
-        return State(front_end, self.encoder.start(1), mode, denoiser)
+        return StreamState(front_end, self.encoder.start(1), mode, denoiser)
 
-    def step(self, state: State, bins: Tensor) -> tuple[Outputs, State]:
+    def step(self, state: StreamState, bins: Tensor) -> tuple[Outputs, StreamState]:
         """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
         self._check(bins, state.front_end.statistics)
         normalised, front_end = self.front_end.normalise(state.front_end, bins)
         frames, state = self._take(replace(state, front_end=front_end), normalised, normalised)
         return self._streamed(frames, state), state
 
-    def ahead(self, state: State) -> State:
+    def ahead(self, state: StreamState) -> StreamState:
         """The same state with all work done that needs no bins to come: the next frame is then sooner there."""
         work = getattr(self.encoder, "ahead", None)
         if work is None:
             return state
         return replace(state, ahead=work(state.encoder, state.front_end.ready, state.ahead))
 
-    def finish(self, state: State) -> Outputs:
+    def finish(self, state: StreamState) -> Outputs:
         """The frames that waited for bins which never came; the trial ends here."""
         missing, beyond = self.front_end.missing(state.front_end), self.front_end.beyond(state.front_end)
         frames, state = self._take(state, torch.cat([missing, beyond], dim=1), missing)
@@ -183,7 +183,7 @@ class Model(nn.Module):
             held = self.denoiser.step(state.denoiser, held)[0]
         return self._streamed(torch.cat([frames, held], dim=1), state)
 
-    def _take(self, state: State, normalised: Tensor, heard: Tensor) -> tuple[Tensor, State]:
+    def _take(self, state: StreamState, normalised: Tensor, heard: Tensor) -> tuple[Tensor, StreamState]:
         """Bins through all parts; `heard` are those among them that belong to the trial."""
         fresh, front_end = self.front_end.step(state.front_end, normalised)
         mode = state.mode
@@ -197,15 +197,15 @@ class Model(nn.Module):
         denoiser = state.denoiser
         if self.denoiser is not None and denoiser is not None:
             frames, denoiser = self.denoiser.step(denoiser, frames)
-        return frames, State(front_end, encoder, mode, denoiser, ahead)
+        return frames, StreamState(front_end, encoder, mode, denoiser, ahead)
 
-    def _encode_ready(self, ready: Tensor, state: State) -> tuple[Tensor, EncoderState]:
+    def _encode_ready(self, ready: Tensor, state: StreamState) -> tuple[Tensor, EncoderState]:
         if ready.shape[1] < self.config.settings.front_end.patch.bins:
             return ready.new_zeros(1, 0, self.encoder.n_outputs), state.encoder
         done = () if state.ahead is None else (state.ahead,)
         return self.encoder.step(state.encoder, ready, *done)
 
-    def _streamed(self, frames: Tensor, state: State) -> Outputs:
+    def _streamed(self, frames: Tensor, state: StreamState) -> Outputs:
         mode = None if state.mode is None else state.mode.logits[:, 0]
         return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
 
@@ -242,11 +242,11 @@ class Model(nn.Module):
 
 def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM | Transformer:
     match settings.encoder:
-        case GRUEncoder() as encoder:
+        case GRUSettings() as encoder:
             return GRU(encoder, settings.front_end.patch, n_channels)
-        case SSMEncoder() as encoder:
+        case SSMSettings() as encoder:
             return SSM(encoder, settings.front_end.patch, n_channels)
-        case TransformerEncoder() as encoder:
+        case TransformerSettings() as encoder:
             return Transformer(encoder, settings.front_end.patch, n_channels)
 
 
@@ -272,20 +272,20 @@ def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     return groups
 
 
-def outline(config: ModelConfig) -> Model:
+def build_on_meta(config: ModelConfig) -> Model:
     """The model of a config with shapes but no memory, whatever size the config claims."""
     with torch.device("meta"):
         return Model(config)
 
 
 def count_parameters(config: ModelConfig) -> int:
-    return sum(p.numel() for p in outline(config).parameters())
+    return sum(p.numel() for p in build_on_meta(config).parameters())
 
 
 # Days a model was not trained on: a model with a layer for one more, or as one day reads it.
 
 
-def layer_of(model: Model, like: str) -> tuple[Tensor, Tensor]:
+def copy_session_layer(model: Model, like: str) -> tuple[Tensor, Tensor]:
     """Weight (C, C) and bias (C,) of a known session, or of their mean for "mean"; a copy."""
     layer = model.front_end.session_layer
     device = model.head.weight.device
@@ -299,22 +299,24 @@ def layer_of(model: Model, like: str) -> tuple[Tensor, Tensor]:
         return layer.weights[index].detach().clone(), layer.biases[index].detach().clone()
 
 
-def with_layers(settings: ModelSettings) -> ModelSettings:
+def enable_session_layers(settings: ModelSettings) -> ModelSettings:
     """The same settings with session layers switched on."""
     layer = settings.front_end.session_layer.model_copy(update={"enabled": True})
     front_end = settings.front_end.model_copy(update={"session_layer": layer})
     return settings.model_copy(update={"front_end": front_end})
 
 
-def with_session(model: Model, session: str, like: str) -> Model:
+def add_session(model: Model, session: str, like: str) -> Model:
     """A model of its own that knows one session more, whose layer starts as that of `like` (or the mean)."""
     if session in model.config.sessions:
         raise UserError(f"the model knows session {session} already")
-    layers = [layer_of(model, known) for known in model.config.sessions] + [layer_of(model, like)]
+    layers = [copy_session_layer(model, known) for known in model.config.sessions] + [
+        copy_session_layer(model, like)
+    ]
     return _replace_layers(copy.deepcopy(model), (*model.config.sessions, session), layers)
 
 
-def one_day(model: Model, session: str, weight: Tensor, bias: Tensor) -> Model:
+def single_session_model(model: Model, session: str, weight: Tensor, bias: Tensor) -> Model:
     """The model as one day reads it: session 0 has this layer; all other weights are shared with the model."""
     shared = copy.copy(model)
     shared._modules = dict(model._modules)
@@ -325,7 +327,7 @@ def one_day(model: Model, session: str, weight: Tensor, bias: Tensor) -> Model:
 
 def _replace_layers(model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]) -> Model:
     old = model.front_end.session_layer
-    settings = with_layers(model.config.settings)
+    settings = enable_session_layers(model.config.settings)
     model.config = ModelConfig(
         settings=settings, n_channels=model.config.n_channels, sessions=sessions, classes=model.config.classes
     )

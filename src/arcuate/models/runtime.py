@@ -7,22 +7,22 @@ from dataclasses import dataclass
 import torch
 
 from arcuate.errors import UserError
-from arcuate.models.config import Runtime
+from arcuate.models.config import RuntimeSettings
 
 
 @dataclass(frozen=True)
-class Machine:
+class RuntimeChoice:
     device: torch.device
     threads: int
     reason: str  # why this many threads
 
 
-def set_up(settings: Runtime, width: int = 256, batch_size: int = 16) -> Machine:
+def configure_runtime(settings: RuntimeSettings, width: int = 256, batch_size: int = 16) -> RuntimeChoice:
     """Choose device and threads, and set the threads."""
     device = choose_device(settings.device)
     threads, reason = choose_threads(settings.threads, width, batch_size, device)
     torch.set_num_threads(threads)
-    return Machine(device, threads, reason)
+    return RuntimeChoice(device, threads, reason)
 
 
 def choose_device(name: str, setting: str = "runtime.device") -> torch.device:

@@ -9,7 +9,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 from arcuate.errors import UserError
-from arcuate.models.config import SessionLayer as SessionLayerSettings
+from arcuate.models.config import SessionLayerSettings
 
 
 class SessionLayer(nn.Module):

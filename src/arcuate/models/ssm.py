@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
-from arcuate.models.config import Patch, SSMEncoder
-from arcuate.models.front_end import depthwise, project_patches
-from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.config import Patch, SSMSettings
+from arcuate.models.front_end import depthwise_conv, project_patches
+from arcuate.models.interfaces import require_causal
 
 SLOW, FAST = (
     1e-3,
@@ -74,7 +74,7 @@ class Mixer(nn.Module):
         gate, inputs, step = self.project(frames).split(sizes, dim=-1)
         inputs = torch.cat([state.recent.to(inputs.dtype), inputs], dim=1)
         recent = inputs[:, inputs.shape[1] - self.taps + 1 :]
-        taken = F.silu(depthwise(inputs, self.conv_weight, self.conv_bias))
+        taken = F.silu(depthwise_conv(inputs, self.conv_weight, self.conv_bias))
         x, b, c = taken.split((self.width, self.n_state, self.n_state), dim=-1)
         y, memory = self._remember(x, b, c, step, state.memory)
         return self.norm(y * F.silu(gate)), MixerState(recent, memory)
@@ -87,19 +87,25 @@ class Mixer(nn.Module):
             x, b, c = (t.to(self._dtype) for t in (x, b, c))
             step = F.softplus(step.to(self._dtype) + self.step_bias)  # (B, F, H)
             heads = x.unflatten(-1, (self.n_heads, -1))  # (B, F, H, P)
-            y, memory = scan(heads, step, -step * self.log_rate.exp(), b, c, self.skip, memory)
+            y, memory = ssd_scan(heads, step, -step * self.log_rate.exp(), b, c, self.skip, memory)
             return y.flatten(2), memory
 
 
 class Block(nn.Module):
     """Norm, one or two mixers, projection, residual; two directions share the width between them."""
 
-    def __init__(self, settings: SSMEncoder) -> None:
+    def __init__(self, settings: SSMSettings) -> None:
         super().__init__()
         n = settings.n_directions
         self.dropout = settings.dropout
         self.norm = nn.LayerNorm(settings.width)
-        sizes = (settings.width, settings.width // n, settings.heads // n, settings.state, settings.taps)
+        sizes = (
+            settings.width,
+            settings.width // n,
+            settings.n_heads // n,
+            settings.state_dim,
+            settings.conv_kernel,
+        )
         self.ahead = Mixer(*sizes)
         self.back = Mixer(*sizes) if settings.bidirectional else None
         self.output = nn.Linear(settings.width, settings.width, bias=False)
@@ -120,7 +126,7 @@ class Block(nn.Module):
 class SSM(nn.Module):
     """Bins to frames: patches, then `depth` blocks."""
 
-    def __init__(self, settings: SSMEncoder, patch: Patch, n_channels: int) -> None:
+    def __init__(self, settings: SSMSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
         self.settings = settings
         self.patch = patch
@@ -138,7 +144,7 @@ class SSM(nn.Module):
 
     def step(self, state: SSMState, bins: Tensor) -> tuple[Tensor, SSMState]:
         """The frames that these bins complete, and the state after them."""
-        refuse_both_ways(self.settings.causal)
+        require_causal(self.settings.causal)
         return self(bins, None, state)
 
     def finish(self, state: SSMState) -> Tensor:
@@ -182,7 +188,7 @@ def take(frames: Tensor, places: Tensor) -> Tensor:
 CHUNK = 32  # frames; the work within a chunk grows with it, the work between chunks shrinks
 
 
-def scan(
+def ssd_scan(
     x: Tensor,  # (B, F, H, P)
     step: Tensor,  # (B, F, H)
     log_decay: Tensor,  # (B, F, H), at most 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.data.alphabet import BLANK
-from arcuate.models.config import Transducer as TransducerSettings
+from arcuate.models.config import TransducerSettings
 from arcuate.models.interfaces import Joint
 
 START = BLANK  # stands for "nothing yet" on the token side, where a blank can not occur

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arcuate.models.config import Patch, TransformerEncoder
-from arcuate.models.front_end import cut_patches
-from arcuate.models.interfaces import refuse_both_ways
+from arcuate.models.config import Patch, TransformerSettings
+from arcuate.models.front_end import extract_patches
+from arcuate.models.interfaces import require_causal
 
 BLOCK = 64  # frames that look together, at least
 HIDDEN = (
@@ -42,7 +42,7 @@ class Window:
     bias: Tensor  # (1 or B, H, q, k), -inf where a frame may not look
 
 
-class Distances(nn.Module):
+class RelativePositionBias(nn.Module):
     """How much each head likes to look so far back (or ahead): one number per bucket of distances."""
 
     def __init__(self, n_heads: int, n_buckets: int, context: int, both_ways: bool) -> None:
@@ -58,7 +58,7 @@ class Distances(nn.Module):
 
     def _buckets(self) -> Tensor:
         """The bucket of every distance that is seen, farthest past first."""
-        found = buckets(self.context, self.n_buckets, self.both_ways)
+        found = relative_position_buckets(self.context, self.n_buckets, self.both_ways)
         return torch.tensor(found, device=self.table.device)
 
     def _cut(
@@ -79,15 +79,15 @@ class Distances(nn.Module):
 
 
 @lru_cache(maxsize=64)
-def buckets(context: int, n_buckets: int, both_ways: bool) -> tuple[int, ...]:
+def relative_position_buckets(context: int, n_buckets: int, both_ways: bool) -> tuple[int, ...]:
     """Bucket of each distance from context - 1 down to 0, and on to -(context - 1) where frames look ahead too."""
     n = n_buckets // 2 if both_ways else n_buckets
-    back = [bucket(d, context, n) for d in range(context)]
+    back = [relative_position_bucket(d, context, n) for d in range(context)]
     ahead = [n + b for b in back[1:]] if both_ways else []
     return (*reversed(back), *ahead)
 
 
-def bucket(distance: int, context: int, n_buckets: int) -> int:
+def relative_position_bucket(distance: int, context: int, n_buckets: int) -> int:
     """Near distances have a bucket each, far ones share them in equal steps of the logarithm."""
     n_exact = max(n_buckets // 2, 1)
     if context <= n_buckets or distance < n_exact:
@@ -148,21 +148,21 @@ class Embedding(nn.Module):
         self.output_norm = nn.LayerNorm(width)
 
     def forward(self, bins: Tensor) -> Tensor:
-        frames: Tensor = self.output_norm(self.linear(self.input_norm(cut_patches(bins, self.patch))))
+        frames: Tensor = self.output_norm(self.linear(self.input_norm(extract_patches(bins, self.patch))))
         return frames
 
 
 class Block(nn.Module):
     """Attention, then two layers on each frame alone; both behind a norm and beside a residual."""
 
-    def __init__(self, settings: TransformerEncoder) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         width, self.dropout = settings.width, settings.dropout
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, settings.heads, settings.context, settings.attention_dropout)
+        self.attention = Attention(width, settings.n_heads, settings.context, settings.attention_dropout)
         self.frame_norm = nn.LayerNorm(width)
-        self.inner = nn.Linear(width, settings.expansion * width)
-        self.outer = nn.Linear(settings.expansion * width, width)
+        self.inner = nn.Linear(width, settings.ffn_expansion * width)
+        self.outer = nn.Linear(settings.ffn_expansion * width, width)
         if not self.outer.weight.is_meta:
             with torch.no_grad():  # the sum over all blocks starts at a usual size
                 for layer in (self.attention.output, self.outer):
@@ -178,11 +178,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Bins to frames: patches, then `depth` blocks."""
 
-    def __init__(self, settings: TransformerEncoder, patch: Patch, n_channels: int) -> None:
+    def __init__(self, settings: TransformerSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
         self.settings = settings
         self.embedding = Embedding(n_channels * patch.bins, settings.width, patch)
-        self.distances = Distances(settings.heads, settings.buckets, settings.context, settings.bidirectional)
+        self.distances = RelativePositionBias(
+            settings.n_heads, settings.n_buckets, settings.context, settings.bidirectional
+        )
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.depth))
         self.output_norm = nn.LayerNorm(settings.width)
 
@@ -195,7 +197,7 @@ class Transformer(nn.Module):
 
     def step(self, state: TransformerState, bins: Tensor) -> tuple[Tensor, TransformerState]:
         """The frames that these bins complete, and the state after them."""
-        refuse_both_ways(self.settings.causal)
+        require_causal(self.settings.causal)
         return self(bins, None, state)
 
     def finish(self, state: TransformerState) -> Tensor:

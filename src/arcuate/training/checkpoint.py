@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from arcuate.config import Settings
 from arcuate.errors import UserError
-from arcuate.models.io import CARD, STATE, WEIGHTS, checksum, save_model, save_tensors
+from arcuate.models.io import CONFIG_FILE, STATE_FILE, WEIGHTS_FILE, checksum, save_model, save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run, finite, read_json, write_json
 from arcuate.training.curriculum import StageProgress
@@ -163,7 +163,7 @@ def save_checkpoint(
     save_model(aside, model)
     save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / TENSORS)
     files = {p.name: checksum(p) for p in sorted(aside.iterdir())}
-    write_json(aside / STATE, seal({"step": step, **state, "files": files}))
+    write_json(aside / STATE_FILE, seal({"step": step, **state, "files": files}))
     for path in (*aside.iterdir(), aside):
         sync(path)
     if folder.exists():
@@ -204,16 +204,16 @@ def mend_bests(run: Run, best: Best, bests: dict[str, Best]) -> None:
 def position_of(folder: Path) -> int | None:
     """Where in the data a checkpoint was made; None where there is none that can be read."""
     try:
-        return unseal(read_json(folder / STATE), str(folder / STATE)).position
+        return unseal(read_json(folder / STATE_FILE), str(folder / STATE_FILE)).position
     except UserError:
         return None
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Refuses a checkpoint that is cut short or changed."""
-    saved = unseal(read_json(folder / STATE), str(folder / STATE))
-    if saved.files.keys() != {CARD, WEIGHTS, TENSORS}:
-        raise UserError(f"{folder / STATE} does not name the files of a checkpoint")
+    saved = unseal(read_json(folder / STATE_FILE), str(folder / STATE_FILE))
+    if saved.files.keys() != {CONFIG_FILE, WEIGHTS_FILE, TENSORS}:
+        raise UserError(f"{folder / STATE_FILE} does not name the files of a checkpoint")
     if NAMED.fullmatch(folder.name) and int(folder.name[5:]) != saved.step:
         raise UserError(f"{folder} holds the checkpoint of step {saved.step}, which is not its name")
     for name, expected in saved.files.items():

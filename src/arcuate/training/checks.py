@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arcuate.losses.config import Loss
+from arcuate.losses.config import LossSettings
 from arcuate.training.config import AnySchedule, Plateau, StageLosses, TrainingConfig, WarmupCosine
 
 
@@ -24,7 +24,7 @@ def cautions(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[s
         yield f"train.steps {steps} ends this run before its stages, which add up to {planned} steps, are over"
     for name, _ in StageLosses() if recipe.stages else ():
         weight = getattr(recipe.loss, name).weight
-        if weight != getattr(Loss(), name).weight:
+        if weight != getattr(LossSettings(), name).weight:
             yield (
                 f"loss.{name}.weight {weight:g} does not count, for every stage weighs the losses itself; set"
                 f" stages.NAME.losses.{name}"

@@ -6,17 +6,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from arcuate.config import Settings, parse_settings
-from arcuate.data.config import Augment, Data
-from arcuate.losses.config import Loss
+from arcuate.data.config import AugmentationConfig, DataConfig
+from arcuate.losses.config import LossSettings
 from arcuate.models.config import (
-    Denoiser,
-    Encoder,
-    FrontEnd,
-    GRUEncoder,
+    DenoiserSettings,
+    EncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
     ModelSettings,
-    Runtime,
-    SpeakingMode,
-    Transducer,
+    RuntimeSettings,
+    SpeakingModeSettings,
+    TransducerSettings,
 )
 from arcuate.run import Run
 from arcuate.training.tracking.config import Track
@@ -488,17 +488,17 @@ def lead_in(schedule: Any) -> Iterator[tuple[str, int]]:
 class TrainingConfig(Settings):
     """Everything that determines a training run; a recipe adds a name and a description."""
 
-    data: Data = Data()
-    front_end: FrontEnd = FrontEnd()
-    encoder: Encoder = GRUEncoder()
-    transducer: Transducer = Transducer()
-    mode: SpeakingMode = SpeakingMode()
-    denoiser: Denoiser = Denoiser()
+    data: DataConfig = DataConfig()
+    front_end: FrontEndSettings = FrontEndSettings()
+    encoder: EncoderSettings = GRUSettings()
+    transducer: TransducerSettings = TransducerSettings()
+    mode: SpeakingModeSettings = SpeakingModeSettings()
+    denoiser: DenoiserSettings = DenoiserSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="how the output layer starts; the '25 release uses xavier"
     )
-    augment: Augment = Augment()
-    loss: Loss = Loss()
+    augment: AugmentationConfig = AugmentationConfig()
+    loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Constant(rate=1e-3)
     session_schedule: Schedule | None = Field(
@@ -510,7 +510,7 @@ class TrainingConfig(Settings):
     train: Train = Train()
     stages: tuple[Stage, ...] = ()
     validate_: Validate = Field(Validate(), alias="validate")
-    runtime: Runtime = Runtime()
+    runtime: RuntimeSettings = RuntimeSettings()
     track: Track = Track()
 
     @property

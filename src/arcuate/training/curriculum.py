@@ -8,7 +8,7 @@ from torch import nn
 
 from arcuate.config import parse_settings, to_tree
 from arcuate.errors import UserError
-from arcuate.losses.config import Loss
+from arcuate.losses.config import LossSettings
 from arcuate.training.config import Stage, TrainingConfig
 
 PREFIXES = {
@@ -76,7 +76,7 @@ def stage_at(recipe: TrainingConfig, index: int) -> Stage | None:
     return recipe.stages[min(index, len(recipe.stages) - 1)] if recipe.stages else None
 
 
-def weighed(loss: Loss, stage: Stage | None) -> Loss:
+def weighed(loss: LossSettings, stage: Stage | None) -> LossSettings:
     """The losses as they count in a stage."""
     if stage is None:
         return loss

@@ -12,12 +12,12 @@ from arcuate.data.alphabet import BLANK
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.errors import UserError
-from arcuate.losses.combined import HEADS, TEXT, head_losses, weigh
-from arcuate.losses.config import Loss
+from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
+from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
 from arcuate.run import append_line
-from arcuate.seeds import derive
+from arcuate.seeds import derive_seed
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
 from arcuate.training.config import TrainingConfig
 from arcuate.training.distributed import Encode, World
@@ -126,15 +126,15 @@ def backward(
     n_trials = sum(b.n_trials for b in drawn)  # over all processes
     training.optimizer.zero_grad(set_to_none=True)
     # loss, blank frames, frames, tokens read, tokens said, trials, losses by head
-    seen = torch.zeros(6 + len(HEADS), device=device)
+    seen = torch.zeros(6 + len(LOSS_NAMES), device=device)
     heard = torch.zeros(len(model.config.classes), device=device)
     for batch in drawn:
-        torch.manual_seed(derive(recipe.train.seed, "dropout", batch.position, world.rank))
+        torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, world.rank))
         with autocast(training.precision, device):
             outputs = forward_augmented(model, encode, batch, recipe, weights)
         wanted = training.modes.wanted([t.id for t in batch.trials], device) if training.modes else None
-        by_head = head_losses(outputs, batch.tokens, batch.n_tokens, weights, wanted)
-        losses = weigh(by_head, weights)
+        by_head = compute_losses(outputs, batch.tokens, batch.n_tokens, weights, wanted)
+        losses = weighted_loss(by_head, weights)
         loss = losses[: batch.n_counted].sum() + 0.0 * losses.sum()
         training.scaler.scale(loss * (world.size / n_trials)).backward()
         with torch.no_grad():
@@ -150,7 +150,7 @@ def backward(
         [*seen, grad_norm.to(device), (heard > 0).sum()]
     ).tolist()  # the one look at the device
     loss_sum, blank, frames, tokens_read, tokens_said, _, *sums, norm, distinct = read
-    means = {head: total / n_trials for head, total in zip(HEADS, sums, strict=True) if head in by_head}
+    means = {head: total / n_trials for head, total in zip(LOSS_NAMES, sums, strict=True) if head in by_head}
     return Numbers(
         loss=loss_sum / n_trials,
         grad_norm=norm,
@@ -163,19 +163,19 @@ def backward(
 
 
 def ignorance(
-    losses: dict[str, float], settings: Loss, n_tokens: float, n_frames: float, n_classes: int
+    losses: dict[str, float], settings: LossSettings, n_tokens: float, n_frames: float, n_classes: int
 ) -> float | None:
     """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials.
 
     Where no head reads tokens, nothing is known of that.
     """
-    head = next((head for head in TEXT if head in losses), None)
+    head = next((head for head in TOKEN_LOSSES if head in losses), None)
     if head is None:
         return None
     match getattr(settings, head).reduction:
         case "mean_per_token":
             per_token = losses[head]
-        case "document_mean_t_half":
+        case "half_mean_frames":
             per_token = losses[head] * n_frames / 2 / max(n_tokens, 1)
         case _:
             per_token = losses[head] / max(n_tokens, 1)
@@ -183,7 +183,7 @@ def ignorance(
 
 
 def forward_augmented(
-    model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, weights: Loss
+    model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, weights: LossSettings
 ) -> Outputs:
     """Augmentation acts on normalised bins, so that its strengths mean the same on every data set."""
     clean = model.normalise(batch.bins, batch.statistics)
@@ -192,7 +192,7 @@ def forward_augmented(
     clean = clean[:, clean.shape[1] - bins.shape[1] :]  # cut as the others were
     tokens = batch.tokens if weights.rnnt.weight > 0 else None
     asked = model.mode is not None or model.denoiser is not None
-    layers = weights.intermediate.counted
+    layers = weights.intermediate.active_layers
     match = weights.denoise.weight > 0
     return encode(bins, n_bins, batch.session, tokens, clean if asked else None, match, layers)
 
@@ -218,7 +218,7 @@ def summarise_outputs(
         (new & ~blank & true).sum(),
         batch.n_tokens.sum(),
     ]
-    heads = [by_head[h][: batch.n_counted].sum() if h in by_head else loss.new_zeros(()) for h in HEADS]
+    heads = [by_head[h][: batch.n_counted].sum() if h in by_head else loss.new_zeros(()) for h in LOSS_NAMES]
     return torch.stack([*(s.float() for s in sums), loss.new_tensor(float(batch.n_counted)), *heads])
 
 

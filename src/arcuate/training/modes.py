@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arcuate.data.batching import by_length, length_batches
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.models.config import SpeakingMode
+from arcuate.models.config import SpeakingModeSettings
 from arcuate.models.mode import MODES
 from arcuate.models.mode import SpeakingMode as Head
 from arcuate.models.model import Model
@@ -66,7 +66,7 @@ def learn_modes(
     model.mode.fit(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
     settings = model.config.settings.mode
     energy = log_energy(evidence, settings.lags)
-    groups = [f"{t.session}/{t.block}" if settings.shared_by == "block" else t.id for t in trials]
+    groups = [f"{t.session}/{t.block}" if settings.infer_per == "block" else t.id for t in trials]
     vocalised = infer(energy, groups, known_modes(trials, settings))
     modes = Modes({t.id: float(p) for t, p in zip(trials, vocalised, strict=True)})
     n_frames = model.mode.count_frames(torch.tensor([t.n_bins for t in trials])).numpy()
@@ -96,8 +96,10 @@ def gather(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Pr
     device, front_end = head.answer.weight.device, model.config.settings.front_end
     rows: dict[int, np.ndarray] = {}
     with torch.inference_mode():
-        plan = by_length(trials, 16)
-        for chosen, batch in length_batches(store, trials, model.config.sessions, front_end.wanted, plan):
+        plan = group_by_length(trials, 16)
+        for chosen, batch in evaluation_batches(
+            store, trials, model.config.sessions, front_end.statistics_spec, plan
+        ):
             batch = batch.to(device)
             means = head.pool(model.normalise(batch.bins, batch.statistics), batch.n_bins)
             rows.update(zip(chosen, means.cpu().numpy(), strict=True))
@@ -112,7 +114,7 @@ def log_energy(evidence: np.ndarray, n_lags: int) -> np.ndarray:
     return np.log(np.maximum(parts[:, min(1, n_lags - 1)], 1e-6))
 
 
-def known_modes(trials: Sequence[TrialInfo], settings: SpeakingMode) -> np.ndarray:
+def known_modes(trials: Sequence[TrialInfo], settings: SpeakingModeSettings) -> np.ndarray:
     """1 vocalised, 0 silent, NaN where it is not known or not to be used. (N,)"""
     if settings.labels == "ignore":
         return np.full(len(trials), np.nan)
@@ -165,7 +167,7 @@ def read_modes(path: Path) -> Modes:
     return Modes(found)
 
 
-def describe_modes(trials: Sequence[TrialInfo], modes: Modes, settings: SpeakingMode) -> str:
+def describe_modes(trials: Sequence[TrialInfo], modes: Modes, settings: SpeakingModeSettings) -> str:
     """One line for the terminal."""
     known = known_modes(trials, settings)
     strange: dict[str, int] = defaultdict(int)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
-from arcuate.losses.config import Loss
+from arcuate.losses.config import LossSettings
 from arcuate.models.model import Model
 from arcuate.run import Run, read_jsonl, write_lines
 from arcuate.training.averaging import Averages
@@ -66,7 +66,7 @@ class Training:
         return stage_at(self.recipe, self.progress.index)
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> LossSettings:
         """The losses as they count now."""
         return weighed(self.recipe.loss, self.stage)
 

@@ -1,4 +1,4 @@
-"""Readers of foreign recordings: find them, survey them, read them trial by trial.
+"""Readers of foreign recordings: find them, summarise_file them, read_trials them trial by trial.
 
 Two layouts are known: Brain-to-Text '25 (`<session>/data_{train,val,test}.hdf5`) and Brain-to-Text '24
 (`{train,test,competitionHoldOut}/<session>.mat`). Every file is taken as possibly broken or hostile.
@@ -8,36 +8,38 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from arcuate.data.readers import b2t24, b2t25
-from arcuate.data.readers.find import find_sources
+from arcuate.data.readers.find import find_source
 from arcuate.data.readers.source import (
+    FileSummary,
     Problem,
-    Reading,
+    ReadResult,
     Source,
     SourceFile,
-    Survey,
     UnreadableFile,
 )
 
 __all__ = [
     "Problem",
-    "Reading",
+    "ReadResult",
     "Source",
     "SourceFile",
-    "Survey",
+    "FileSummary",
     "UnreadableFile",
     "count_channels",
-    "find_sources",
+    "find_source",
     "read",
     "survey",
 ]
 
 
-def survey(source: Source, file: SourceFile) -> Survey:
+def summarise_file(source: Source, file: SourceFile) -> FileSummary:
     """How many trials a file holds, without reading them."""
     return b2t25.survey(file) if source.layout == "b2t25" else b2t24.survey(file)
 
 
-def read(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> Iterator[Reading]:
+def read_trials(
+    source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES
+) -> Iterator[ReadResult]:
     """The trials of one file, one at a time; `features` chooses what the '24 layout offers."""
     readings = b2t25.read(file) if source.layout == "b2t25" else b2t24.read(file, features)
     for reading in readings:

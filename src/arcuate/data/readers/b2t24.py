@@ -15,23 +15,23 @@ from typing import Any
 import numpy as np
 import scipy.io
 
-from arcuate.data.pronunciation import to_tokens
+from arcuate.data.pronunciation import text_to_tokens
 from arcuate.data.readers.mat_tags import list_variables
 from arcuate.data.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
     REPLACEMENT,
+    FileSummary,
     Problem,
-    Reading,
+    ReadResult,
     SourceFile,
-    Survey,
     UnreadableFile,
-    folders_in,
+    is_safe_name,
+    list_folders,
+    list_names,
     looks_like_data,
-    names_in,
-    one_line,
-    printable,
-    safe_name,
+    replace_surrogates,
+    summarise_error,
     unrecognised,
 )
 from arcuate.data.trial import Split, Trial, trial_id
@@ -81,18 +81,18 @@ def parse_features(text: str) -> Features:
 
 
 def is_partition(folder: Path) -> bool:
-    return folder.name in PARTITIONS and any(_is_recording(name) for name in names_in(folder, []))
+    return folder.name in PARTITIONS and any(_is_recording(name) for name in list_names(folder, []))
 
 
-def list_files(root: Path) -> tuple[list[SourceFile], list[Reading]]:
+def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
     """All recordings of the partitions in this folder, and what was passed over."""
     files: list[SourceFile] = []
-    passed: list[Reading] = []
-    for folder in folders_in(root, passed):
+    passed: list[ReadResult] = []
+    for folder in list_folders(root, passed):
         split = PARTITIONS.get(folder.name)
-        for name in names_in(folder, passed):
+        for name in list_names(folder, passed):
             if split is not None and _is_recording(name):
-                files.append(SourceFile(printable(Path(name).stem), split, folder / name))
+                files.append(SourceFile(replace_surrogates(Path(name).stem), split, folder / name))
             elif looks_like_data(name):
                 told = f"no folder of {', '.join(PARTITIONS)}" if split is None else "no <session>.mat"
                 passed.append(unrecognised(f"{folder.name}/{name}", told))
@@ -103,12 +103,12 @@ def _is_recording(name: str) -> bool:
     return name.endswith(".mat")
 
 
-def survey(file: SourceFile) -> Survey:
+def survey(file: SourceFile) -> FileSummary:
     """Trials by the size of the cell array; how many channels they have only reading tells."""
     sizes = _sizes(file)
     if "tx1" not in sizes and "spikePow" not in sizes:
         raise UnreadableFile("it has neither tx1 nor spikePow")
-    return Survey(sizes.get("tx1", sizes.get("spikePow", 0)), {})
+    return FileSummary(sizes.get("tx1", sizes.get("spikePow", 0)), {})
 
 
 def count_channels(file: SourceFile, features: str) -> dict[int, int]:
@@ -119,7 +119,7 @@ def count_channels(file: SourceFile, features: str) -> dict[int, int]:
     return dict(counts)
 
 
-def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[Reading]:
+def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[ReadResult]:
     """The trials of one file in order; the file is held in memory while it is read."""
     chosen = parse_features(features)
     data = _load(file, chosen)
@@ -130,8 +130,8 @@ def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[Reading
         try:
             bins = _read_bins([array[number] for array in arrays], chosen)
         except FILE_ERRORS as error:
-            problem = Problem("unreadable", None, one_line(error), "unreadable")
-            yield Reading(identity, None, (problem,))
+            problem = Problem("unreadable", None, summarise_error(error), "unreadable")
+            yield ReadResult(identity, None, (problem,))
             continue
         for array in arrays:
             array[number] = None  # what has been handed on need not stay
@@ -140,7 +140,9 @@ def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[Reading
         )
 
 
-def _reading(file: SourceFile, number: int, bins: np.ndarray, text: str | None, block: int | None) -> Reading:
+def _reading(
+    file: SourceFile, number: int, bins: np.ndarray, text: str | None, block: int | None
+) -> ReadResult:
     problems: list[Problem] = []
     if block is None:
         problems.append(Problem("no block number", None, "blockIdx is missing; taken as block 0", "note"))
@@ -156,13 +158,13 @@ def _reading(file: SourceFile, number: int, bins: np.ndarray, text: str | None, 
                 f"{n_replaced} signs of the sentence are no text, so its label may be wrong: {text[:60]!r}"
             )
             problems.append(Problem("text encoding", n_replaced, detail))
-        label, unknown = to_tokens(text)
+        label, unknown = text_to_tokens(text)
         tokens = np.asarray(label, dtype=np.int32)
         if unknown:
             detail = f"pronounced by rule: {', '.join(unknown)}"
             problems.append(Problem("unknown words", len(unknown), detail, "note"))
     trial = Trial(file.session, file.split, number, block or 0, bins, tokens, text)
-    return Reading(trial.id, trial, tuple(problems))
+    return ReadResult(trial.id, trial, tuple(problems))
 
 
 def _read_bins(cells: list[Any], features: Features) -> np.ndarray:
@@ -200,7 +202,7 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
     try:
         stored = scipy.io.loadmat(file.path, variable_names=wanted)
     except _MAT_ERRORS as error:
-        raise UnreadableFile(one_line(error)) from error
+        raise UnreadableFile(summarise_error(error)) from error
     data: dict[str, list[Any]] = {}
     for name in features.names:
         if stored[name].dtype != object:
@@ -216,7 +218,7 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
 
 
 def _check(file: SourceFile) -> None:
-    if not safe_name(file.session):
+    if not is_safe_name(file.session):
         raise UnreadableFile(f"the session name {file.session!r} cannot be a file name; rename the file")
     try:
         with file.path.open("rb") as stream:
@@ -237,7 +239,7 @@ def _sizes(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, int]:
     try:
         sizes = {name: found.size for name, found in list_variables(file.path, wanted).items()}
     except _MAT_ERRORS as error:
-        raise UnreadableFile(one_line(error)) from error
+        raise UnreadableFile(summarise_error(error)) from error
     for name in _KNOWN_FEATURES:
         if sizes.get(name, 0) > _MAX_TRIALS:
             raise UnreadableFile(f"{name} claims {sizes[name]} trials")
@@ -249,7 +251,7 @@ def _sentences(stored: Any) -> list[Any]:
     if not isinstance(stored, np.ndarray):
         return []
     flat = [np.asarray(cell).ravel() for cell in stored.ravel()]
-    return [printable(str(cell[0])).replace("\0", "").strip() if len(cell) else "" for cell in flat]
+    return [replace_surrogates(str(cell[0])).replace("\0", "").strip() if len(cell) else "" for cell in flat]
 
 
 def _blocks(stored: Any) -> list[Any]:

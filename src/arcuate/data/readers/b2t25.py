@@ -20,17 +20,17 @@ from arcuate.data.readers.source import (
     MAX_TOKENS,
     MAX_VALUES,
     REPLACEMENT,
+    FileSummary,
     Problem,
-    Reading,
+    ReadResult,
     SourceFile,
-    Survey,
     UnreadableFile,
-    folders_in,
+    is_safe_name,
+    list_folders,
+    list_names,
     looks_like_data,
-    names_in,
-    one_line,
-    printable,
-    safe_name,
+    replace_surrogates,
+    summarise_error,
     unreadable,
     unrecognised,
 )
@@ -49,13 +49,13 @@ def is_session(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in FILES)
 
 
-def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], list[Reading]]:
+def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], list[ReadResult]]:
     """All data files of the sessions in this folder, or of one session only, and what was passed over."""
     files: list[SourceFile] = []
-    passed: list[Reading] = []
-    for folder in [only] if only else folders_in(root, passed):
-        session = printable(folder.name)
-        for name in names_in(folder, passed):
+    passed: list[ReadResult] = []
+    for folder in [only] if only else list_folders(root, passed):
+        session = replace_surrogates(folder.name)
+        for name in list_names(folder, passed):
             if name in FILES:  # one that cannot be read is said so
                 files.append(SourceFile(session, FILES[name], folder / name))
             elif looks_like_data(name):
@@ -63,7 +63,7 @@ def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], 
     return files, passed
 
 
-def survey(file: SourceFile) -> Survey:
+def survey(file: SourceFile) -> FileSummary:
     """Trials and their channel counts; a trial whose bins cannot be looked at counts without channels."""
     channels: Counter[int] = Counter()
     with _open(file) as data:
@@ -74,16 +74,16 @@ def survey(file: SourceFile) -> Survey:
                 channels[int(shape[1])] += 1
             except (*FILE_ERRORS, IndexError):
                 continue
-    return Survey(len(names), channels)
+    return FileSummary(len(names), channels)
 
 
-def read(file: SourceFile) -> Iterator[Reading]:
+def read(file: SourceFile) -> Iterator[ReadResult]:
     """The trials of one file in order."""
     with _open(file) as data:
         names, stray = _trial_names(data)
         if stray:
             detail = f"entries that are no trials, left alone: {', '.join(stray[:5])}"
-            yield Reading(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
+            yield ReadResult(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
         seen: set[int] = set()
         for number, name in names:
             identity = trial_id(file.session, file.split, number)
@@ -94,30 +94,30 @@ def read(file: SourceFile) -> Iterator[Reading]:
             try:
                 yield _read_trial(file, number, _group(data, name))
             except FILE_ERRORS as error:
-                yield unreadable(identity, one_line(error))
+                yield unreadable(identity, summarise_error(error))
 
 
 def _open(file: SourceFile) -> h5py.File:
-    if not safe_name(file.session):
+    if not is_safe_name(file.session):
         raise UnreadableFile(f"the session name {file.session!r} cannot be a file name; rename the folder")
     try:
         return h5py.File(file.path, "r")
     except FILE_ERRORS as error:
-        raise UnreadableFile(one_line(error)) from error
+        raise UnreadableFile(summarise_error(error)) from error
 
 
 def _trial_names(data: h5py.File) -> tuple[list[tuple[int, str]], list[str]]:
     """Number and name of every trial, and the other entries; names are read as bytes, for they may be no text."""
     try:
-        names = [printable(name.decode("utf-8", errors="surrogateescape")) for name in data.id]
+        names = [replace_surrogates(name.decode("utf-8", errors="surrogateescape")) for name in data.id]
     except FILE_ERRORS as error:
-        raise UnreadableFile(one_line(error)) from error
+        raise UnreadableFile(summarise_error(error)) from error
     matches = [found for name in names if (found := _TRIAL.fullmatch(name))]
     stray = sorted(set(names) - {found[0] for found in matches})
     return sorted((int(found[1]), found[0]) for found in matches), stray
 
 
-def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> Reading:
+def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> ReadResult:
     problems: list[Problem] = []
     bins = _read_bins(group, problems)
     block = _integer(group, "block_num")
@@ -139,7 +139,7 @@ def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> Reading:
         corpus=None,
         mode=None,
     )
-    return Reading(trial.id, trial, tuple(problems))
+    return ReadResult(trial.id, trial, tuple(problems))
 
 
 def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
@@ -228,7 +228,7 @@ def _transcription(data: h5py.Dataset) -> str | None:
     codes = data[:]
     end = np.flatnonzero(codes == 0)
     codes = codes[: end[0]] if len(end) else codes
-    return printable("".join(chr(int(code)) for code in codes if 0 < code < 0x110000)).strip()
+    return replace_surrogates("".join(chr(int(code)) for code in codes if 0 < code < 0x110000)).strip()
 
 
 # --- what may be touched in a foreign file --------------------------------------------------------------
@@ -293,4 +293,4 @@ def _text(group: h5py.Group, name: str) -> str | None:
     value = _attribute(group, name)
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
-    return printable(value).replace("\0", "").strip() if isinstance(value, str) else None
+    return replace_surrogates(value).replace("\0", "").strip() if isinstance(value, str) else None

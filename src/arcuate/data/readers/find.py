@@ -6,7 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from arcuate.data.readers import b2t24, b2t25, side_files
-from arcuate.data.readers.source import Layout, Reading, Source, file_order, names_in, one_line, unreadable
+from arcuate.data.readers.source import (
+    Layout,
+    ReadResult,
+    Source,
+    file_order,
+    list_names,
+    summarise_error,
+    unreadable,
+)
 from arcuate.errors import UserError
 
 _DEPTH = 5
@@ -17,11 +25,11 @@ _LOOKED_FOR = (
 )
 
 
-def find_sources(path: Path) -> Source:
+def find_source(path: Path) -> Source:
     """The recordings in this folder: the sessions' folder itself or any folder above it."""
     path = Path(os.path.abspath(path))
     _refuse_unless_folder(path)
-    closed: list[Reading] = []
+    closed: list[ReadResult] = []
     roots = _search(path, closed)
     if not roots:
         raise UserError(
@@ -41,7 +49,7 @@ def find_sources(path: Path) -> Source:
     return _with_side_files(Source(layout, root, tuple(sorted(files, key=file_order))), path, passed, notes)
 
 
-def _with_side_files(source: Source, given: Path, passed: list[Reading], notes: list[str]) -> Source:
+def _with_side_files(source: Source, given: Path, passed: list[ReadResult], notes: list[str]) -> Source:
     corpora: side_files.Corpora = {}
     modes: side_files.Modes = {}
     if source.layout == "b2t25" and (
@@ -51,13 +59,13 @@ def _with_side_files(source: Source, given: Path, passed: list[Reading], notes: 
             corpora, unused = side_files.read_corpora(table)
             notes = notes + unused
         except side_files.ERRORS as error:
-            passed = [*passed, unreadable(table.name, one_line(error))]
+            passed = [*passed, unreadable(table.name, summarise_error(error))]
     if table := side_files.find_beside(source.root, given, side_files.MODE_TABLE):
         try:
             modes, unused = side_files.read_modes(table)
             notes = notes + unused
         except side_files.ERRORS as error:
-            passed = [*passed, unreadable(table.name, one_line(error))]
+            passed = [*passed, unreadable(table.name, summarise_error(error))]
     return replace(source, corpora=corpora, modes=modes, notes=tuple(notes), passed=tuple(passed))
 
 
@@ -77,7 +85,7 @@ def _refuse_unless_folder(path: Path) -> None:
         raise UserError(f"{path} is one partition of a release; give the folder above it, {path.parent}")
 
 
-def _search(path: Path, closed: list[Reading]) -> dict[Path, Layout]:
+def _search(path: Path, closed: list[ReadResult]) -> dict[Path, Layout]:
     """Roots of recordings at or below this folder, breadth first, each folder once."""
     if b2t25.is_session(path):
         return {path.parent: "b2t25"}
@@ -104,9 +112,9 @@ def _both(folder: Path) -> Layout:
     raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a folder of its own")
 
 
-def _folders(folder: Path, closed: list[Reading]) -> list[Path]:
+def _folders(folder: Path, closed: list[ReadResult]) -> list[Path]:
     """Sub-folders in order; hidden ones and what macOS puts beside an archive are no recordings."""
-    return [folder / name for name in names_in(folder, closed) if os.path.isdir(folder / name)]
+    return [folder / name for name in list_names(folder, closed) if os.path.isdir(folder / name)]
 
 
 def _holds(folder: Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from arcuate.data.readers.source import printable
+from arcuate.data.readers.source import replace_surrogates
 from arcuate.data.sessions import session_date
 
 CORPUS_TABLE = "t15_copyTaskData_description.csv"
@@ -68,7 +68,7 @@ def read_modes(path: Path) -> tuple[Modes, list[str]]:
         for line in _nonempty(lines):
             try:
                 row = json.loads(line)
-                modes[str(row["session"]), str(row["split"]), int(row["number"])] = printable(
+                modes[str(row["session"]), str(row["split"]), int(row["number"])] = replace_surrogates(
                     str(row["mode"])
                 )
             except (ValueError, KeyError, TypeError, RecursionError):

@@ -52,7 +52,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadResult:
     """What came of one trial (or, for a note on the whole file, of none)."""
 
     id: str
@@ -61,7 +61,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Survey:
+class FileSummary:
     """A look at a file without reading its bins."""
 
     n_trials: int
@@ -80,7 +80,7 @@ class Source:
         default_factory=dict
     )  # (session, split, number) -> mode
     notes: tuple[str, ...] = ()
-    passed: tuple[Reading, ...] = ()  # what looks like part of the release and is no file to read
+    passed: tuple[ReadResult, ...] = ()  # what looks like part of the release and is no file to read
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -95,20 +95,20 @@ def file_order(file: SourceFile) -> tuple[date, str, int]:
     return *session_order(file.session), SPLITS.index(file.split)
 
 
-def printable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The same text with a sign of replacement for what no text can hold: bytes that were no UTF-8."""
     return _SURROGATES.sub(REPLACEMENT, text)
 
 
-def safe_name(name: str) -> bool:
+def is_safe_name(name: str) -> bool:
     """Whether a session's name can become a file name everywhere."""
     return re.fullmatch(r"\w[\w .+\-]{0,99}", name) is not None and not name.endswith((".", " "))
 
 
-def one_line(error: BaseException) -> str:
+def summarise_error(error: BaseException) -> str:
     """What a file library's exception says, in one line of sensible length."""
     said = error.args[0] if isinstance(error, KeyError) and error.args else error
-    text = " ".join(printable(str(said)).split()) or type(error).__name__
+    text = " ".join(replace_surrogates(str(said)).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"
 
 
@@ -118,7 +118,7 @@ _DATA_ENDINGS = (".hdf5", ".h5", ".hdf", ".he5", ".mat", ".nwb")
 _NO_RECORDINGS = (".", "__MACOSX", "lost+found")
 
 
-def names_in(folder: Path, passed: list[Reading]) -> list[str]:
+def list_names(folder: Path, passed: list[ReadResult]) -> list[str]:
     """Names in a folder, in order; one that cannot be listed is put on record."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith(_NO_RECORDINGS))
@@ -127,9 +127,9 @@ def names_in(folder: Path, passed: list[Reading]) -> list[str]:
         return []
 
 
-def folders_in(root: Path, passed: list[Reading]) -> Iterator[Path]:
+def list_folders(root: Path, passed: list[ReadResult]) -> Iterator[Path]:
     """Sub-folders in order. Links to nothing and data files that stand among them are put on record."""
-    for name in names_in(root, passed):
+    for name in list_names(root, passed):
         path = root / name
         if os.path.isdir(path):
             yield path
@@ -143,9 +143,13 @@ def looks_like_data(name: str) -> bool:
     return name.lower().endswith(_DATA_ENDINGS)
 
 
-def unreadable(identity: str, detail: str) -> Reading:
-    return Reading(printable(identity), None, (Problem("unreadable", None, detail, "unreadable"),))
+def unreadable(identity: str, detail: str) -> ReadResult:
+    return ReadResult(
+        replace_surrogates(identity), None, (Problem("unreadable", None, detail, "unreadable"),)
+    )
 
 
-def unrecognised(identity: str, detail: str) -> Reading:
-    return Reading(printable(identity), None, (Problem("unrecognised file", None, detail, "ignored"),))
+def unrecognised(identity: str, detail: str) -> ReadResult:
+    return ReadResult(
+        replace_surrogates(identity), None, (Problem("unrecognised file", None, detail, "ignored"),)
+    )

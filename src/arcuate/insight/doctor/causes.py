@@ -16,7 +16,7 @@ from arcuate.insight.doctor.facts import Facts
 from arcuate.insight.doctor.rules import TREND, Finding
 
 _ASSIGNED = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)+)=([\w.+-]+?),?")  # a setting within a sentence
-MASKS = "augment.time_masks.n_masks=20 augment.time_masks.max_share=0.075"
+MASKS = "augment.time_masks.n_masks=20 augment.time_masks.max_fraction=0.075"
 TOGETHER = "rate, eps and the reduction of the loss act as one unit"
 
 

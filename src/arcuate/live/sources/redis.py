@@ -57,7 +57,9 @@ def connect(url: str) -> Any:
     try:
         import redis
     except ImportError:
-        raise UserError("the Redis client is missing; install it with: pip install 'arcuate[redis]'") from None
+        raise UserError(
+            "the Redis client is missing; install it with: pip install 'arcuate[redis]'"
+        ) from None
     try:
         client = redis.Redis.from_url(url, socket_timeout=10)
         client.ping()
@@ -208,7 +210,9 @@ class _StreamWriter:
             self._queue.put_nowait((stream, fields))
         except queue.Full:  # the page and the recording still receive everything
             if not self._full:
-                self.publish(_fault("the Redis server is unavailable and the queue of answers is full", "dropped"))
+                self.publish(
+                    _fault("the Redis server is unavailable and the queue of answers is full", "dropped")
+                )
             self._full = True
             return
         self._full = False
@@ -237,7 +241,9 @@ def sort_entries(found: list[tuple[bytes, list[tuple[bytes, Fields]]]]) -> list[
     for the next read.
     """
     entries = [(entry_id, name.decode(), fields) for name, rows in found for entry_id, fields in rows]
-    incomplete = [(_parse_id(rows[-1][0])[0], name.decode()) for name, rows in found if len(rows) >= READ_COUNT]
+    incomplete = [
+        (_parse_id(rows[-1][0])[0], name.decode()) for name, rows in found if len(rows) >= READ_COUNT
+    ]
     for horizon, incomplete_name in incomplete:
         entries = [e for e in entries if _parse_id(e[0])[0] < horizon or e[1] == incomplete_name]
     return sorted(

@@ -95,7 +95,9 @@ class FrameReceiver:
         try:
             if not self._bucket.take():
                 rate = self.limits.frames_per_s
-                raise UserError(f"too many messages: send several bins at once, at most {rate:g} messages per second")
+                raise UserError(
+                    f"too many messages: send several bins at once, at most {rate:g} messages per second"
+                )
             item: Item
             if isinstance(data, bytes):
                 item = _parse_frames(data, self.limits)
