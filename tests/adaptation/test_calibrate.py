@@ -272,7 +272,9 @@ def test_more_sentences_than_there_are(new_days: Path, tmp_path: Path) -> None:
 def test_a_day_is_split_in_the_order_of_recording(new_days: Path) -> None:
     store = Store.open(new_days / "store")
     day = split_session(store, DRIFTED, 20, Patch(bins=4, stride=2))
-    assert [t.number for t in day.calibration] == list(range(20)) and {t.split for t in day.calibration} == {"train"}
+    assert [t.number for t in day.calibration] == list(range(20)) and {t.split for t in day.calibration} == {
+        "train"
+    }
     assert len(day.held_out) == 60 and not {t.id for t in day.calibration} & {t.id for t in day.held_out}
     assert min(t.number for t in day.held_out if t.split == "train") == 20
 

@@ -1,4 +1,4 @@
-"""Sentences of a live session: endpoints, privacy, events, the decoding thread, slow viewers, a soak."""
+"""Live sessions: endpointing, closed sessions, events, the decoding thread, slow viewers, a soak test."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from arcuate.errors import UserError
 from arcuate.live.broadcast import Broadcaster, Viewer, parse_command
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer, align_words, word_alternatives
-from arcuate.live.messages import Chunk, Command, End, Mark, LogProbs
+from arcuate.live.messages import Chunk, Command, End, LogProbs, Mark
 from arcuate.live.session import LiveSession
 from support.live_parts import bins, small_decoder, small_search
 
@@ -22,12 +22,12 @@ BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 
 
 def loud(n: int) -> np.ndarray:
-    """Bins in which the model below hears phonemes."""
+    """Bins that count as speech in `mark_loud_as_speech`."""
     return np.full((n, 6), 5.0, np.float32)
 
 
-def talk(endpointer: Endpointer, script: str) -> None:
-    """Frames by letters: a phoneme for a letter, blank for a dot."""
+def push_script(endpointer: Endpointer, script: str) -> None:
+    """Push frames given as letters: a phoneme for a letter, blank for a dot."""
     for sign in script:
         frame = np.full((1, len(CLASSES)), -12.0, np.float32)
         token = BLANK if sign == "." else SILENCE if sign == " " else 1 + "abcdefg".index(sign)
@@ -36,7 +36,7 @@ def talk(endpointer: Endpointer, script: str) -> None:
         endpointer.push_log_probs(frame)
 
 
-def events_of(settings: LiveSettings = BY_TRIAL) -> tuple[Endpointer, list[dict]]:
+def make_endpointer(settings: LiveSettings = BY_TRIAL) -> tuple[Endpointer, list[dict]]:
     found: list[dict] = []
     return Endpointer(small_decoder(SEARCH), settings, found.append), found
 
@@ -45,25 +45,25 @@ def finals(events: list[dict]) -> list[str]:
     return [e["text"] for e in events if e["type"] == "final"]
 
 
-def test_a_marked_sentence_is_read_as_offline() -> None:
-    endpointer, events = events_of()
-    heard = bins(100)
-    endpointer.start_trial(Mark("t1", "day1", "what was meant"))
-    for row in heard:
+def test_a_marked_sentence_is_decoded_as_offline() -> None:
+    endpointer, events = make_endpointer()
+    chunk = bins(100)
+    endpointer.start_trial(Mark("t1", "day1", "the reference"))
+    for row in chunk:
         endpointer.push(row[None])
     endpointer.end()
     decoder = small_decoder(SEARCH)
     decoder.reset("day1")
-    decoder.push(heard)
+    decoder.push(chunk)
     expected = decoder.finish()
     final = next(e for e in events if e["type"] == "final")
     assert final["text"] == expected.text and final["trial"] == "t1" and final["n_bins"] == 100
-    assert final["alignment"] and final["reference"] == "what was meant"
+    assert final["alignment"] and final["reference"] == "the reference"
     assert any(e["type"] == "partial" for e in events)
 
 
-def test_partials_say_how_much_is_settled_and_what_else_it_may_be() -> None:
-    endpointer, events = events_of()
+def test_partials_have_settled_words_and_alternatives() -> None:
+    endpointer, events = make_endpointer()
     logits = np.random.default_rng(1).normal(scale=2.0, size=(60, len(CLASSES)))
     for frame in (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32):
         endpointer.push_log_probs(frame[None])
@@ -74,22 +74,22 @@ def test_partials_say_how_much_is_settled_and_what_else_it_may_be() -> None:
     assert any(e.get("alternatives") for e in partials) and final["words"]
 
 
-def quiet_then_loud(monkeypatch: pytest.MonkeyPatch, endpointer: Endpointer) -> None:
-    """Speech is where the first channel is above 3."""
+def mark_loud_as_speech(monkeypatch: pytest.MonkeyPatch, endpointer: Endpointer) -> None:
+    """Treat frames as speech where the first channel is above 3."""
     state = {"loud": False}
     push = endpointer.decoder.push
 
-    def heard(piece):
+    def push_piece(piece):
         state["loud"] = bool(np.asarray(piece)[-1, 0] > 3)
         return push(piece)
 
-    monkeypatch.setattr(endpointer.decoder, "push", heard)
+    monkeypatch.setattr(endpointer.decoder, "push", push_piece)
     monkeypatch.setattr(endpointer, "_is_speech", lambda log_probs: [state["loud"]] * len(log_probs))
 
 
-def test_silence_ends_a_sentence_and_speech_begins_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpointer, events = events_of(LiveSettings(endpoints=Endpoints(silence_s=0.8, pre_roll_s=0.4)))
-    quiet_then_loud(monkeypatch, endpointer)
+def test_silence_ends_a_sentence_and_speech_starts_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpointer, events = make_endpointer(LiveSettings(endpoints=Endpoints(silence_s=0.8, pre_roll_s=0.4)))
+    mark_loud_as_speech(monkeypatch, endpointer)
     quiet = np.zeros((100, 6), np.float32)
     for _ in range(2):
         endpointer.push(quiet)
@@ -101,24 +101,24 @@ def test_silence_ends_a_sentence_and_speech_begins_the_next(monkeypatch: pytest.
     assert len(n_bins) == 2 and all(60 + 20 + 40 - 8 <= n <= 60 + 20 + 40 + 16 for n in n_bins)
 
 
-def test_silence_alone_is_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpointer, events = events_of(LiveSettings())
-    quiet_then_loud(monkeypatch, endpointer)
+def test_silence_alone_makes_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpointer, events = make_endpointer(LiveSettings())
+    mark_loud_as_speech(monkeypatch, endpointer)
     for _ in range(20):
         endpointer.push(np.zeros((50, 6), np.float32))
-    assert not finals(events) and endpointer.decoder.n_frames < 100  # and no memory is taken
+    assert not finals(events) and endpointer.decoder.n_frames < 100  # memory stays bounded
 
 
-def test_a_sentence_ends_after_its_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpointer, events = events_of(LiveSettings(endpoints=Endpoints(max_s=2.0)))
-    quiet_then_loud(monkeypatch, endpointer)
+def test_a_sentence_ends_at_its_maximum_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpointer, events = make_endpointer(LiveSettings(endpoints=Endpoints(max_s=2.0)))
+    mark_loud_as_speech(monkeypatch, endpointer)
     endpointer.push(loud(350))
     assert len(finals(events)) == 3
 
 
-def test_closed_means_that_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_decoded_while_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = BY_TRIAL.model_copy(update={"start": Start(closed=True)})
-    endpointer, events = events_of(settings)
+    endpointer, events = make_endpointer(settings)
     monkeypatch.setattr(endpointer.decoder, "push", lambda _: pytest.fail("decoded while closed"))
     endpointer.push(bins(100))
     endpointer.end()
@@ -127,7 +127,7 @@ def test_closed_means_that_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -
 
 def test_opening_and_closing() -> None:
     settings = BY_TRIAL.model_copy(update={"start": Start(closed=True)})
-    endpointer, events = events_of(settings)
+    endpointer, events = make_endpointer(settings)
     endpointer.push(bins(80))
     endpointer.open()
     endpointer.push(bins(80))
@@ -140,32 +140,32 @@ def test_opening_and_closing() -> None:
 
 def test_a_phrase_opens_and_is_never_shown() -> None:
     settings = BY_TRIAL.model_copy(update={"start": Start(closed=True, phrase="Aa ae!")})
-    endpointer, events = events_of(settings)
+    endpointer, events = make_endpointer(settings)
     for script in ("c . d.", "a. .b.", "c. "):
-        talk(endpointer, script)
+        push_script(endpointer, script)
         endpointer.end()
     assert finals(events) == ["ah"]
     assert not any(e["type"] == "partial" and "aa" in e["words"] for e in events)
     states = [e["state"] for e in events if e["type"] == "state"]
-    assert states == ["closed", "speaking"]  # whoever is read after the phrase can see it
+    assert states == ["closed", "speaking"]
     assert events.index({"type": "state", "state": "speaking"}) < min(
         k for k, e in enumerate(events) if e["type"] in ("partial", "final")
     )
 
 
-def test_before_anyone_speaks_the_state_is_told() -> None:
-    """A page that joins a rig at rest must not look as if it had no connection."""
-    _, events = events_of(LiveSettings())
+def test_the_state_is_published_before_the_first_sentence() -> None:
+    """A page that joins an idle session must not look disconnected."""
+    _, events = make_endpointer(LiveSettings())
     assert events == [{"type": "state", "state": "listening"}]
 
 
-def test_a_sentence_that_was_partly_unheard_is_not_scored() -> None:
-    """Closed in the middle, or opened in the middle: what is left is not the sentence that was meant."""
-    endpointer, events = events_of()
-    endpointer.start_trial(Mark("a", "day1", "The whole sentence."))
+def test_a_sentence_that_was_partly_closed_is_not_scored() -> None:
+    """Closed or opened in the middle: the remainder must not be scored against the full reference."""
+    endpointer, events = make_endpointer()
+    endpointer.start_trial(Mark("a", "day1", "The full sentence."))
     endpointer.push(bins(60))
     endpointer.close()
-    endpointer.start_trial(Mark("b", "day1", "Another whole sentence."))
+    endpointer.start_trial(Mark("b", "day1", "Another full sentence."))
     endpointer.push(bins(60))
     endpointer.open()
     endpointer.push(bins(60))
@@ -175,20 +175,26 @@ def test_a_sentence_that_was_partly_unheard_is_not_scored() -> None:
     endpointer.open()  # before its first bin
     endpointer.push(bins(60))
     endpointer.end()
-    told = [(e["trial"], e["reference"], e["alignment"] is None) for e in events if e["type"] == "final"]
-    assert told == [("a", None, True), ("b", None, True), ("c", "A third.", False)]
+    found = [(e["trial"], e["reference"], e["alignment"] is None) for e in events if e["type"] == "final"]
+    assert found == [("a", None, True), ("b", None, True), ("c", "A third.", False)]
 
 
-def test_errors_are_told_word_by_word() -> None:
-    marked = align_words("the cat sat down", ["a", "cat", "sat", "right", "down"])
-    assert [(part["word"], part["op"]) for part in marked] == [
-        *(("a", "wrong"), ("cat", "right"), ("sat", "right"), ("right", "extra"), ("down", "right"))
+def test_words_are_aligned_with_the_reference() -> None:
+    aligned = align_words("the cat sat down", ["a", "cat", "sat", "right", "down"])
+    assert [(part["word"], part["op"]) for part in aligned] == [
+        *(
+            ("a", "substitution"),
+            ("cat", "correct"),
+            ("sat", "correct"),
+            ("right", "insertion"),
+            ("down", "correct"),
+        )
     ]
     assert align_words(None, ["a"]) is None
-    assert [part["op"] for part in align_words("a b", ["a"])] == ["right", "missing"]
+    assert [part["op"] for part in align_words("a b", ["a"])] == ["correct", "deletion"]
 
 
-def test_other_readings_stand_at_their_word() -> None:
+def test_alternatives_are_aligned_with_words() -> None:
     words = ["i", "scream", "now"]
     assert word_alternatives(words, [["i", "cream", "now"], ["ice", "cream", "now"], words]) == {
         1: ["cream"],
@@ -209,29 +215,29 @@ def run_session(items: list, settings: LiveSettings = BY_TRIAL) -> tuple[LiveSes
     return session, found
 
 
-def told(events: list) -> list[dict]:
+def dict_events(events: list) -> list[dict]:
     return [e for e in events if isinstance(e, dict)]
 
 
-def test_a_session_reads_counts_and_draws() -> None:
+def test_a_session_decodes_measures_and_draws() -> None:
     items = [Mark("a"), *(Chunk(row[None]) for row in bins(80)), End()]
     session, events = run_session(items)
-    assert len(finals(told(events))) == 1 and session.error is None
+    assert len(finals(dict_events(events))) == 1 and session.error is None
     assert session.latency.n_frames == session.latency.summary()["n_frames"] == (80 - 4 - 14) // 4 + 1
-    pictures = [e for e in events if isinstance(e, bytes)]
-    rows = sum(int.from_bytes(p[8:10], "little") for p in pictures if p[0] == 1)
-    assert rows == 80 and sum(p[0] == 2 for p in pictures) == session.latency.n_frames
+    images = [e for e in events if isinstance(e, bytes)]
+    rows = sum(int.from_bytes(p[8:10], "little") for p in images if p[0] == 1)
+    assert rows == 80 and sum(p[0] == 2 for p in images) == session.latency.n_frames
 
 
-def test_commands_and_scores_go_through_the_same_queue() -> None:
+def test_commands_and_log_probs_use_the_same_queue() -> None:
     frame = np.full((6, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
     items = [Command("close"), Chunk(bins(50)), Command("open"), LogProbs(frame), Command("end")]
     _, events = run_session(items)
-    assert len(finals(told(events))) == 1
+    assert len(finals(dict_events(events))) == 1
 
 
-def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
-    """Gaps, NaN, wrong shapes, clock jumps and reconnects; then a clean sentence reads as ever."""
+def test_a_clean_sentence_after_many_faults_is_decoded_correctly() -> None:
+    """Gaps, NaN, wrong shapes, clock jumps and reconnects must not affect a later sentence."""
     rng, items = np.random.default_rng(0), []
     for k in range(400):
         chunk = bins(int(rng.integers(0, 6)), int(rng.choice([6, 6, 6, 4])), seed=k)
@@ -248,22 +254,22 @@ def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
     decoder = small_decoder(SEARCH)
     decoder.push(clean)
     assert session.error is None
-    assert finals(told(events))[-1] == decoder.finish().text
-    assert {e["kind"] for e in told(events) if e["type"] == "fault"} == {
+    assert finals(dict_events(events))[-1] == decoder.finish().text
+    assert {e["kind"] for e in dict_events(events) if e["type"] == "fault"} == {
         *("channels", "not_finite", "gap", "clock", "repeat", "restart")
     }
 
 
-def test_scores_of_another_model_move_the_picture() -> None:
-    """Frames without bins are drawn one after another, not all at the same place."""
+def test_log_probs_of_another_model_scroll_the_page() -> None:
+    """Frames without bins are drawn one after another, not all at the same position."""
     frame = np.full((3, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
     _, events = run_session([LogProbs(frame), LogProbs(frame), End()])
-    places = [int.from_bytes(p[4:8], "little") for p in events if isinstance(p, bytes) and p[0] == 2]
-    assert places == [12, 24]
+    positions = [int.from_bytes(p[4:8], "little") for p in events if isinstance(p, bytes) and p[0] == 2]
+    assert positions == [12, 24]
 
 
 def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveSession, list]:
-    """A session whose thread dies over its first bins."""
+    """A session whose thread fails on its first bins."""
     found: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, found.append)
 
@@ -278,19 +284,22 @@ def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveS
     return session, found
 
 
-def test_a_session_that_stopped_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for room in a queue that no one empties."""
+def test_a_stopped_session_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue without a consumer must not block producers."""
     session, events = stopped_by(UserError("it broke"), monkeypatch)
     while session.put(Chunk(bins(1))):
         pass
     session.stop()
-    assert session.error == "it broke" and told(events)[-1] == {"type": "error", "message": "it broke"}
+    assert session.error == "it broke" and dict_events(events)[-1] == {"type": "error", "message": "it broke"}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_whatever_stops_decoding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     session, events = stopped_by(ZeroDivisionError(), monkeypatch)
-    assert session.error is not None and told(events)[-1] == {"type": "error", "message": session.error}
+    assert session.error is not None and dict_events(events)[-1] == {
+        "type": "error",
+        "message": session.error,
+    }
 
 
 def test_memory_stays_flat_over_many_sentences() -> None:
@@ -312,7 +321,7 @@ def test_memory_stays_flat_over_many_sentences() -> None:
 # --- viewers ------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_viewer_misses_pictures_but_no_text_and_delays_nobody() -> None:
+def test_a_slow_viewer_misses_images_but_no_text_and_delays_no_one() -> None:
     async def watch() -> None:
         broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=3, capacity=16)
         slow, quick = broadcaster.join(), broadcaster.join()
@@ -328,7 +337,7 @@ def test_a_slow_viewer_misses_pictures_but_no_text_and_delays_nobody() -> None:
 
         def decode() -> None:
             for k in range(200):
-                broadcaster.publish(b"\x01picture")
+                broadcaster.publish(b"\x01image")
                 broadcaster.publish({"type": "final", "number": k})
                 assert read.acquire(timeout=300), "the quick viewer waits for the slow one"
 
@@ -342,7 +351,7 @@ def test_a_slow_viewer_misses_pictures_but_no_text_and_delays_nobody() -> None:
     asyncio.run(watch())
 
 
-def test_a_viewer_who_falls_behind_catches_up_by_a_snapshot() -> None:
+def test_a_viewer_that_falls_behind_receives_a_snapshot() -> None:
     async def watch() -> None:
         broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=1, capacity=16)
         viewer = broadcaster.join()
@@ -355,10 +364,10 @@ def test_a_viewer_who_falls_behind_catches_up_by_a_snapshot() -> None:
 
 
 def finals_of(viewer: Viewer) -> list[int]:
-    """The finals that a viewer will know of after reading all that waits."""
+    """Numbers of the finals that a viewer has after receiving its queue."""
     known: list[int] = []
     for message in viewer.queue:
-        event = json.loads(message) if isinstance(message, str) else {"type": "picture"}
+        event = json.loads(message) if isinstance(message, str) else {"type": "image"}
         if event["type"] == "snapshot":
             known = [e["number"] for e in event["finals"]]
         elif event["type"] == "final":
@@ -380,6 +389,6 @@ def test_viewers_are_limited_and_leave() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"type": 3}', "[" * 5000, "\x00", '"open"'])
-def test_hostile_commands_are_refused(text: str) -> None:
+def test_malformed_commands_are_rejected(text: str) -> None:
     with pytest.raises(UserError):
         parse_command(text)

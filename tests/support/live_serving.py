@@ -82,7 +82,7 @@ def decoder(
 
 @contextlib.contextmanager
 def replaying(store_path: Path, speed: float, pause_s: float = 0.2) -> Iterator[Served]:
-    """The trials of a store, heard by a small model that nobody trained."""
+    """The trials of a store, decoded by a small untrained model."""
     store = Store.open(store_path)
     prepared = select_trials(store, store.sessions, "none", False)
     source = lambda session: Replay(prepared, session.put, speed=speed, pause_s=pause_s)
