@@ -28,11 +28,12 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe, run_recipe
 from arcuate.experiments.train import build_model
+from arcuate.files import read_json, write_json
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.run import Run, read_json, write_json
+from arcuate.run import Run
 from arcuate.training.loop import forward_augmented
 from arcuate.training.optim import make_optimizer
 

@@ -17,7 +17,8 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from arcuate.run import Run, read_jsonl
+from arcuate.files import read_jsonl
+from arcuate.run import Run
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class Arm:
     overrides: tuple[str, ...] = ()
 
 
-NO_WARMUP = "schedule={kind: warmup_cosine, peak: 0.02, floor: 0.00003}"
+NO_WARMUP = "schedule={kind: warmup_cosine, peak_lr: 0.02, min_lr: 0.00003}"
 ARMS = (
     Arm("healthy", "tiny as it is (peak 0.003)", "#2b6cb0"),
     Arm("wild", "peak 0.02, no warm-up, guard", "#2f855a", (NO_WARMUP,)),
-    Arm("wild-warmup", "peak 0.03, guard", "#b7791f", ("schedule.peak=0.03",)),
+    Arm("wild-warmup", "peak 0.03, guard", "#b7791f", ("schedule.peak_lr=0.03",)),
     Arm("wild-off", "peak 0.02, no warm-up, no guard", "#c53030", (NO_WARMUP, "guard.enabled=false")),
 )
 

@@ -17,35 +17,36 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
+from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
-from arcuate.run import append_line, create_run
+from arcuate.run import create_run
 from arcuate.seeds import derive_seed
 from arcuate.training.distributed import World
 from arcuate.training.loop import backward, forward_augmented
-from arcuate.training.metrics import Tally
-from arcuate.training.optim import set_rates
+from arcuate.training.metrics import IntervalMetrics
+from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import Training, memory_mb
 
 CPU = torch.device("cpu")
 
 
 def guarded_step(training: Training, batch: Batch) -> None:
-    """As the loop takes it: judge, tally, and a row of metrics at the recipe's interval."""
-    rates = set_rates(training.optimizer, training.recipe, training.step)
+    """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
+    rates = set_learning_rates(training.optimizer, training.recipe, training.step)
     numbers = backward(training, training.model.encode, [batch], CPU, World())
     verdict = training.guard.judge(numbers, rates["rest"])
     training.optimizer.step()
     training.step += 1
-    training.tally.add(numbers, verdict, batch.n_counted, 0.0)
+    training.tally.add(numbers, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
     if training.step % training.recipe.train.log_every == 0:
-        append_line(training.run.metrics_file, training.tally.row(training.step, rates, memory_mb(CPU)))
-        training.tally = Tally()
+        append_jsonl(training.run.metrics_file, training.tally.to_row(training.step, rates, memory_mb(CPU)))
+        training.tally = IntervalMetrics()
 
 
 def bare_step(training: Training, batch: Batch) -> None:
-    """The same update with nothing watching."""
+    """The same update without guard and metrics."""
     recipe = training.recipe
-    set_rates(training.optimizer, recipe, training.step)
+    set_learning_rates(training.optimizer, recipe, training.step)
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)

@@ -127,7 +127,9 @@ def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
 def run(asked: argparse.Namespace) -> dict[str, Any]:
     decoder, prepared = open_both(asked.run)
     go_first(asked)
-    return time_stream(decoder, replay_sentences(decoder, prepared), asked.seconds, not asked.fast).summary(80.0)
+    return time_stream(decoder, replay_sentences(decoder, prepared), asked.seconds, not asked.fast).summary(
+        80.0
+    )
 
 
 def streams(asked: argparse.Namespace) -> dict[str, Any]:

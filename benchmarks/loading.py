@@ -18,7 +18,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.training.loop import forward_augmented
-from arcuate.training.optim import make_optimizer, set_rates
+from arcuate.training.optim import make_optimizer, set_learning_rates
 
 BLOCK = 5  # batches read ahead, as a worker would
 
@@ -44,7 +44,7 @@ def main() -> None:
         batches = [planned[position] for position in range(first, first + BLOCK)]
         read = time.process_time()
         for batch in batches:
-            set_rates(optimizer, recipe, batch.position)
+            set_learning_rates(optimizer, recipe, batch.position)
             outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
             loss = weighted_loss(
                 compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss

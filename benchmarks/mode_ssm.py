@@ -42,7 +42,7 @@ STAGES = """stages=[
   schedule: "on"},
  {name: mode, steps: 150, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1},
   train: [front_end, encoder, ctc, transducer, mode], schedule: "on"},
- {name: denoise, steps: 100, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1, denoise: 0.05}, rate: 0.3}]"""
+ {name: denoise, steps: 100, losses: {ctc: 0.3, rnnt: 1.0, mode: 0.1, denoise: 0.05}, lr_factor: 0.3}]"""
 VARIANTS = {
     "gru-ctc": [],
     "gru-both": BOTH,

@@ -62,7 +62,7 @@ def stages() -> list[str]:
         290,
     )
     for number, stage in enumerate(recipe.stages, start=1):
-        weights = " + ".join(f"{weight:g} {name}" for name, weight in stage.losses.counted.items())
+        weights = " + ".join(f"{weight:g} {name}" for name, weight in stage.losses.active.items())
         drawn.append(f'<text x="10" y="{y + 16}">{number}  {stage.name}: {weights}</text>')
         for i, component in enumerate(recipe.components):
             if component in (stage.train or recipe.components):

@@ -21,7 +21,8 @@ from encoders import ALONE, RECIPES
 from matplotlib import pyplot as plt
 
 from arcuate.experiments.recipe import run_recipe
-from arcuate.run import Run, read_json
+from arcuate.files import read_json
+from arcuate.run import Run
 
 METHODS = ("statistics", "one-step", "replay", "entropy")
 LATER = (5, 8)
@@ -114,7 +115,9 @@ def cost(found: dict[str, Any]) -> dict[str, Any]:
         "seconds_per_trial",
         "peak_rss_mb",
     )
-    return {name: found[name] for name in names} | {"n_fallbacks": sum(d["n_fallbacks"] for d in found["sessions"])}
+    return {name: found[name] for name in names} | {
+        "n_fallbacks": sum(d["n_fallbacks"] for d in found["sessions"])
+    }
 
 
 def mean(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""The word search frame by frame: latency per frame, load time, and how steady the text is while it grows.
+"""The word search frame by frame: latency per frame, load time, and stability of partial results.
 
 python benchmarks/streaming_search.py --scores ../shared/real/words/t15/dev.npz
 
@@ -9,6 +9,9 @@ import argparse
 import gc
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,85 @@ import numpy as np
 
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import read_log_probs
-from arcuate.decoding.stability import Partial, Stability, stability
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 
 
+@dataclass(frozen=True)
+class Partial:
+    """Partial text after a number of frames."""
+
+    n_frames: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Stability of partial results: sums over one or many trials, divided once at the end."""
+
+    n_words: int = 0  # of the final texts
+    n_revisions: int = 0  # displayed words that were removed or changed later
+    n_updates: int = 0  # changes of the text
+    n_flickers: int = 0  # of those, changes that removed or replaced a word
+    frames_to_final: int = 0  # from the end of each final word until it no longer changed
+
+    def __add__(self, other: "Stability") -> "Stability":
+        return Stability(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
+
+    @property
+    def revisions_per_word(self) -> float | None:
+        return self.n_revisions / self.n_words if self.n_words else None
+
+    @property
+    def flicker(self) -> float | None:
+        """Fraction of updates that did not only append."""
+        return self.n_flickers / self.n_updates if self.n_updates else None
+
+    @property
+    def mean_frames_to_final(self) -> float | None:
+        return self.frames_to_final / self.n_words if self.n_words else None
+
+
+def stability(partials: Sequence[Partial], final: Partial, word_ends: Sequence[int]) -> Stability:
+    """Stability of the partial texts of one trial; `word_ends` are the last frames of the final words."""
+    shown = [Partial(0, ()), *partials, final]
+    updates = [(a.words, b.words) for a, b in pairwise(shown) if a.words != b.words]
+    n_removed = [len(a) - n_common(a, b) for a, b in updates]
+    return Stability(
+        n_words=len(final.words),
+        n_revisions=sum(n_removed),
+        n_updates=len(updates),
+        n_flickers=sum(n > 0 for n in n_removed),
+        frames_to_final=sum(
+            max(0, final_since(shown, final.words, k) - 1 - end) for k, end in enumerate(word_ends)
+        ),
+    )
+
+
+def final_since(shown: Sequence[Partial], final: Sequence[str], k: int) -> int:
+    """Number of frames after which words 0 to k no longer changed."""
+    since = shown[-1].n_frames
+    for partial in reversed(shown):
+        if n_common(partial.words, final) <= k:
+            break
+        since = partial.n_frames
+    return since
+
+
+def n_common(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the common word prefix of two texts."""
+    n = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        n += 1
+    return n
+
+
 def stream(search: WordSearch, frames: np.ndarray) -> tuple[list[float], list[float], bool, Stability]:
-    """CPU and wall seconds of every frame, whether the text equals the whole search's, and its stability."""
+    """CPU and wall seconds of every frame, whether the text equals that of the offline search, and its stability."""
     cpu, wall, partials, state = [], [], [], search.start()
     for t in range(len(frames)):
         began, clock = time.process_time(), time.perf_counter()
@@ -70,7 +143,7 @@ def main() -> None:
     load["warm_s"] = time.perf_counter() - began
     stream(search, scores.trials[0])
     gc.collect()
-    gc.freeze()  # the garbage collector walking a lexicon of 126,000 words is a frame of its own
+    gc.freeze()  # a garbage collection over a lexicon of 126,000 words would delay one frame
     cpu: list[float] = []
     wall: list[float] = []
     same, steady = 0, Stability()

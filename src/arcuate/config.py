@@ -233,7 +233,7 @@ def nearest(path: str, known: Sequence[str]) -> str | None:
     """The known setting a misspelt one most likely meant: a sibling first, then the same word elsewhere."""
     parent, _, leaf = path.rpartition(".")
     if leaf in ("lr", "learning_rate"):
-        return "schedule.peak"
+        return "schedule.peak_lr"
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
     if close := difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]

@@ -1,67 +1,246 @@
-"""Where results go: looked at before the work begins, written beside their place and put there when they are whole."""
+"""Reading and writing files: atomic writes, the exclusive lock, JSON, JSON lines and arrays.
 
+An atomic write goes to a hidden temporary file or folder `.NAME.part` beside its destination, is synced and then
+renamed, so that a reader or a killed process never leaves or finds half of it.
+"""
+
+import errno
+import json
+import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import filelock
+import numpy as np
+import yaml
+
 from arcuate.errors import UserError
+from arcuate.progress import logger
+
+# --- Atomic writes ---------------------------------------------------------------------------------------
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A stream into a file: whole or not at all. What is no ordinary file, such as a pipe, is written into."""
-    target = settle(path)
-    if not is_ordinary(target):
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Stream into a file that appears complete or not at all. A pipe or device is written directly."""
+    target = _resolve_target(path)
+    if not _is_regular(target):
         with target.open("wb") as stream:
             yield stream
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with aside.open("wb") as stream:
+        with temporary.open("wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        aside.replace(target)
+        temporary.replace(target)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def settle(path: Path) -> Path:
-    """The file that a name means: a link stays and its target is written; a folder is refused."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file to write to")
-    if not path.is_symlink() or not is_ordinary(path):
-        return path
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Temporary folder that is synced and renamed to `path` on success, and removed on failure.
+
+    A folder that is already at `path` is replaced. Only one process may write a folder at a time.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        return path.resolve()
-    except (RuntimeError, OSError):
-        raise UserError(f"{path} is a link that leads nowhere; name a file to write to") from None
+        yield temporary
+        for part in (*temporary.iterdir(), temporary):
+            sync(part)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def is_ordinary(path: Path) -> bool:
-    """Whether a file that is written there replaces nothing but a file."""
-    return path.is_file() or not path.exists()
+def replace_link(link: Path, target: str) -> None:
+    """Make `link` a symbolic link to `target`, replacing an older link in one rename."""
+    temporary = link.with_name(f".{link.name}.part")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+    sync(link.parent)
 
 
-def check_target(path: Path | None, *inputs: Path | str | None) -> None:
-    """Refuse before the work what could not be written after it, and what the work reads from."""
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
+    """Check before a long computation that `path` can be written after it, and is not one of its inputs."""
     if path is None:
         return
-    target = settle(path)
+    target = _resolve_target(path)
     for given in inputs:
         if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
-            raise UserError(f"{path} is read by this command; name another file to write to")
+            raise UserError(f"{path} is an input of this command; name another file to write to")
     folder = target.absolute().parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
         raise UserError(f"{path} cannot be written: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{path} cannot be written: you have no right to write in {folder}")
+        raise UserError(f"{path} cannot be written: no permission to write in {folder}")
+
+
+def check_output(path: Path | None, begins: str, example: str) -> None:
+    """Check that `path` is new, empty or an earlier output, which starts with the text `begins`."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file; name another to write to, such as {example}")
+    if path.exists():
+        with path.open("rb") as file:
+            start = file.read(len(begins)).decode("utf-8", "replace")
+        if path.stat().st_size and start.lower() != begins.lower():
+            raise UserError(f"{path} exists and is not an earlier {example}; choose another name")
+
+
+def _resolve_target(path: Path) -> Path:
+    """The file to write: a link stays and its target is written; a folder is rejected."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file to write to")
+    if not path.is_symlink() or not _is_regular(path):
+        return path
+    try:
+        return path.resolve()
+    except (RuntimeError, OSError):
+        raise UserError(f"{path} is a broken link; name a file to write to") from None
+
+
+def _is_regular(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+# --- Exclusive lock --------------------------------------------------------------------------------------
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without locks
+
+
+class LockHeld(UserError):
+    """Raised when another process holds a lock."""
+
+
+@contextmanager
+def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = False) -> Iterator[None]:
+    """Hold the lock file `path` while the context lasts; `LockHeld(busy)` if another process holds it.
+
+    The kernel releases the lock when its holder exits or is killed; forked children do not inherit it. The file stays,
+    unless `remove`: then its holder deletes it before the release. `wait` blocks until the lock is free. On a file
+    system without locks, a warning is logged and the context runs unlocked.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise LockHeld(busy) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning(
+            f"the file system of {path.parent} has no locks; do not use it from two processes at once"
+        )
+    try:
+        yield
+    finally:
+        if remove:
+            path.unlink(missing_ok=True)
+        lock.release()
+
+
+# --- JSON, text and arrays -------------------------------------------------------------------------------
+
+
+def to_json_value(value: Any) -> Any:
+    """The value as JSON can hold it: NaN and infinity become None, numpy scalars Python ones, paths text."""
+    if isinstance(value, Mapping):
+        return {str(k): to_json_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [to_json_value(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_json_line(value: Any) -> str:
+    return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as stream:
+        stream.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(to_json_line(row) + "\n" for row in rows))
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_json_line(row) + "\n")
+
+
+def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    with atomic_write(path) as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {describe_error(error)}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must contain one JSON object")
+    return value
+
+
+def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
+    """The rows of a JSON lines file. With `growing`, an incomplete last line is ignored."""
+    try:
+        lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {describe_error(error)}") from None
+    unfinished = lines.pop()
+    if unfinished and not growing:
+        lines.append(unfinished)
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"{path} line {number} is not JSON") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {number} is not a JSON object")
+        rows.append(row)
+    return rows
 
 
 def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
@@ -71,3 +250,11 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
     except ImportError:
         raise UserError("tables need pandas; install it with: pip install pandas") from None
     return pandas.DataFrame(list(rows))
+
+
+def describe_error(error: Exception) -> str:
+    """One line on why a file cannot be read: the system's message, or the parser's with its line."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        return f"{problem} (line {error.problem_mark.line + 1})" if error.problem_mark else problem
+    return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]

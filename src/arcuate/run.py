@@ -1,19 +1,17 @@
 """The run folder: the only channel between training and everything that looks at its results."""
 
-import json
-import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from arcuate.config import Settings, to_yaml
 from arcuate.errors import UserError
-from arcuate.files import replacing
+from arcuate.files import describe_error, exclusive_lock, read_json, read_jsonl, write_json, write_text
 
 AT_START = {
     *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "modes.jsonl", ".lock"),
@@ -79,7 +77,7 @@ class Run:
         try:
             tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{self.recipe_file} cannot be read: {brief(error)}") from None
+            raise UserError(f"{self.recipe_file} cannot be read: {describe_error(error)}") from None
         if not isinstance(tree, dict):
             raise UserError(f"{self.recipe_file} is not a recipe")
         return tree
@@ -138,8 +136,23 @@ def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], res
     run.metrics_file.touch()
     run.incidents_file.touch()
     write_json(run.environment_file, environment)
-    write_aside(run.recipe_file, to_yaml(recipe))
+    write_text(run.recipe_file, to_yaml(recipe))
     return run
+
+
+@contextmanager
+def lock_run(run: Run) -> Iterator[None]:
+    """Hold the lock of a run folder, so that one process writes it. A lock that guards nothing else is removed."""
+    is_new = not run.path.exists()
+    busy = f"another process is training into {run.path}; wait for it to end, or choose another --run"
+    with exclusive_lock(run.lock_file, busy):
+        try:
+            yield
+        finally:
+            if [p.name for p in run.path.iterdir()] == [run.lock_file.name]:
+                run.lock_file.unlink()
+                if is_new:
+                    run.path.rmdir()
 
 
 def refuse_taken(path: Path, resume: bool = False, resumes: bool = True) -> None:
@@ -169,82 +182,3 @@ def is_untouched(run: Run) -> bool:
     trained = rows or any(run.checkpoints.glob("[!.]*")) or any((run.path / "results").glob("*"))
     somebodys = run.recipe_file.exists() and not run.environment_file.exists()  # we write the recipe last
     return not (trained or strange or somebodys)
-
-
-def finite(value: Any) -> Any:
-    """The same value with NaN and infinity as None, at any depth, and numpy scalars as Python ones."""
-    if isinstance(value, Mapping):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [finite(v) for v in value]
-    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
-def to_line(value: Any) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
-
-
-def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(to_line(row) + "\n")
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Whole or not at all: written beside its place, synced, then renamed into it."""
-    with replacing(path) as stream:
-        stream.write(text.encode("utf-8"))
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    write_aside(path, "".join(to_line(row) + "\n" for row in rows))
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_aside(path, json.dumps(finite(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
-
-
-def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    with replacing(path) as stream:
-        np.savez_compressed(stream, allow_pickle=False, **arrays)
-
-
-def brief(error: Exception) -> str:
-    """What went wrong with a file in one line: the system's words, or what the parser met and where."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        told = " ".join(part for part in (error.context, error.problem) if part)
-        return f"{told} (line {error.problem_mark.line + 1})" if error.problem_mark else told
-    return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {brief(error)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} should hold one JSON object")
-    return value
-
-
-def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {brief(error)}") from None
-    unfinished = lines.pop()
-    if unfinished and not growing:
-        lines.append(unfinished)
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(f"{path} line {number} is not JSON") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path} line {number} is not a JSON object")
-        rows.append(row)
-    return rows

@@ -298,8 +298,8 @@ def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) ->
     config = load_model(find_checkpoint(new_days / "run")).config
     recipe = derive_recipe(parent, config, DRIFTED, Calibration(other_lr_factor=0.1, lr=0.01))
     assert recipe.encoder == parent.encoder and recipe.augment == parent.augment
-    assert recipe.session_schedule is not None and recipe.session_schedule.peak == 0.01
-    assert recipe.schedule.peak == pytest.approx(0.001)
+    assert recipe.session_schedule is not None and recipe.session_schedule.peak_lr == 0.01
+    assert recipe.schedule.peak_lr == pytest.approx(0.001)
 
 
 def test_the_nearest_day() -> None:

@@ -62,7 +62,7 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("schedule.kind=constant", ["schedule of kind constant needs schedule.rate", "schedule.rate=VALUE"]),
+        ("schedule.kind=constant", ["schedule of kind constant needs schedule.lr", "schedule.lr=VALUE"]),
         ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
         ("schedule=constant", ["schedule.kind=constant"]),
         ("data.sessions=x", ["a list is wanted", "data.sessions=[x]"]),
@@ -77,8 +77,8 @@ def test_a_value_of_the_wrong_form_is_told_the_right_one(override: str, words: l
 
 
 def test_the_form_that_is_told_works() -> None:
-    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.rate=0.01", "data.sessions=[x]"])
-    assert (recipe.schedule.kind, recipe.schedule.peak, recipe.data.sessions) == ("constant", 0.01, ("x",))
+    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.01", "data.sessions=[x]"])
+    assert (recipe.schedule.kind, recipe.schedule.peak_lr, recipe.data.sessions) == ("constant", 0.01, ("x",))
 
 
 @pytest.mark.parametrize(

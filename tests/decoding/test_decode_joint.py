@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from arcuate.decoding import joint
-from arcuate.decoding.joint import EMPTY, JointBeamSearch, advance, grow, search_joint
+from arcuate.decoding.joint import _EMPTY, JointBeamSearch, _advance, _append_tokens, search_joint
 from arcuate.decoding.transducer import HeadWeights, TransducerBeamSearch, rescore, search_transducer
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
 
@@ -31,16 +31,16 @@ def exact(tokens: tuple[int, ...], log_probs: np.ndarray) -> float:
 @pytest.mark.parametrize("joined_at", [0, 2, 5])
 def test_the_ctc_score_is_exact_whenever_a_token_joins(tokens: tuple[int, ...], joined_at: int) -> None:
     log_probs = ctc_scores(5).astype(np.float64)
-    column = EMPTY
+    column = _EMPTY
     said: tuple[int, ...] = ()
     for t in range(6):
         if t == joined_at:
             for token in tokens:
-                (column,) = grow([column], [said[-1:]], [token], log_probs[:t])
+                (column,) = _append_tokens([column], [said[-1:]], [token], log_probs[:t])
                 said = (*said, token)
         if t < 5:
-            column = advance(column, said, log_probs[t])
-    assert column.score == pytest.approx(exact(tokens, log_probs), abs=1e-9)
+            column = _advance(column, said, log_probs[t])
+    assert column.log_prob == pytest.approx(exact(tokens, log_probs), abs=1e-9)
 
 
 @kinds
@@ -93,14 +93,14 @@ def test_a_long_stream_remembers_its_last_words_alone(monkeypatch: pytest.Monkey
     head, frames = make(SETTINGS[0], 160, seed=3, n_classes=6)
     log_probs, sizes, found = sure_scores(160, 6), [], []
     searcher = JointBeamSearch(head, width=4, weights=HeadWeights(ctc=3.0))
-    for limit in (joint.FORGET, np.inf):
-        monkeypatch.setattr(joint, "FORGET", limit)
+    for limit in (joint._FORGET_BELOW, np.inf):
+        monkeypatch.setattr(joint, "_FORGET_BELOW", limit)
         with torch.inference_mode():
             state = searcher.start()
             for piece, scores in zip(frames.split(40), np.split(log_probs, 4), strict=True):
                 state = searcher.step(state, piece, scores)
-                longest = max(len(c.now) for c in state.columns)
-                sizes.append((len(state.heard), max(len(c.past) for c in state.columns), longest))
+                longest = max(len(c.alpha) for c in state.ctc)
+                sizes.append((len(state.log_probs), max(len(c.history) for c in state.ctc), longest))
         found.append(searcher.finish(state))
     assert all(heard < 90 and past == heard + 1 and now < 60 for heard, past, now in sizes[:4])
     assert sizes[7][:2] == (160, 161)

@@ -155,5 +155,5 @@ def test_both_heads_together_are_exact(settings):
 
 def test_rescoring_needs_readings():
     head, frames = make(SETTINGS[0], 2)
-    with pytest.raises(UserError, match="no reading"):
+    with pytest.raises(UserError, match="no hypothesis"):
         rescore(head, frames, torch.zeros(2, N_CLASSES), [])

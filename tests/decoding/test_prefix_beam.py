@@ -119,5 +119,5 @@ def test_a_phoneme_n_gram_is_weighed_in() -> None:
         assert found.scores["lm"] == pytest.approx(lm, abs=1e-4)
         expected = truth[found.tokens] + 0.7 * lm + 0.3 * len(found.tokens)
         assert found.total == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(UserError, match="does not know c"):
+    with pytest.raises(UserError, match="lacks c"):
         token_lm(model, ("BLANK", "a", "c"))

@@ -52,14 +52,14 @@ GOOD = {"logp": frames(6), "lengths": [6], "classes": CLASSES}
     ("change", "sentence"),
     [
         ({"lengths": [5]}, "lengths add up to 5"),
-        ({"lengths": [-1, 7]}, "whole numbers"),
-        ({"lengths": [6.0]}, "whole numbers"),
+        ({"lengths": [-1, 7]}, "non-negative integers"),
+        ({"lengths": [6.0]}, "non-negative integers"),
         ({"logp": np.zeros((6, 41), int)}, "floating-point"),
         ({"logp": frames(6, 40)}, "distinct class names"),
         ({"classes": ("x", *CLASSES[1:])}, "blank"),
         ({"classes": (*CLASSES[:-1], "AA")}, "distinct class names"),
-        ({"trials": ["a", "b"]}, "2 names"),
-        ({"lengths": None}, "no lengths"),
+        ({"trials": ["a", "b"]}, "2 ids"),
+        ({"lengths": None}, "lacks lengths"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, change: dict, sentence: str) -> None:
@@ -70,9 +70,9 @@ def test_wrong_files_are_refused(tmp_path: Path, change: dict, sentence: str) ->
 
 def test_no_npz_no_pickle(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_bytes(b"nothing of the kind")
-    with pytest.raises(UserError, match="no readable"):
+    with pytest.raises(UserError, match="not a readable"):
         read_log_probs(tmp_path / "s.npz")
-    with pytest.raises(UserError, match="no readable"):
+    with pytest.raises(UserError, match="not a readable"):
         read_log_probs(save(tmp_path / "p.npz", **{**GOOD, "classes": np.array([object()])}))
     with pytest.raises(UserError, match="there is no file"):
         read_log_probs(tmp_path / "none.npz")
@@ -83,7 +83,7 @@ def test_no_npz_no_pickle(tmp_path: Path) -> None:
     [
         ("BLANK", (), "is the blank"),
         (None, ("BLANK",), "is the blank"),
-        (None, ("SIL",), "the boundary already"),
+        (None, ("SIL",), "already the boundary"),
     ],
 )
 def test_the_blank_is_no_boundary(
@@ -105,6 +105,6 @@ def test_lengths_that_overflow_are_refused(tmp_path: Path) -> None:
 
 def test_a_text_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_text("hello\n")
-    with pytest.raises(UserError, match="no zip archive") as told:
+    with pytest.raises(UserError, match="not a zip archive") as told:
         read_log_probs(tmp_path / "s.npz")
     assert "pickle" not in str(told.value)

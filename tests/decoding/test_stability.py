@@ -1,8 +1,11 @@
-"""What partial texts are charged with."""
+"""Stability of partial results, as benchmarks/streaming_search.py measures it."""
 
 import pytest
 
-from arcuate.decoding.stability import Partial, Stability, stability
+from support.benchmarks import load
+
+benchmark = load("streaming_search")
+Partial, Stability, stability = benchmark.Partial, benchmark.Stability, benchmark.stability
 
 
 def shown(*texts: str) -> list[Partial]:

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.cli._decode import Source, decode_source
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.transducer import HeadWeights, rescore
-from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, lay_out
+from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, synthetic_frames
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
 from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
-from arcuate.run import read_jsonl
 from support.word_search import BOUNDARY, frames
 
 WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
@@ -38,8 +38,8 @@ def heard(seed: int, n_frames: int = 10) -> HeadOutputs:
 
 
 def test_words_are_spelt_with_a_silence_after_each(both: JointWordSearch) -> None:
-    assert both.spellings(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
-    assert both.spellings(()) == [()]
+    assert both.pronunciations(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
+    assert both.pronunciations(()) == [()]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -51,7 +51,7 @@ def test_every_candidate_has_the_scores_of_both_heads(both: JointWordSearch, see
     assert len({h.words for h in found}) == len(found)
     log_probs, settings = torch.from_numpy(trial.log_probs), both.words.settings
     for h in found:
-        scored = rescore(both.head, trial.frames, log_probs, both.spellings(h.words), WEIGHTS)
+        scored = rescore(both.head, trial.frames, log_probs, both.pronunciations(h.words), WEIGHTS)
         assert h.tokens == scored[0].tokens
         acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
         acoustic += settings.silence_bonus * len(h.words)
@@ -63,7 +63,7 @@ def test_every_candidate_has_the_scores_of_both_heads(both: JointWordSearch, see
 
 def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
     """Frame scores that favour one word, a transducer that is certain of another: its weight decides."""
-    trial = HeadOutputs(lay_out((1, BOUNDARY), 4), torch.randn(4, 5))
+    trial = HeadOutputs(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5))
     with torch.no_grad():
         for parameter in both.head.parameters():
             parameter.zero_()
@@ -84,10 +84,12 @@ def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
 def test_a_reading_in_phonemes_leads_to_its_words(both: JointWordSearch) -> None:
     tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
     assert (
-        both.words.with_settings(DecodingConfig(lm_weight=0.0)).search(lay_out(tokens, 4), 3)[0].words[-1]
+        both.words.with_settings(DecodingConfig(lm_weight=0.0))
+        .search(synthetic_frames(tokens, 4), 3)[0]
+        .words[-1]
         == "too"
     )
-    assert np.exp(lay_out(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
+    assert np.exp(synthetic_frames(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +102,11 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
-    source = Source(run, "default", "default", head="both", beam=20)
-    summary, transcripts = decode_source(source, tmp_path / "words.jsonl", n_best=2)
-    assert summary["head"] == "both"
-    assert summary["wer"] is not None
+    words = decode(run, head="both", beam=20, out=tmp_path / "words.jsonl", n_best=2)
+    assert words.search.head == "both"
+    assert words.wer is not None
     rows = read_jsonl(tmp_path / "words.jsonl")
-    assert len(rows) == len(transcripts) == summary["n_trials"]
+    assert len(rows) == len(words) == words.to_dict()["n_trials"]
     assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
 
 
@@ -113,6 +114,6 @@ def test_refused_without_a_transducer(run: Path, tmp_path: Path) -> None:
     scores = tmp_path / "scores.npz"
     scores.write_bytes(b"")
     with pytest.raises(UserError, match="needs a run folder"):
-        decode_source(Source(scores, "default", "default", head="both"), tmp_path / "out", 1)
+        decode(scores, head="both")
     with pytest.raises(UserError, match="choose ctc or both"):
-        decode_source(Source(run, "default", "default", head="rnn"), tmp_path / "out", 1)
+        decode(run, head="rnn")

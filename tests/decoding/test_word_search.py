@@ -152,14 +152,14 @@ def test_forgetting_changes_nothing(
 ) -> None:
     log_probs, weights = frames(6, 400), DecodingConfig(beam=30)
     whole = build_word_search(lexicon, model, weights).search(log_probs, 10)
-    monkeypatch.setattr("arcuate.decoding.word_search.search.LOG_ROWS", 600)
-    monkeypatch.setattr("arcuate.decoding.word_search.search.SPROUT_ROWS", 5)
+    monkeypatch.setattr("arcuate.decoding.word_search.search._MAX_BACKPOINTERS", 600)
+    monkeypatch.setattr("arcuate.decoding.word_search.search._MAX_CACHE_ROWS", 5)
     search = build_word_search(lexicon, model, weights)
     state = search.start()
     for t in range(len(log_probs)):
         state = search.step(state, log_probs[t : t + 1])
     assert search.finish(state, 10) == whole
-    assert search.memory.generation > 0
+    assert search.workspace.generation > 0
 
 
 def test_warming_up_changes_nothing_and_leaves_nothing_to_lay_out(
@@ -168,9 +168,9 @@ def test_warming_up_changes_nothing_and_leaves_nothing_to_lay_out(
     log_probs = frames(8, 60)
     cold, warm = build_word_search(lexicon, model), build_word_search(lexicon, model)
     warm.warm_up()
-    n_rows = int(warm.memory.models.ahead.used[0])
+    n_rows = int(warm.workspace.models.lookahead.n_rows[0])
     assert warm.search(log_probs, 5) == cold.search(log_probs, 5)
-    assert int(warm.memory.models.ahead.used[0]) == n_rows > 0
+    assert int(warm.workspace.models.lookahead.n_rows[0]) == n_rows > 0
 
 
 def test_settled_words_stay(lexicon: Lexicon, model: LanguageModel) -> None:
@@ -190,7 +190,7 @@ def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: Languag
     state = search.step(search.start(), frames(12, 9000))
     best = search.finish(state)[0]
     assert state.n_frames == 9000 and len(best.words) > 500
-    assert best.times[-1].last > 8900 and len(state.log.rows) < 1_000_000
+    assert best.times[-1].last > 8900 and len(state.backpointers.rows) < 1_000_000
 
 
 def test_a_beam_keeps_no_more_than_it_may(lexicon: Lexicon, model: LanguageModel) -> None:

@@ -31,7 +31,7 @@ from support.pages import check_page
 
 FACTORS = [
     "eps:optimizer.eps=1e-4",
-    "rate:schedule.peak=0.001",
+    "rate:schedule.peak_lr=0.001",
     "aug:augment.white_noise_sd=0.1,augment.offset_sd=0",
 ]
 
@@ -41,17 +41,17 @@ def test_factors_and_settings_for_all_are_told_apart() -> None:
         [
             "eps:optimizer.eps=1e-8",
             "train.steps=200",
-            "s:schedule={kind: linear, peak: 0.1, floor: 0.0},data.workers=1",
+            "s:schedule={kind: linear, peak_lr: 0.1, min_lr: 0.0},data.workers=1",
         ]
     )
     assert overrides == ("train.steps=200",)
     assert [f.name for f in factors] == ["eps", "s"]
-    assert factors[1].overrides == ("schedule={kind: linear, peak: 0.1, floor: 0.0}", "data.workers=1")
+    assert factors[1].overrides == ("schedule={kind: linear, peak_lr: 0.1, min_lr: 0.0}", "data.workers=1")
 
 
 def test_a_colon_in_a_value_makes_no_factor() -> None:
     with pytest.raises(UserError, match="at least one factor"):
-        read_factors(["schedule={kind: constant, rate: 0.1}"])
+        read_factors(["schedule={kind: constant, lr: 0.1}"])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_colon_in_a_value_makes_no_factor() -> None:
         (["eps"], "no factor"),
         (["eps:optimizer.eps"], "no factor"),
         (["a:optimizer.eps=1,b"], "key=value"),
-        (["a:optimizer.eps=1", "a:schedule.peak=1"], "twice"),
+        (["a:optimizer.eps=1", "a:schedule.peak_lr=1"], "twice"),
         (["base:optimizer.eps=1"], "another"),
         (["all-but-x:optimizer.eps=1"], "another"),
         ([f"f{i}:optimizer.eps=1" for i in range(13)], "too many"),
@@ -81,8 +81,8 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
         (["e:optimizer.eps=-1"], "refused"),
         (["s:train.seed=3"], "--seeds"),
         (["s:data.max_sessions=1"], "different trials"),
-        (["a:schedule.peak=0.1", "b:schedule={kind: constant, rate: 0.1}"], "both set"),
-        (["a:schedule.floor=0.01", "b:schedule.peak=0.001"], "refused|floor"),
+        (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, lr: 0.1}"], "both set"),
+        (["a:schedule.min_lr=0.01", "b:schedule.peak_lr=0.001"], "min_lr"),
     ],
 )
 def test_factors_that_cannot_be_tried_are_refused(given: list[str], words: str) -> None:

@@ -19,8 +19,8 @@ from arcuate.experiments.recipe import (
     recipe_names,
     resolve,
 )
-from arcuate.training.config import ABOUT
-from arcuate.training.optim import rate_at
+from arcuate.training.config import DESCRIPTIVE_KEYS
+from arcuate.training.schedule import learning_rate
 
 RUNS = [f"diary-run{n:02d}" for n in range(1, 14)]
 EXACT = ["official-exact", *(f"official-exact-test{n}" for n in (1, 2, 3))]
@@ -66,7 +66,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
 def test_a_recipe_states_only_its_differences(name: str) -> None:
     own, recipe = read_tree(Place(name)), load_recipe(name)
     parent = own["extends"]
-    stated = [path for path in leaves(own) if path[0] not in ABOUT]
+    stated = [path for path in leaves(own) if path[0] not in DESCRIPTIVE_KEYS]
     assert [".".join(p) for p in stated if is_redundant(own, p, parent, recipe)] == []
     assert bool(stated) == bool(diff_recipes(load_recipe(parent), recipe))
 
@@ -113,7 +113,7 @@ def test_documented_values(number: int) -> None:
     recipe = load_recipe(f"diary-run{number:02d}")
     layer = recipe.front_end.session_layer
     assert (
-        recipe.schedule.peak,
+        recipe.schedule.peak_lr,
         recipe.train.clip_norm,
         recipe.encoder.dropout,
         layer.dropout,
@@ -166,14 +166,14 @@ def test_documented_precision_and_speed() -> None:
 def test_documented_schedules() -> None:
     def rates(number: int, *steps: int) -> list[float]:
         recipe = load_recipe(f"diary-run{number:02d}")
-        return [rate_at(recipe.schedule, step, recipe.train.steps) for step in steps]
+        return [learning_rate(recipe.schedule, step, recipe.train.steps) for step in steps]
 
     assert rates(3, 0, 2500, 10_000) == pytest.approx([0.0, 0.005, 5e-4])
     assert rates(4, 0, 1000, 10_000) == pytest.approx([0.0, 0.002, 0.0008])
     assert rates(6, 0, 9999) == [0.0015, 0.0015]
     assert rates(13, 0, 999, 9999) == pytest.approx([0.0004, 0.01, 4e-7])
     plateau = load_recipe("diary-run11").schedule
-    assert (plateau.kind, plateau.patience, plateau.factor, plateau.floor) == ("plateau", 8, 0.5, 1e-5)
+    assert (plateau.kind, plateau.patience, plateau.factor, plateau.min_lr) == ("plateau", 8, 0.5, 1e-5)
 
 
 def test_documented_masks_and_adaptive_rate() -> None:
@@ -186,7 +186,12 @@ def test_documented_masks_and_adaptive_rate() -> None:
         assert (time.n_masks, time.probability, time.max_bins) == (2, 0.10, 40)
         assert (channels.n_masks, channels.probability, channels.max_channels) == (2, 0.10, 12)
     adaptive = load_recipe("diary-run07").guard.adaptive
-    assert (adaptive.factor, adaptive.threshold, adaptive.floor, adaptive.max_times) == (0.8, 10.0, 0.0005, 5)
+    assert (adaptive.factor, adaptive.threshold, adaptive.min_lr, adaptive.max_reductions) == (
+        0.8,
+        10.0,
+        0.0005,
+        5,
+    )
     assert load_recipe("diary-run08").guard.adaptive.threshold is None
 
 
@@ -194,10 +199,10 @@ def test_official_exact_and_its_three_tests() -> None:
     exact, first, second, third = map(load_recipe, EXACT)
     assert diff_recipes(load_recipe("b2t25-gru"), exact) == []
     assert diff_recipes(load_recipe("b2t24-gru"), load_recipe("diary-run01")) == []
-    assert (exact.optimizer.eps, exact.schedule.peak, exact.schedule.warmup) == (0.1, 0.005, 1000)
+    assert (exact.optimizer.eps, exact.schedule.peak_lr, exact.schedule.warmup_steps) == (0.1, 0.005, 1000)
     assert (exact.augment.white_noise_sd, exact.augment.offset_sd) == (1.0, 0.2)
     assert (exact.data.batching.batch_size, exact.optimizer.fused) == (64, True)
     assert first.train.steps == second.train.steps == third.train.steps == 10_000
     assert (second.augment.white_noise_sd, second.augment.offset_sd) == (0.25, 0.05)
-    assert (third.schedule.peak, third.session_schedule.peak) == (0.002, 0.002)
-    assert (third.augment.white_noise_sd, second.schedule.peak) == (1.0, 0.005)
+    assert (third.schedule.peak_lr, third.session_schedule.peak_lr) == (0.002, 0.002)
+    assert (third.augment.white_noise_sd, second.schedule.peak_lr) == (1.0, 0.005)

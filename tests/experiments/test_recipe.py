@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from arcuate.config import inner_models, merge, to_tree, to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
-from arcuate.training.optim import rate_at
+from arcuate.training.schedule import learning_rate
 
 
 def test_every_packaged_recipe_loads_and_survives_its_own_yaml(tmp_path) -> None:
@@ -35,8 +35,8 @@ def test_whole_numbers_may_be_written_with_an_exponent() -> None:
 
 
 def test_another_kind_replaces_a_component() -> None:
-    recipe = load_recipe("b2t25-gru", ["schedule.kind=constant", "schedule.rate=0.1"])
-    assert to_tree(recipe)["schedule"] == {"kind": "constant", "rate": 0.1}
+    recipe = load_recipe("b2t25-gru", ["schedule.kind=constant", "schedule.lr=0.1"])
+    assert to_tree(recipe)["schedule"] == {"kind": "constant", "lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_another_kind_replaces_a_component() -> None:
         ("train.stepz=3", "train.stepz", "train.steps"),
         ("encoder.widht=3", "encoder.widht", "encoder.width"),
         ("trian.steps=3", "trian", "train"),
-        ("schedule.peek=3", "schedule.peek", "schedule.peak"),
+        ("schedule.peek_lr=3", "schedule.peek_lr", "schedule.peak_lr"),
         ("data.batching.batchsize=3", "data.batching.batchsize", "data.batching.batch_size"),
         ("optimizer.clip_norm=3", "optimizer.clip_norm", "train.clip_norm"),
     ],
@@ -64,7 +64,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(override: str, pat
         "train.steps=many",
         "encoder.dropout=1.5",
         "optimizer.eps=0",
-        "schedule={kind: warmup_cosine, peak: 0.1, warmup: 99999}",
+        "schedule={kind: warmup_cosine, peak_lr: 0.1, warmup_steps: 99999}",
         "nonsense",
         "=3",
         "encoder=3",
@@ -88,7 +88,7 @@ def test_a_truth_value_is_no_number(override: str) -> None:
 
 def test_a_key_of_another_kind_is_not_suggested_to_itself() -> None:
     with pytest.raises(UserError, match=r"another schedule\.kind"):
-        load_recipe("tiny", ["schedule.kind=constant", "schedule.rate=0.1", "schedule.peak=0.01"])
+        load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.1", "schedule.peak_lr=0.01"])
 
 
 def test_a_path_in_a_file_is_told_to_be_nested(tmp_path) -> None:
@@ -121,7 +121,7 @@ def test_extends_states_only_differences(tmp_path) -> None:
 def test_a_setting_given_twice_is_refused(tmp_path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(
-        "extends: tiny\nschedule: {kind: constant, rate: 1}\nschedule: {kind: linear, peak: 1, floor: 0}\n"
+        "extends: tiny\nschedule: {kind: constant, lr: 1}\nschedule: {kind: linear, peak_lr: 1, min_lr: 0}\n"
     )
     with pytest.raises(UserError, match="'schedule' is given twice"):
         load_recipe(str(path))
@@ -181,7 +181,8 @@ def test_official_25_rates_to_the_last_digit() -> None:
     """Warm-up from zero, peak after 1,000 steps, floor at 120,000 and beyond."""
     recipe = load_recipe("b2t25-gru")
     rates = [
-        rate_at(recipe.schedule, s, recipe.train.steps) for s in (0, 1, 500, 1000, 60500, 120000, 130000)
+        learning_rate(recipe.schedule, s, recipe.train.steps)
+        for s in (0, 1, 500, 1000, 60500, 120000, 130000)
     ]
     assert rates == pytest.approx([0.0, 5e-6, 2.5e-3, 5e-3, (5e-3 + 1e-4) / 2, 1e-4, 1e-4], rel=1e-12)
 
@@ -194,7 +195,7 @@ def test_official_settings() -> None:
     assert (new.augment.white_noise_sd, new.augment.offset_sd, new.augment.random_cut) == (1.0, 0.2, 3)
     assert (new.data.batching.n_sessions, new.data.batching.n_trials, new.train.clip_norm) == (4, 16, 10.0)
     assert new.loss.ctc.reduction == "sum_per_trial" and not new.loss.ctc.zero_infinity
-    assert (old.optimizer.kind, old.optimizer.eps, old.schedule.rate) == ("adam", 0.1, 0.02)
+    assert (old.optimizer.kind, old.optimizer.eps, old.schedule.lr) == ("adam", 0.1, 0.02)
     assert old.optimizer.weight_decay.model_dump() == dict.fromkeys(
         ("weights", "biases", "session_layers"), 1e-5
     )

@@ -50,11 +50,11 @@ def test_a_change_is_told_by_its_path_and_both_values() -> None:
 
 
 def test_a_component_of_another_kind_is_one_change() -> None:
-    old, new = load_recipe("tiny"), load_recipe("tiny", ["schedule={kind: constant, rate: 0.5}"])
+    old, new = load_recipe("tiny"), load_recipe("tiny", ["schedule={kind: constant, lr: 0.5}"])
     (change,) = diff_recipes(old, new)
     assert change.path == "schedule"
     assert change.before["kind"] == "warmup_cosine"
-    assert change.after == {"kind": "constant", "rate": 0.5}
+    assert change.after == {"kind": "constant", "lr": 0.5}
 
 
 def test_another_optimizer_with_the_same_settings_is_told_setting_by_setting() -> None:
@@ -108,7 +108,7 @@ def test_official_recipes_are_not_warned_about(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("schedule.rate=0.001", ["the peak rate (0.02 → 0.001)", "0.2 → 0.01", "30–40"]),
+        ("schedule.lr=0.001", ["the peak rate (0.02 → 0.001)", "0.2 → 0.01", "30–40"]),
         ("optimizer.eps=1e-8", ["optimizer.eps (0.1 → 1e-08)", "0.2 → 2e+06", "about the rate, 0.02"]),
         ("loss.ctc.reduction=sum_per_trial", ["0.2 → 0.2", "30–40 times, the target length, larger"]),
     ],
@@ -120,7 +120,7 @@ def test_one_changed_without_the_others_is_warned_about(override: str, words: li
 
 
 def test_any_part_of_the_unit_left_behind_is_warned_about() -> None:
-    parts = ("schedule.rate=0.002", "optimizer.eps=0.03", "loss.ctc.reduction=sum_per_trial")
+    parts = ("schedule.lr=0.002", "optimizer.eps=0.03", "loss.ctc.reduction=sum_per_trial")
     for n in (1, 2):
         for overrides in combinations(parts, n):
             assert len(warnings("b2t24-gru", *overrides)) == 1, overrides
@@ -142,13 +142,13 @@ def test_an_eps_that_follows_the_reduction_is_fine() -> None:
 
 
 def test_the_rate_of_the_session_layers_is_watched_too() -> None:
-    (text,) = warnings("b2t25-gru", "session_schedule.peak=0.05")
+    (text,) = warnings("b2t25-gru", "session_schedule.peak_lr=0.05")
     assert "session layers (0.005 → 0.05)" in text
-    assert len(warnings("b2t25-gru", "schedule.peak=0.05", "session_schedule.peak=0.05")) == 1
+    assert len(warnings("b2t25-gru", "schedule.peak_lr=0.05", "session_schedule.peak_lr=0.05")) == 1
 
 
 def test_only_the_adam_family_is_warned_about() -> None:
-    assert warnings("b2t24-gru", "optimizer.kind=sgd", "schedule.rate=0.5") == []
+    assert warnings("b2t24-gru", "optimizer.kind=sgd", "schedule.lr=0.5") == []
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,11 @@ def test_without_a_second_one_the_official_ancestor_is_meant(capsys: pytest.Capt
     diff_command("official-exact-test3", None, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert (told["a"], told["b"]) == ("b2t25-gru", "official-exact-test3")
-    assert {c["path"] for c in told["changes"]} == {"schedule.peak", "session_schedule.peak", "train.steps"}
+    assert {c["path"] for c in told["changes"]} == {
+        "schedule.peak_lr",
+        "session_schedule.peak_lr",
+        "train.steps",
+    }
     for name, word in (("tiny", "no official"), ("b2t25-gru", "itself official")):
         with pytest.raises(UserError, match=word):
             diff_command(name, None, as_json=True)

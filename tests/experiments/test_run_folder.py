@@ -12,8 +12,8 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
-from arcuate.run import Run, append_line, create_run, is_untouched, read_jsonl
-from arcuate.training.signals import sole_writer
+from arcuate.files import append_jsonl, read_jsonl
+from arcuate.run import Run, create_run, is_untouched, lock_run
 from support.cli import assert_refused
 from support.forking import arcuate
 
@@ -22,8 +22,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from arcuate.run import Run
-from arcuate.training.signals import sole_writer
-with sole_writer(Run(Path(sys.argv[1])), print):
+from arcuate.run import lock_run
+with lock_run(Run(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -44,25 +44,25 @@ def held_elsewhere(run: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_process_is_refused_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     with held_elsewhere(run.path) as process:
-        with pytest.raises(UserError, match="another process"), sole_writer(run, print):
+        with pytest.raises(UserError, match="another process"), lock_run(run):
             pass
         process.kill()
         process.wait()
-        with sole_writer(run, print):
+        with lock_run(run):
             pass
 
 
 def test_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
     """A forked worker may outlive the training that was killed."""
     run = Run(tmp_path / "run")
-    with sole_writer(run, print):
+    with lock_run(run):
         worker = os.fork()
         if worker == 0:
             time.sleep(600)
             os._exit(0)
         time.sleep(0.2)
     try:
-        with sole_writer(run, print):
+        with lock_run(run):
             pass
     finally:
         os.kill(worker, 9)
@@ -109,7 +109,7 @@ def test_what_is_somebodys_is_never_taken_for_half_made(tmp_path: Path, theirs: 
 def test_a_run_with_rows_is_no_half_made_one(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", TINY, {"data": {}})
     assert is_untouched(run)
-    append_line(run.metrics_file, {"step": 1})
+    append_jsonl(run.metrics_file, {"step": 1})
     assert not is_untouched(run)
 
 
@@ -118,7 +118,7 @@ def test_a_refusal_under_the_lock_leaves_nothing(tmp_path: Path, exists: bool) -
     run = Run(tmp_path / "run")
     if exists:
         run.path.mkdir()
-    with pytest.raises(UserError, match="other data"), sole_writer(run, print):
+    with pytest.raises(UserError, match="other data"), lock_run(run):
         raise UserError("other data")
     assert [p.name for p in tmp_path.rglob("*")] == (["run"] if exists else [])
 

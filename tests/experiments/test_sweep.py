@@ -17,9 +17,7 @@ from support.cli import assert_refused, one_object
 from support.forking import arcuate
 
 FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
-SPACE = (
-    "schedule.peak: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
-)
+SPACE = "schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
 
 
 def space_file(tmp_path: Path, text: str) -> Path:
@@ -31,15 +29,15 @@ def space_file(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("schedule.peek: {low: 0.001, high: 0.01}", ["schedule.peek", "schedule.peak"]),
+        ("schedule.peek_lr: {low: 0.001, high: 0.01}", ["schedule.peek_lr", "schedule.peak_lr"]),
         ("train.stepz: {choices: [1, 2]}", ["train.steps"]),
         ("encoder.dropout: {low: 0.0, high: 1.5}", ["encoder.dropout cannot be 1.5"]),
         ("encoder.width: {low: 0, high: 64}", ["encoder.width cannot be 0"]),
         ("encoder.width: {low: 16.5, high: 64}", ["encoder.width cannot be 16.5"]),
         ("encoder.bidirectional: {choices: [true, perhaps]}", ["perhaps"]),
-        ("schedule.peak: {low: 0.1, high: 0.01}", ["below"]),
-        ("schedule.peak: {low: 0.0, high: 0.01, log: true}", ["above 0"]),
-        ("schedule.peak: {low: 0.1, high: 0.3, log: true, step: 0.1}", ["together"]),
+        ("schedule.peak_lr: {low: 0.1, high: 0.01}", ["below"]),
+        ("schedule.peak_lr: {low: 0.0, high: 0.01, log: true}", ["above 0"]),
+        ("schedule.peak_lr: {low: 0.1, high: 0.3, log: true, step: 0.1}", ["together"]),
         ("encoder.width: {low: 16, high: 40, step: 16}", ["32"]),
         ("encoder.width: {low: 16}", ["high"]),
         ("encoder.width: {low: 16, high: .inf}", ["high"]),
@@ -73,9 +71,9 @@ def test_ranges_are_whole_where_the_setting_is(tmp_path: Path) -> None:
 
 
 def test_values_survive_the_command_line(tmp_path: Path) -> None:
-    text = "schedule: {choices: [{kind: constant, rate: 1.0e-5}, {kind: linear, peak: 0.1, floor: 0.0}]}"
+    text = "schedule: {choices: [{kind: constant, lr: 1.0e-5}, {kind: linear, peak_lr: 0.1, min_lr: 0.0}]}"
     (schedule,) = read_space(space_file(tmp_path, text), "tiny")
-    assert schedule.override(schedule.texts()[0]) == "schedule={kind: constant, rate: 1.0e-05}"
+    assert schedule.override(schedule.texts()[0]) == "schedule={kind: constant, lr: 1.0e-05}"
     assert Dimension("optimizer.eps", Range(low=0, high=1)).override(1e-8) == "optimizer.eps=1.0e-08"
     assert as_text("16") != as_text(16)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError
+from arcuate.files import read_json, read_jsonl, write_json, write_jsonl
 from arcuate.insight.ledger.compare import compare, runs_of, to_json
 from arcuate.insight.ledger.page import comparison_page
-from arcuate.run import Run, read_json, read_jsonl, write_json, write_lines
+from arcuate.run import Run
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate
@@ -106,21 +107,21 @@ def fewer_trials(run: Run) -> None:
 def other_reference(run: Run) -> None:
     rows = read_jsonl(run.results_file("val"))
     rows[0]["n_tokens"] += 1
-    write_lines(run.results_file("val"), rows)
+    write_jsonl(run.results_file("val"), rows)
 
 
 def no_labels(run: Run) -> None:
     rows = [row | {"n_tokens": None} for row in read_jsonl(run.results_file("val"))]
-    write_lines(run.results_file("val"), rows)
+    write_jsonl(run.results_file("val"), rows)
 
 
 def twice(run: Run) -> None:
     rows = read_jsonl(run.results_file("val"))
-    write_lines(run.results_file("val"), [*rows, rows[0]])
+    write_jsonl(run.results_file("val"), [*rows, rows[0]])
 
 
 def no_counts(run: Run) -> None:
-    write_lines(run.results_file("val"), [{"trial": "x", "n_tokens": 3, "substitutions": "many"}] * 3)
+    write_jsonl(run.results_file("val"), [{"trial": "x", "n_tokens": 3, "substitutions": "many"}] * 3)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.diagnose import judge_all
 from arcuate.insight.doctor.page import page
 from arcuate.insight.doctor.read import read
 from arcuate.insight.report.axes import png
-from arcuate.run import to_line
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
@@ -36,7 +36,7 @@ def sound(path: Path) -> str:
             told = judge_all(reading)
         except UserError as error:
             return one_sentence(str(error))
-        json.loads(to_line(told.as_json()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
+        json.loads(to_json_line(told.as_json()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
         assert page(told, reading).startswith("<!DOCTYPE html>")
         assert told.primary in VERDICTS
         return told.primary

@@ -32,10 +32,10 @@ def test_what_is_left_to_try(change: str, left: str) -> None:
 
 
 def test_the_rate_goes_by_the_name_it_has_in_the_recipe(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "flat", ["schedule.rate=0.001"], per=0.9, recipe="b2t24-gru")
+    run = make_run(tmp_path / "flat", ["schedule.lr=0.001"], per=0.9, recipe="b2t24-gru")
     changes = " ".join(cause.change for cause in diagnose(run.path).causes)
-    assert "schedule.rate=" in changes
-    assert "schedule.peak" not in changes
+    assert "schedule.lr=" in changes
+    assert "schedule.peak_lr" not in changes
 
 
 def test_a_damaged_recipe_is_named_with_all_that_is_wrong_with_it(tmp_path: Path) -> None:

@@ -65,10 +65,10 @@ def test_one_row_without_a_finite_loss_is_enough(run: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_twenty_times_the_rate(cohort_store: Path, tmp_path: Path) -> None:
-    told = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak=0.06", "guard.enabled=false"))
+    told = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false"))
     assert told.primary in ("collapsed", "exploded", "degraded")
     assert "rate" in told.causes[0].cause
-    assert "schedule.peak=" in told.suggestion
+    assert "schedule.peak_lr=" in told.suggestion
 
 
 def test_a_frozen_output(run: Path, tmp_path: Path) -> None:

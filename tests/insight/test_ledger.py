@@ -44,13 +44,13 @@ def test_best_last_steps_and_verdict_come_from_the_log(tmp_path: Path) -> None:
 
 def test_the_parent_is_the_nearest_earlier_run(tmp_path: Path) -> None:
     make_run(tmp_path / "a", minute=0)
-    make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak=0.01"], minute=1)
-    make_run(tmp_path / "c", ["encoder.dropout=0.5", "schedule.peak=0.02"], minute=2)
+    make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=1)
+    make_run(tmp_path / "c", ["encoder.dropout=0.5", "schedule.peak_lr=0.02"], minute=2)
     rows = rows_of(tmp_path)
     assert (rows["a"]["parent"], rows["a"]["parent_kind"], rows["a"]["changes"]) == ("tiny", "recipe", [])
     assert rows["b"]["parent"] == "a" and len(rows["b"]["changes"]) == 2
     assert rows["c"]["parent"] == "b"
-    assert rows["c"]["changes"] == [{"path": "schedule.peak", "before": 0.01, "after": 0.02}]
+    assert rows["c"]["changes"] == [{"path": "schedule.peak_lr", "before": 0.01, "after": 0.02}]
 
 
 def test_where_and_how_it_ran_is_no_change(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_diary_says_purpose_changes_result_and_finding(tmp_path: Path) -> No
 
 def test_several_changes_at_once_prove_no_cause(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
-    make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak=0.01"], per=0.2, minute=1)
+    make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], per=0.2, minute=1)
     text = diary(read_entries(tmp_path), "runs")
     assert "2 settings changed at once, so none of them is shown to be the cause" in text
 
@@ -162,13 +162,13 @@ def test_words_from_a_folder_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_runs_and_ledger_on_the_command_line(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", minute=0)
-    make_run(tmp_path / "runs" / "b", ["schedule.peak=0.01"], minute=1)
+    make_run(tmp_path / "runs" / "b", ["schedule.peak_lr=0.01"], minute=1)
     listed = arcuate("runs", tmp_path / "runs", "--json")
     assert len(listed.stdout.splitlines()) == 1
     rows = json.loads(listed.stdout, parse_constant=lambda c: pytest.fail(c))
-    assert [r["name"] for r in rows] == ["a", "b"] and rows[1]["changes"][0]["path"] == "schedule.peak"
+    assert [r["name"] for r in rows] == ["a", "b"] and rows[1]["changes"][0]["path"] == "schedule.peak_lr"
     shown = arcuate("runs", cwd=tmp_path)
-    assert shown.returncode == 0 and "peak 0.003 → 0.01" in shown.stdout
+    assert shown.returncode == 0 and "peak_lr 0.003 → 0.01" in shown.stdout
     assert arcuate("ledger", tmp_path / "runs", "--out", tmp_path / "DIARY.md").returncode == 0
     assert (tmp_path / "DIARY.md").read_text("utf-8") == arcuate("ledger", tmp_path / "runs").stdout
 
@@ -245,7 +245,9 @@ def test_changes_are_named_in_full_and_lines_fit_a_narrow_terminal(
 ) -> None:
     home = tmp_path / "runs"
     make_run(home / "a", minute=0)
-    make_run(home / "a-run-with-quite-a-long-name", ["encoder.dropout=0.5", "schedule.peak=0.01"], minute=1)
+    make_run(
+        home / "a-run-with-quite-a-long-name", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=1
+    )
     monkeypatch.setenv(
         "COLUMNS", "60"
     )  # a fresh process, for a forked one has looked at its terminal already
@@ -253,5 +255,5 @@ def test_changes_are_named_in_full_and_lines_fit_a_narrow_terminal(
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert all(len(line) <= 60 for line in lines), lines
     told = " ".join(" ".join(lines).split())
-    assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak 0.003 → 0.01" in told
+    assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in told
     assert "encoder.dropout 0.2 → 0.5" in diary(read_entries(home), "x").partition("##")[0]

@@ -19,12 +19,13 @@ from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
+from arcuate.files import write_json, write_jsonl
 from arcuate.insight.report import write_report
 from arcuate.insight.report.axes import linear_ticks, log_ticks, png
 from arcuate.insight.report.curves import MAX_POINTS, series
 from arcuate.insight.report.markup import HEARD_IN, ORDER
 from arcuate.insight.report.raster import brightness
-from arcuate.run import Run, create_run, write_json, write_lines
+from arcuate.run import Run, create_run
 from support.pages import Outline, check_page
 
 WORDS = {
@@ -200,7 +201,7 @@ def make_run(
     }
     recipe = load_recipe("tiny", [f"train.steps={max(steps, 100)}", "data.dev_fraction=0.1"])
     run = create_run(path, recipe, environment)
-    write_lines(run.metrics_file, metrics(rng, steps, every, validate_every))
+    write_jsonl(run.metrics_file, metrics(rng, steps, every, validate_every))
     if split:
         rows = [
             result(
@@ -221,7 +222,7 @@ def write_results(
     channels: int,
     n_examples: int = 3,
 ) -> None:
-    write_lines(run.results_file(split), rows)
+    write_jsonl(run.results_file(split), rows)
     write_json(run.results_file(split, ending="json"), summary(rows, split))
     shown = sorted(rows, key=lambda r: abs(len(r["hypothesis"]) - 28))[:n_examples]
     arrays: dict[str, np.ndarray] = {"trials": np.array([r["trial"] for r in shown], dtype=np.str_)}

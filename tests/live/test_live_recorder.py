@@ -1,7 +1,6 @@
 """Recordings of live sessions: finals are synced, a killed session is recovered, sentences become trials."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +79,7 @@ def test_a_killed_session_loses_nothing_that_was_final(tmp_path: Path) -> None:
         file.write('{"type": "partial", "wor')
     recorder._bins.write(b"\x00" * 7)
     recorder._bins.flush()
-    os.close(recorder._lock)
+    recorder._lock.close()
     again = Recorder(folder, 6)
     texts = [e["text"] for e in events if isinstance(e, dict) and e["type"] == "final"]
     assert [f["text"] for f in again.finals] == texts

@@ -118,7 +118,7 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
     noise = ["augment.white_noise_sd=3.0", "augment.offset_sd=0.0"]  # so that there is something to take away
     stages = (
         "stages=[{name: ctc, steps: 10, losses: {ctc: 1.0}, train: [front_end, encoder, ctc]},"
-        "{name: denoise, steps: 60, rate: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
+        "{name: denoise, steps: 60, lr_factor: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
     )
     more = ["train.log_every=10", "train.validate_every=35", "train.keep_checkpoints=9", stages]
     train("tiny", cohort_store, tmp_path / "run", overrides=[*small, *noise, *more])

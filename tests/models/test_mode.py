@@ -148,7 +148,7 @@ def test_evaluate_tells_modes_where_they_are_known(run: Path, cohort_store: Path
 
 
 def rows(run: Path) -> list[dict]:
-    from arcuate.run import read_jsonl
+    from arcuate.files import read_jsonl
 
     return read_jsonl(Run(run).results_file("val", None))
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 import arcuate.evaluation.trials
-from arcuate.cli._decode import Source, decode_source
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
@@ -29,7 +30,7 @@ from arcuate.models.config import (
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
-from arcuate.run import Run, open_run, read_jsonl
+from arcuate.run import Run, open_run
 from arcuate.training.distributed import Encoding, as_outputs
 
 READ_NOTHING = Hypothesis(())
@@ -231,10 +232,8 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
     for head, words in (("transducer", "has no transducer"), ("rnnt", "choose ctc, transducer, both")):
         with pytest.raises(UserError, match=words):
             evaluate(run, head=head)
-    with pytest.raises(UserError, match="has no transducer"):  # told before the store is even opened
-        decode_source(
-            Source(run.path, "default", "default", data=tmp_path / "none", head="both"), tmp_path / "out", 1
-        )
+    with pytest.raises(UserError, match="has no transducer"):  # reported before the store is opened
+        decode(run, data=tmp_path / "none", head="both")
 
 
 def test_losses_that_all_weigh_nothing_are_refused():

@@ -19,7 +19,7 @@ from arcuate.models.transformer import (
     relative_position_bucket,
     relative_position_buckets,
 )
-from arcuate.training.optim import rate_at
+from arcuate.training.schedule import learning_rate
 
 PATCH = Patch(bins=3, stride=2)
 
@@ -67,9 +67,9 @@ def test_recipes_have_no_session_layers_until_asked(name):
 def test_rate_falls_to_a_tenth_after_three_fifths(name, peak, epochs):
     recipe = load_recipe(name)
     n_steps = recipe.train.steps
-    assert rate_at(recipe.schedule, 0, n_steps) == peak
-    assert rate_at(recipe.schedule, int(0.59 * n_steps), n_steps) == peak
-    assert rate_at(recipe.schedule, int(0.61 * n_steps), n_steps) == pytest.approx(peak / 10)
+    assert learning_rate(recipe.schedule, 0, n_steps) == peak
+    assert learning_rate(recipe.schedule, int(0.59 * n_steps), n_steps) == peak
+    assert learning_rate(recipe.schedule, int(0.61 * n_steps), n_steps) == pytest.approx(peak / 10)
     n_train = {"b2t24-transformer": 8800, "b2t25-transformer": 8072}[name]
     assert n_steps * 64 / n_train == pytest.approx(epochs, rel=0.01)
 

@@ -44,7 +44,7 @@ TRAINING = (
         "augment.white_noise_sd=0.2",
         "augment.offset_sd=0.05",
     ),
-    *("augment.random_cut=0", "data.batching.batch_size=16", "schedule.peak=0.01", "runtime.threads=1"),
+    *("augment.random_cut=0", "data.batching.batch_size=16", "schedule.peak_lr=0.01", "runtime.threads=1"),
 )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from arcuate.experiments.recipe import load_recipe, run_recipe
-from arcuate.run import Run, append_line, create_run, write_json, write_lines
+from arcuate.files import append_jsonl, write_json, write_jsonl
+from arcuate.run import Run, create_run
 
 N_TRIALS = 80
 HASHES = {"train": "a" * 64, "val": "b" * 64, "test": "c" * 64}
@@ -44,7 +45,7 @@ def write_log(run: Run, per: float) -> None:
     steps = run_recipe(run).train.steps
     for i in range(1, 25):
         share, step = i / 24, round(steps * i / 24)
-        append_line(
+        append_jsonl(
             run.metrics_file,
             {
                 "step": step,
@@ -56,7 +57,7 @@ def write_log(run: Run, per: float) -> None:
             },
         )
         rate = per + (1 - per) * np.exp(-6 * share)
-        append_line(run.metrics_file, {"step": step, "split": "val", "loss": 2 * rate, "per": float(rate)})
+        append_jsonl(run.metrics_file, {"step": step, "split": "val", "loss": 2 * rate, "per": float(rate)})
 
 
 def write_val(
@@ -82,7 +83,7 @@ def write_val(
         }
         for i, (e, n) in enumerate(zip(errors, lengths, strict=True))
     ]
-    write_lines(run.results_file(split, label), rows)
+    write_jsonl(run.results_file(split, label), rows)
     rate = float(errors.sum() / lengths.sum())
     summary = {
         "per": rate,

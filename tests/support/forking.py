@@ -84,7 +84,7 @@ if __name__ == "__main__":
     import arcuate.cli._ablate
     import arcuate.cli._combine
     import arcuate.cli._compare
-    import arcuate.cli._decode
+    import arcuate.evaluation.decode
     import arcuate.evaluation.evaluate
     import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
 

@@ -72,7 +72,7 @@ def child(arguments: Sequence[str], run: str, at: int | None, report: int) -> No
     for name in ("rename", "replace", "touch", "unlink", "write_text"):
         fuse.wrap(Path, name)
     fuse.wrap(shutil, "rmtree")
-    fuse.wrap(arcuate.training.loop, "append_line", half_a_line)
+    fuse.wrap(arcuate.training.loop, "append_jsonl", half_a_line)
     for module in (arcuate.models.io, arcuate.training.checkpoint):
         fuse.wrap(module, "save_tensors", half_a_file)
     sys.argv = ["arcuate", "train", *arguments, "--run", run, "--resume"]

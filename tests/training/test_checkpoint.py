@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.run import append_line, find_checkpoint, write_json
+from arcuate.files import append_jsonl, write_json
+from arcuate.run import find_checkpoint
 from arcuate.training.checkpoint import load_checkpoint, mend_best, point, seal
 from arcuate.training.start import go_on, split_parent, start_from
 from arcuate.training.state import Training
@@ -170,9 +171,9 @@ def test_a_state_that_is_none_counts_as_damaged(training: Training, text: str) -
 def test_rows_that_were_lost_lead_to_an_earlier_checkpoint_or_a_refusal(training: Training) -> None:
     metrics = training.run.metrics_file
     save_at(training, 0, 0.0)
-    append_line(metrics, {"step": 4})
+    append_jsonl(metrics, {"step": 4})
     save_at(training, 4, 1.0)
-    append_line(metrics, {"step": 8})
+    append_jsonl(metrics, {"step": 8})
     save_at(training, 8, 2.0)
     first, second = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(first + second[:3])
@@ -186,7 +187,7 @@ def test_rows_that_were_lost_lead_to_an_earlier_checkpoint_or_a_refusal(training
 
 
 def test_cutting_never_pads(training: Training) -> None:
-    append_line(training.run.metrics_file, {"step": 4})
+    append_jsonl(training.run.metrics_file, {"step": 4})
     checkpoint = load_checkpoint(save_at(training, 4, 1.0))
     training.run.metrics_file.write_bytes(b"")
     with pytest.raises(UserError, match="lost rows"):

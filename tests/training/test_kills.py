@@ -23,8 +23,8 @@ CALM = [*SMALL, "train.steps=10"]
 WILD = [
     *SMALL,
     *("train.steps=60", "train.clip_norm=null", "train.seed=8"),
-    "schedule={kind: one_cycle, peak: 3.0, pct_start: 0.5}",
-    "guard.spike={warmup: 20, patience: 5, window: 20, ratio: 1.3, deviations: 1.5}",
+    "schedule={kind: one_cycle, peak_lr: 3.0, pct_start: 0.5}",
+    "guard.spike={warmup: 20, patience: 5, window: 20, ratio: 1.3, n_sd: 1.5}",
     "guard.max_rewinds=50",
 ]
 LONG = [  # past the first judgements of every rule of the guard, which then stand in what is saved
@@ -32,7 +32,7 @@ LONG = [  # past the first judgements of every rule of the guard, which then sta
     *("train.steps=90", "train.checkpoint_every=15", "train.validate_every=45"),
     "guard.spike={warmup: 20}",
     "guard.stuck={action: warn, patience: 50, fall: 0.5}",
-    "guard.adaptive={threshold: 0.01, window: 20, max_times: 3}",
+    "guard.adaptive={threshold: 0.01, window: 20, max_reductions: 3}",
 ]
 SIGNS = {"calm": (), "wild": ("rewound_to",), "long": ("stuck", "gradient_norm")}
 

@@ -115,7 +115,7 @@ def test_resuming_a_finished_run_does_nothing(whole: Path, cohort_store: Path) -
     before = (whole / "metrics.jsonl").stat().st_mtime_ns
     done = subprocess.run(command(cohort_store, whole, "--resume"), capture_output=True, text=True)
     assert done.returncode == 0
-    assert "finished" in done.stderr
+    assert "is complete: 36 steps" in done.stderr
     assert (whole / "metrics.jsonl").stat().st_mtime_ns == before
 
 
@@ -205,7 +205,7 @@ def test_from_starts_a_new_run_that_names_its_parent(whole: Path, cohort_store: 
         "train.steps=2",
         "train.log_every=1",
         "encoder.width=32",
-        "schedule={kind: constant, rate: 0.0}",
+        "schedule={kind: constant, lr: 0.0}",
     ]
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, *more, "data.batching.batch_size=8")
     assert done.returncode == 0, done.stderr
@@ -297,7 +297,7 @@ def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path:
 def test_an_exploding_run_is_rewound_and_the_evidence_kept(cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "wild"
     wild = [
-        "schedule={kind: warmup_cosine, peak: 3.0, warmup: 60, decay_steps: 120}",
+        "schedule={kind: warmup_cosine, peak_lr: 3.0, warmup_steps: 60, decay_steps: 120}",
         "train.steps=80",
         "train.clip_norm=null",
         "guard.spike={warmup: 20, patience: 5, window: 20}",

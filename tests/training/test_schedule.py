@@ -4,8 +4,17 @@ import torch
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.training.checks import cautions
-from arcuate.training.config import HoldDecay, Linear, OneCycle, Plateau, Restarts, StepDecay
-from arcuate.training.optim import PlateauState, after_validation, rate_at
+from arcuate.training.schedule import (
+    HoldDecay,
+    Linear,
+    OneCycle,
+    Plateau,
+    PlateauState,
+    Restarts,
+    StepDecay,
+    learning_rate,
+    update_plateau,
+)
 
 
 def torch_rates(make, n_steps: int, rate: float) -> list[float]:  # type: ignore[no-untyped-def]
@@ -24,19 +33,23 @@ LR = torch.optim.lr_scheduler
 @pytest.mark.parametrize(
     ("schedule", "make", "rate"),
     [
-        (OneCycle(peak=0.01, cycle_steps=61), lambda o: LR.OneCycleLR(o, 0.01, total_steps=61), 0.01),
-        (Linear(peak=0.02, floor=0.005), lambda o: LR.LinearLR(o, 1.0, 0.25, total_iters=60), 0.02),
+        (OneCycle(peak_lr=0.01, cycle_steps=61), lambda o: LR.OneCycleLR(o, 0.01, total_steps=61), 0.01),
+        (Linear(peak_lr=0.02, min_lr=0.005), lambda o: LR.LinearLR(o, 1.0, 0.25, total_iters=60), 0.02),
         (
-            Restarts(peak=0.1, floor=0.01, period=7, multiply=2),
+            Restarts(peak_lr=0.1, min_lr=0.01, period=7, period_factor=2),
             lambda o: LR.CosineAnnealingWarmRestarts(o, 7, 2, 0.01),
             0.1,
         ),
-        (StepDecay(peak=0.1, factor=0.3, every=11), lambda o: LR.StepLR(o, 11, 0.3), 0.1),
-        (StepDecay(peak=0.1, factor=0.3, at=(5, 40)), lambda o: LR.MultiStepLR(o, [5, 40], 0.3), 0.1),
+        (StepDecay(peak_lr=0.1, factor=0.3, every_steps=11), lambda o: LR.StepLR(o, 11, 0.3), 0.1),
+        (
+            StepDecay(peak_lr=0.1, factor=0.3, milestones=(5, 40)),
+            lambda o: LR.MultiStepLR(o, [5, 40], 0.3),
+            0.1,
+        ),
     ],
 )
 def test_rates_equal_those_of_torch(schedule, make, rate: float) -> None:  # type: ignore[no-untyped-def]
-    assert [rate_at(schedule, s, 60) for s in range(60)] == pytest.approx(
+    assert [learning_rate(schedule, s, 60) for s in range(60)] == pytest.approx(
         torch_rates(make, 60, rate), abs=1e-12
     )
 
@@ -45,17 +58,17 @@ def test_plateau_equals_that_of_torch() -> None:
     pers = [0.9, 0.7, 0.71, 0.72, 0.7, 0.69, 0.7, 0.7, 0.7, 0.7, 0.7, 0.68, 0.9, 0.9, 0.9, 0.9]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     theirs = LR.ReduceLROnPlateau(optimizer, factor=0.5, patience=2, threshold=0.0, cooldown=1)
-    schedule, state = Plateau(peak=0.1, factor=0.5, patience=2, cooldown=1), PlateauState()
+    schedule, state = Plateau(peak_lr=0.1, factor=0.5, patience=2, cooldown=1), PlateauState()
     for per in pers:
         theirs.step(per)
-        state = after_validation(schedule, state, per)
-        assert rate_at(schedule, 0, 1, state) == pytest.approx(optimizer.param_groups[0]["lr"])
+        state = update_plateau(schedule, state, per)
+        assert learning_rate(schedule, 0, 1, state) == pytest.approx(optimizer.param_groups[0]["lr"])
     assert state.scale < 0.5
 
 
 def test_hold_then_decay() -> None:
-    schedule = HoldDecay(peak=1.0, floor=0.1, hold=10)
-    assert [rate_at(schedule, s, 20) for s in (0, 9, 10, 15, 20, 30)] == pytest.approx(
+    schedule = HoldDecay(peak_lr=1.0, min_lr=0.1, hold_steps=10)
+    assert [learning_rate(schedule, s, 20) for s in (0, 9, 10, 15, 20, 30)] == pytest.approx(
         [1, 1, 1, 0.55, 0.1, 0.1]
     )
 
@@ -63,18 +76,18 @@ def test_hold_then_decay() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "schedule={kind: step_decay, peak: 0.1}",
-        "schedule={kind: step_decay, peak: 0.1, at: [3], every: 3}",
-        "schedule={kind: warmup_cosine, peak: 0.1, floor: 0.2}",
-        "schedule={kind: warmup_cosine, peak: 0.1, warmup: 3, warmup_share: 0.1}",
+        "schedule={kind: step_decay, peak_lr: 0.1}",
+        "schedule={kind: step_decay, peak_lr: 0.1, milestones: [3], every_steps: 3}",
+        "schedule={kind: warmup_cosine, peak_lr: 0.1, min_lr: 0.2}",
+        "schedule={kind: warmup_cosine, peak_lr: 0.1, warmup_steps: 3, warmup_fraction: 0.1}",
         "optimizer={kind: adam, momentum: 0.9}",
         "optimizer={kind: sgd, nesterov: true}",
-        "schedule={kind: step_decay, peak: 0.1, at: [9, 3]}",
+        "schedule={kind: step_decay, peak_lr: 0.1, milestones: [9, 3]}",
         "ema.decay=1.0",
         "augment.time_masks.n_masks=3",
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
+def test_contradictory_settings_are_rejected(override: str) -> None:
     with pytest.raises(UserError):
         load_recipe("tiny", [override])
 
@@ -87,55 +100,67 @@ def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
         "plateau",
         "restarts, period: 10",
         "hold_decay",
-        "step_decay, every: 10",
+        "step_decay, every_steps: 10",
     ],
 )
 @pytest.mark.parametrize("name", ["schedule", "session_schedule"])
-def test_no_schedule_has_its_floor_above_its_peak(name: str, kind: str) -> None:
-    with pytest.raises(UserError, match=r"floor 0\.2 lies above peak 0\.1"):
-        load_recipe("tiny", [f"{name}={{kind: {kind}, peak: 0.1, floor: 0.2}}"])
-    load_recipe("tiny", [f"{name}={{kind: {kind}, peak: 0.1, floor: 0.1}}"])
+def test_minimum_above_peak_is_rejected(name: str, kind: str) -> None:
+    with pytest.raises(UserError, match=r"min_lr 0\.2 is above peak_lr 0\.1"):
+        load_recipe("tiny", [f"{name}={{kind: {kind}, peak_lr: 0.1, min_lr: 0.2}}"])
+    load_recipe("tiny", [f"{name}={{kind: {kind}, peak_lr: 0.1, min_lr: 0.1}}"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["average.start=700"], ["average.start", "train.steps"]),
-        (["schedule={kind: warmup_cosine, peak: 0.1, warmup: 601}"], ["schedule.warmup", "train.steps"]),
+        (["swa.start=700"], ["swa.start", "train.steps"]),
         (
-            ["session_schedule={kind: warmup_cosine, peak: 0.1, warmup: 601}"],
-            ["session_schedule.warmup", "train.steps"],
+            ["schedule={kind: warmup_cosine, peak_lr: 0.1, warmup_steps: 601}"],
+            ["schedule.warmup_steps", "train.steps"],
         ),
-        (["schedule={kind: warmup_cosine, peak: 0.1, warmup: 9, decay_steps: 8}"], ["warmup", "decay_steps"]),
-        (["schedule={kind: hold_decay, peak: 0.1, hold: 9, decay_steps: 8}"], ["hold", "decay_steps"]),
-        (["schedule={kind: hold_decay, peak: 0.1, hold: 601}"], ["schedule.hold", "train.steps"]),
-        (["schedule={kind: restarts, peak: 0.1, period: 10, warmup: 11}"], ["warmup", "period"]),
         (
-            ["schedule={kind: restarts, peak: 0.1, period: 900, warmup: 601}"],
-            ["schedule.warmup", "train.steps"],
+            ["session_schedule={kind: warmup_cosine, peak_lr: 0.1, warmup_steps: 601}"],
+            ["session_schedule.warmup_steps", "train.steps"],
+        ),
+        (
+            ["schedule={kind: warmup_cosine, peak_lr: 0.1, warmup_steps: 9, decay_steps: 8}"],
+            ["warmup", "decay_steps"],
+        ),
+        (
+            ["schedule={kind: hold_decay, peak_lr: 0.1, hold_steps: 9, decay_steps: 8}"],
+            ["hold", "decay_steps"],
+        ),
+        (
+            ["schedule={kind: hold_decay, peak_lr: 0.1, hold_steps: 601}"],
+            ["schedule.hold_steps", "train.steps"],
+        ),
+        (["schedule={kind: restarts, peak_lr: 0.1, period: 10, warmup_steps: 11}"], ["warmup", "period"]),
+        (
+            ["schedule={kind: restarts, peak_lr: 0.1, period: 900, warmup_steps: 601}"],
+            ["schedule.warmup_steps", "train.steps"],
         ),
         (["train.precision.kind=fp16", "runtime.device=cpu"], ["train.precision.kind", "runtime.device"]),
         (["train.precision.below_per=0.5"], ["below_per", "kind"]),
         (["runtime.device=cpu", "runtime.compile=true"], ["compile", "device"]),
-        (["guard.adaptive={threshold: 10, floor: 0.1}"], ["guard.adaptive.floor", "0.003"]),
+        (["guard.adaptive={threshold: 10, min_lr: 0.1}"], ["guard.adaptive.min_lr", "0.003"]),
         (["ema.decay=0.9", "train.steps=0"], ["train.steps"]),
     ],
 )
-def test_contradictions_are_named_with_both_settings(overrides: list[str], words: list[str]) -> None:
-    with pytest.raises(UserError) as refusal:
+def test_contradictions_name_both_settings(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
         load_recipe("tiny", overrides)
-    assert all(word in str(refusal.value) for word in words), refusal.value
-    assert str(refusal.value).startswith("recipe tiny: ")
+    assert all(word in str(error.value) for word in words), error.value
+    assert str(error.value).startswith("recipe tiny: ")
 
 
-def test_all_contradictions_are_named_at_once() -> None:
-    with pytest.raises(UserError, match=r"schedule\.hold.*average\.start"):
-        load_recipe("tiny", ["schedule={kind: hold_decay, peak: 0.1, hold: 601}", "average.start=700"])
+def test_all_contradictions_are_reported_together() -> None:
+    with pytest.raises(UserError, match=r"schedule\.hold_steps.*swa\.start"):
+        load_recipe("tiny", ["schedule={kind: hold_decay, peak_lr: 0.1, hold_steps: 601}", "swa.start=700"])
 
 
 def test_what_will_not_act_is_said_before_training() -> None:
     cut = load_recipe("b2t25-gru", ["train.steps=20"])
-    assert any("schedule.warmup 1000" in line for line in cautions(cut, True, "cuda"))
-    plateau = load_recipe("tiny", ["schedule={kind: plateau, peak: 0.1}", "runtime.tf32=true"])
+    assert any("schedule.warmup_steps 1000" in line for line in cautions(cut, True, "cuda"))
+    plateau = load_recipe("tiny", ["schedule={kind: plateau, peak_lr: 0.1}", "runtime.tf32=true"])
     assert ["plateau" in line or "tf32" in line for line in cautions(plateau, False, "cpu")] == [True, True]
     assert not list(cautions(load_recipe("tiny"), False, "cpu"))

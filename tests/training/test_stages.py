@@ -14,8 +14,7 @@ from arcuate.experiments.train import train
 from arcuate.models.io import load_model
 from arcuate.run import Run
 from arcuate.training.checks import cautions
-from arcuate.training.config import Stage, StageLosses
-from arcuate.training.curriculum import StageProgress, settle, weighed
+from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
@@ -58,16 +57,16 @@ def test_a_run_is_as_long_as_its_stages() -> None:
 
 
 def test_epochs_become_steps_with_the_data() -> None:
-    recipe = settle(load_recipe("mode-ssm"), steps_per_epoch=10.4)
+    recipe = resolve_epochs(load_recipe("mode-ssm"), steps_per_epoch=10.4)
     assert [s.steps for s in recipe.stages] == [104, 156, 104, 52]
     assert [s.epochs for s in recipe.stages] == [None] * 4
     assert recipe.train.steps == 416
-    assert settle(recipe, 3.0) == recipe
+    assert resolve_epochs(recipe, 3.0) == recipe
 
 
 @pytest.mark.parametrize("name", ["mode-ssm", "mode-ssm-small"])
 def test_weights_are_those_of_the_description(name: str) -> None:
-    weights = [stage.losses.counted for stage in load_recipe(name).stages]
+    weights = [stage.losses.active for stage in load_recipe(name).stages]
     assert weights == [
         {"ctc": 1.0},
         {"ctc": 0.3, "rnnt": 1.0},
@@ -81,7 +80,7 @@ def test_weights_are_those_of_the_description(name: str) -> None:
     [
         (["stages.7.steps=2"], "0 (ctc), 1 (transducer)"),
         (["stages.nosuch.steps=2"], "nosuch"),
-        (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' weigh 0"),
+        (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' have weight 0"),
         (["denoiser.enabled=false"], "stages.denoise.losses.denoise=0"),
         (["denoiser.enabled=false", "stages.0.train=[denoiser, ctc]"], "does not have"),
         (["stages.0.train=[memory]"], "stages.0.train"),
@@ -89,9 +88,12 @@ def test_weights_are_those_of_the_description(name: str) -> None:
         (["stages.0.stps=4"], "did you mean 'stages.0.steps'"),
         (["stages.0.losses.foo=1"], "stages.0.losses has ctc, denoise, mode, rnnt"),
         (["stages=[]"], "set train.steps"),
-        (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs a length"),
+        (["stages.0={name: a, losses: {ctc: 1.0}}"], "needs exactly one of steps and epochs"),
         (["stages.1.name=ctc"], "two stages are called 'ctc'"),
-        (["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"], "stage 'mode' of 150 steps"),
+        (
+            ["schedule.warmup_fraction=0", "schedule.warmup_steps=160", "stages.2.schedule=restart"],
+            "stage 'mode' of 150 steps",
+        ),
         (["stages.0.epochs=0"], "stages.0.epochs"),
     ],
 )  # fmt: skip
@@ -102,13 +104,14 @@ def test_mistakes_are_told_in_one_sentence(overrides: list[str], said: str) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_a_bare_on_is_a_schedule() -> None:
-    """YAML takes it for true; the remedies that messages name write it so."""
-    overrides = ["schedule.warmup_share=0", "schedule.warmup=160", "stages.2.schedule=anew"]
-    overrides += ["stages.mode.schedule=on", "stages.denoise.schedule=on"]
-    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["on"] * 4
+def test_stages_can_continue_the_schedule() -> None:
+    overrides = ["schedule.warmup_fraction=0", "schedule.warmup_steps=160", "stages.2.schedule=restart"]
+    overrides += ["stages.mode.schedule=continue", "stages.denoise.schedule=continue"]
+    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["continue"] * 4
     with pytest.raises(UserError, match="no switch"):
         load_recipe("mode-ssm-small", ["stages.0.schedule=off"])
+    with pytest.raises(UserError, match="anew is now called restart"):
+        load_recipe("mode-ssm-small", ["stages.0.schedule=anew"])
 
 
 def test_weights_that_stages_set_aside_are_told() -> None:
@@ -116,19 +119,19 @@ def test_weights_that_stages_set_aside_are_told() -> None:
     (line,) = cautions(changed, True, "cpu")
     assert "loss.ctc.weight 0.5 does not count" in line
     for name in ("mode-ssm", "mode-ssm-small"):
-        assert not list(cautions(settle(load_recipe(name), 10.0), True, "cuda"))
+        assert not list(cautions(resolve_epochs(load_recipe(name), 10.0), True, "cuda"))
 
 
 def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
     recipe = load_recipe("mode-ssm-small")
-    loss = weighed(recipe.loss, recipe.stages[0])
+    loss = stage_loss(recipe.loss, recipe.stages[0])
     assert (loss.ctc.weight, loss.rnnt.weight, loss.mode.weight, loss.denoise.weight) == (1.0, 0.0, 0.0, 0.0)
     assert loss.ctc.reduction == recipe.loss.ctc.reduction
-    assert weighed(recipe.loss, None) is recipe.loss
+    assert stage_loss(recipe.loss, None) is recipe.loss
 
 
 def test_a_stage_ends_by_its_length_or_when_nothing_improves() -> None:
-    stage = Stage(name="a", steps=10, plateau=2, gain=0.1, losses=StageLosses(ctc=1.0))
+    stage = Stage(name="a", steps=10, patience=2, min_improvement=0.1, losses=StageLosses(ctc=1.0))
     progress = StageProgress(0, began=5)
     assert not progress.is_over(stage, 14)
     assert progress.is_over(stage, 15)
@@ -196,7 +199,7 @@ def test_a_stage_ends_early_where_nothing_improves(
 ) -> None:
     run = train_stages(
         cohort_store, tmp_path / "run",
-        *("stages.0.plateau=1", "stages.0.gain=0.99", "stages.0.steps=40"),
+        *("stages.0.patience=1", "stages.0.min_improvement=0.99", "stages.0.steps=40"),
         *("train.validate_every=2", "train.log_every=3"),
     )  # fmt: skip
     rows = rows_of(run, "val")
@@ -204,7 +207,7 @@ def test_a_stage_ends_early_where_nothing_improves(
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
     logged = "\n".join(messages)
-    assert "stages, in steps: ctc 40 or less, transducer 4, mode 3, denoise 3" in logged
+    assert "stages, in steps: ctc 40 or fewer, transducer 4, mode 3, denoise 3" in logged
     assert "training trials silent, all by their labels" in logged
     shown = capsys.readouterr().err
     ends = [
@@ -219,12 +222,14 @@ def test_a_stage_ends_early_where_nothing_improves(
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:
     more = [
-        "schedule={kind: linear, peak: 0.001, floor: 0.0}",
+        "schedule={kind: linear, peak_lr: 0.001, min_lr: 0.0}",
         "train.log_every=1",
-        "stages.2.rate=0.5",
-        "stages.3.rate=1",
+        "stages.2.lr_factor=0.5",
+        "stages.3.lr_factor=1",
     ]
-    more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["anew", "anew", "anew", '"on"'])]
+    more += [
+        f"stages.{i}.schedule={how}" for i, how in enumerate(["restart", "restart", "restart", "continue"])
+    ]
     rates = [r["lr"] for r in rows_of(train_stages(cohort_store, tmp_path / "run", *more), "train")]
     assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
     assert rates[8] == pytest.approx(0.5e-3)

@@ -16,7 +16,8 @@ import pytest
 from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.run import Run, append_line, create_run
+from arcuate.files import append_jsonl
+from arcuate.run import Run, create_run
 from arcuate.training.tracking import callbacks as start
 from arcuate.training.tracking.callbacks import Tracker, Watchers, scalars
 from support.cli import assert_refused
@@ -307,7 +308,7 @@ def test_wandb_gets_samples_where_asked_for(run: Run, wandb: Any) -> None:
 
 def test_wandb_goes_on_with_the_same_run_and_sends_no_row_twice(run: Run, wandb: Any) -> None:
     def write(watcher: Watchers, step: int, per: float = 0.25) -> None:
-        append_line(run.metrics_file, val_row(step, per))
+        append_jsonl(run.metrics_file, val_row(step, per))
         watcher.row(val_row(step, per))
 
     with open_wandb(run) as watcher:
@@ -320,7 +321,7 @@ def test_wandb_goes_on_with_the_same_run_and_sends_no_row_twice(run: Run, wandb:
         write(watcher, 4, 0.5)
         rewound = {"step": 4, "action": "rewind", "rewound_to": 3, "rows": [val_row(4, 0.5)]}
         run.metrics_file.write_text("".join(lines))
-        append_line(run.incidents_file, rewound)
+        append_jsonl(run.incidents_file, rewound)
         watcher.incident(rewound)
         write(watcher, 4)
     with open_wandb(run) as watcher:
@@ -333,14 +334,14 @@ def test_wandb_goes_on_with_the_same_run_and_sends_no_row_twice(run: Run, wandb:
 
 def test_wandb_gets_what_a_killed_process_could_not_deliver(run: Run, wandb: Any) -> None:
     with open_wandb(run) as watcher:
-        append_line(run.metrics_file, val_row(1))
+        append_jsonl(run.metrics_file, val_row(1))
         watcher.row(val_row(1))
     part = next(run.path.glob("wandb/offline-run-*"))
     killed = part.with_name(part.name.replace("offline-run-2", "offline-run-1"))
     shutil.copytree(part, killed, ignore=shutil.ignore_patterns("logs"))  # a part that nobody finished
-    append_line(run.metrics_file, val_row(2))
+    append_jsonl(run.metrics_file, val_row(2))
     with open_wandb(run) as watcher:
-        append_line(run.metrics_file, val_row(3))
+        append_jsonl(run.metrics_file, val_row(3))
         watcher.row(val_row(3))
     assert not killed.exists()
     assert [r["step"] for r in history(run.path)] == [1, 2, 3]

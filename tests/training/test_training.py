@@ -11,10 +11,10 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
 from arcuate.training.averaging import Averages
-from arcuate.training.config import Average, Ema, Precision
+from arcuate.training.config import Ema, Precision, Swa
 from arcuate.training.distributed import World
 from arcuate.training.loop import backward
-from arcuate.training.optim import fill_absent, make_optimizer, set_rates
+from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.precision import choose_precision
 from arcuate.training.state import Training
 from support.training import recipe_of, training_of
@@ -73,8 +73,8 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
     for batch in (first, other):
         gradients(training, [batch])
         if absent == "decay":
-            fill_absent(training.optimizer)
-        set_rates(training.optimizer, recipe, 100)
+            fill_absent_gradients(training.optimizer)
+        set_learning_rates(training.optimizer, recipe, 100)
         before = layer.detach().clone()
         training.optimizer.step()
     assert bool((layer != before).any()) is moves
@@ -82,11 +82,9 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
 
 def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> None:
     store = Store.open(cohort_store)
-    recipe = recipe_of(
-        "schedule={kind: constant, rate: 0.1}", "session_schedule={kind: constant, rate: 0.01}"
-    )
+    recipe = recipe_of("schedule={kind: constant, lr: 0.1}", "session_schedule={kind: constant, lr: 0.01}")
     training = training_of(store, recipe, tmp_path / "run")
-    assert set_rates(training.optimizer, recipe, 0, scale=0.5) == {
+    assert set_learning_rates(training.optimizer, recipe, 0, scale=0.5) == {
         "bias": 0.05,
         "session": 0.005,
         "rest": 0.05,
@@ -95,10 +93,10 @@ def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> Non
 
 def test_ema_and_mean_follow_their_formulas() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
-    averages = Averages(model, Ema(decay=0.5, warmup=False), Average(start=2, every=2))
+    averages = Averages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
     with torch.no_grad():
         model.weight.fill_(0.0)
-        averages = Averages(model, Ema(decay=0.5, warmup=False), Average(start=2, every=2))
+        averages = Averages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
         for step, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
             model.weight.fill_(value)
             averages.update(model, step)

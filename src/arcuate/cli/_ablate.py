@@ -20,8 +20,9 @@ from arcuate.experiments.ablation import (
     read_factors,
     work,
 )
+from arcuate.files import write_json, write_text
 from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
-from arcuate.run import Run, write_aside, write_json
+from arcuate.run import Run
 from arcuate.training.signals import listening
 
 CHECKPOINTS = ("last", "best")
@@ -116,10 +117,10 @@ def plan(experiment: Experiment, as_json: bool) -> int:
 def write(ablation: Ablation, summary: dict[str, Any]) -> None:
     folder = ablation.experiment.out
     write_json(folder / "ablation.json", summary)
-    write_aside(folder / "ablation.html", ablation_page(ablation, summary))
-    write_aside(folder / "arms.svg", arms_svg(ablation))
+    write_text(folder / "ablation.html", ablation_page(ablation, summary))
+    write_text(folder / "arms.svg", arms_svg(ablation))
     if ablation.n_asked:
-        write_aside(folder / "effects.svg", effects_svg(ablation))
+        write_text(folder / "effects.svg", effects_svg(ablation))
 
 
 def show(ablation: Ablation, summary: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
+from arcuate.files import write_json
 from arcuate.insight.report.sessions import FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
@@ -40,9 +41,9 @@ from arcuate.models.model import (
 )
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
-from arcuate.run import Run, open_run, refuse_taken, write_json
+from arcuate.run import Run, lock_run, open_run, refuse_taken
 from arcuate.training.environment import describe
-from arcuate.training.signals import Stop, listening, sole_writer
+from arcuate.training.signals import Stop, listening
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 def calibrate(plan: Plan, stop: Stop) -> dict[str, Any] | None:
     """The curve, then the run folder, whole or not at all; None where a signal said stop."""
-    with sole_writer(plan.run, say):
+    with lock_run(plan.run):
         refuse_taken(
             plan.run.path, resumes=False
         )  # another one may have come to its end since the plan was made

@@ -48,10 +48,10 @@ from arcuate.evaluation.metrics import (
 )
 from arcuate.evaluation.significance import bootstrap_interval, score_difference
 from arcuate.evaluation.word_errors import leakage_warning
-from arcuate.files import check_target
+from arcuate.files import check_writable, read_jsonl, write_jsonl
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.run import open_run, read_jsonl, write_lines
+from arcuate.run import open_run
 
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
 
@@ -79,7 +79,7 @@ class Asked:
 def combine_command(asked: Asked, as_json: bool) -> None:
     check(asked)
     for target in (asked.out, asked.save_weights):
-        check_target(target, *asked.sources, asked.references, asked.weights, asked.lm, asked.llm)
+        check_writable(target, *asked.sources, asked.references, asked.weights, asked.lm, asked.llm)
     if asked.method == "auto" and only_frames(asked):
         say("no words were decoded yet: the mean of the frame scores (--method geometric)")
         asked = replace(asked, method="geometric")
@@ -141,8 +141,8 @@ def combine_words(asked: Asked) -> dict[str, Any]:
     if warning := leakage_warning(summary):
         say(warning)
     if asked.out:
-        check_target(asked.out, *files_of(asked))
-        write_lines(asked.out, (row(found, text) for found, text in zip(lists, texts, strict=True)))
+        check_writable(asked.out, *files_of(asked))
+        write_jsonl(asked.out, (row(found, text) for found, text in zip(lists, texts, strict=True)))
         summary["out"] = str(asked.out)
     return summary
 

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
 from arcuate.errors import UserError
+from arcuate.files import write_text
 from arcuate.insight.ledger.compare import Comparison, compare, runs_of, score_missing, to_json
 from arcuate.insight.ledger.scores import method
-from arcuate.run import Run, write_aside
+from arcuate.run import Run
 
 LAST = "last"
 OVER = ("trials", "sessions")
@@ -46,7 +47,7 @@ def compare_command(
     if html is not None:
         from arcuate.insight.ledger.page import comparison_page
 
-        write_aside(html, comparison_page(comparison))
+        write_text(html, comparison_page(comparison))
     if as_json:
         emit_json({**found, "html": str(html) if html else None})
     else:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from arcuate.cli._decode import Source, decode_source
-from arcuate.cli._decode import show as show_words
 from arcuate.cli._prepare import prepare_store
 from arcuate.cli._simulate import simulate_cohort
 from arcuate.cli.console import emit_json, out, progress, say
+from arcuate.cli.decode import print_transcription
 from arcuate.cli.evaluate import print_evaluation
 from arcuate.cli.watch import TrainingDisplay
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.transcribe import Transcript
 from arcuate.experiments.recipe import load_recipe
@@ -49,17 +49,18 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
         evaluation = evaluate(run, progress=report)
     words_file = Run(run).results_file("val", "words")
     step(5, f"arcuate decode {run} --out {words_file}")
-    words, transcripts = decode_source(Source(run, "default", "default"), words_file, n_best=5)
+    with progress("loading") as report:
+        words = decode(run, out=words_file, n_best=5, progress=report)
     step(6, f"arcuate report {run}")
     page = write_report(Run(run))
 
     seconds = time.perf_counter() - started
     if as_json:
-        emit_json({**evaluation.to_dict(), "wer": words["wer"], "report": str(page), "seconds": seconds})
+        emit_json({**evaluation.to_dict(), "wer": words.wer, "report": str(page), "seconds": seconds})
         return
     print_evaluation(evaluation)
-    show_candidates(transcripts)
-    show_words(words, transcripts)
+    show_candidates(words)
+    print_transcription(words)
     out.print(f"Open {page} in a browser. All of it took {seconds:.0f} s.", soft_wrap=True)
 
 
@@ -69,10 +70,10 @@ def step(number: int, command: str) -> None:
 
 def show_candidates(transcripts: Sequence[Transcript]) -> None:
     """One sentence that was not easy: what was meant, and the readings in order with their scores."""
-    open_ones = [t for t in transcripts if t.words and t.words.errors and len(t.hypotheses) > 1]
+    open_ones = [t for t in transcripts if t.word_errors and t.word_errors.errors and len(t.n_best) > 1]
     example = (open_ones or list(transcripts))[0]
     out.print(f"\nmeant  {example.reference.text}", soft_wrap=True, markup=False)
-    for rank, hypothesis in enumerate(example.hypotheses, 1):
+    for rank, hypothesis in enumerate(example.n_best, 1):
         out.print(
             f"{rank:>5}  {hypothesis.text or '–'}  ({hypothesis.total:.1f})", soft_wrap=True, markup=False
         )

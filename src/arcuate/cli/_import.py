@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from arcuate.cli.console import counted, emit_json, out, say
+from arcuate.files import read_json
 from arcuate.models.import_checkpoint import import_checkpoint
 from arcuate.models.io import load_model
-from arcuate.run import read_json
 
 
 def import_command(checkpoint: Path, out_path: Path, kind: str, sessions: str | None, as_json: bool) -> None:

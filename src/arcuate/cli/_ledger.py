@@ -8,10 +8,10 @@ from rich.text import Text
 
 from arcuate.cli._recipes import shown
 from arcuate.cli.console import check_output, emit_json, out, percent, progress, say
+from arcuate.files import write_text
 from arcuate.insight.ledger.diary import diary
 from arcuate.insight.ledger.entries import read_entries
 from arcuate.insight.ledger.parents import listing
-from arcuate.run import write_aside
 
 N_CHANGES = 4
 
@@ -30,7 +30,7 @@ def ledger_command(folder: Path, file: Path | None) -> None:
     if file is None:
         out.print(text, markup=False, soft_wrap=True, end="")
         return
-    write_aside(file, text)
+    write_text(file, text)
     say(f"wrote {file}")
 
 

@@ -16,8 +16,7 @@ from arcuate.evaluation.metrics import total
 from arcuate.evaluation.rescoring.nbest import Blend, NBest, best_text, fit_blends, read_nbest, search_balance
 from arcuate.evaluation.significance import score_difference
 from arcuate.evaluation.word_errors import leakage_warning, summarise_words
-from arcuate.files import check_target
-from arcuate.run import write_lines
+from arcuate.files import check_writable, write_jsonl
 
 ALPHA = 0.5  # where nothing is given and nothing can be fitted
 
@@ -39,7 +38,7 @@ class Asked:
 
 
 def rescore_command(asked: Asked, as_json: bool) -> None:
-    check_target(asked.out, asked.hyps, asked.references, asked.context)
+    check_writable(asked.out, asked.hyps, asked.references, asked.context)
     lists = read_nbest(asked.hyps, asked.limit)
     if asked.references:
         attached = attach_references([nbest.found for nbest in lists], asked.references)
@@ -58,7 +57,7 @@ def rescore_command(asked: Asked, as_json: bool) -> None:
     if warning := leakage_warning(summary):
         say(warning)
     if asked.out:
-        write_lines(asked.out, (row(*parts) for parts in zip(lists, texts, scores, causal, strict=True)))
+        write_jsonl(asked.out, (row(*parts) for parts in zip(lists, texts, scores, causal, strict=True)))
         summary["out"] = str(asked.out)
     emit_json(summary) if as_json else show(summary)
 

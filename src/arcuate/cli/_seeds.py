@@ -14,7 +14,8 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.multi_seed import seed_settings, spread
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.run import Run, read_json, refuse_taken
+from arcuate.files import read_json
+from arcuate.run import Run, refuse_taken
 from arcuate.training.start import refuse_other_recipe
 
 

@@ -13,7 +13,7 @@ from arcuate.evaluation.submission import (
     read_answers,
     write_submission,
 )
-from arcuate.files import check_target
+from arcuate.files import check_writable
 from arcuate.run import Run, open_run
 
 WORDS = "words"  # the label under which word decodings lie in a run folder, unless another is named
@@ -31,7 +31,7 @@ def submit_command(
     if format not in (None, "b2t25", "b2t24"):
         raise UserError(f"--format is b2t25 or b2t24, not {format!r}")
     decodings = source if source.is_file() else find_decodings(open_run(source), split, label)
-    check_target(target, decodings)
+    check_writable(target, decodings)
     answers = read_answers(decodings)
     kind: Format = guess_format(answers) if format is None else ("b2t24" if format == "b2t24" else "b2t25")
     n_empty = check_answers(answers, allow_empty)

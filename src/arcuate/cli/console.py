@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -20,9 +19,8 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from arcuate.errors import UserError
+from arcuate.files import check_output, to_json_line
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import to_line
 
 __all__ = ["check_output", "counted", "emit_json", "err", "out", "percent", "progress", "say"]
 
@@ -70,7 +68,7 @@ def show_log_messages() -> None:
 def emit_json(value: Any) -> None:
     """Exactly one JSON object on one line on stdout; null and never NaN."""
     try:
-        sys.stdout.write(to_line(value) + "\n")
+        sys.stdout.write(to_json_line(value) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         nobody_listens()
@@ -110,18 +108,3 @@ def progress(description: str) -> Iterator[Progress]:
             shown.update(task, completed=done, total=total, description=what or description)
 
         yield report
-
-
-def check_output(path: Path | None, begins: str, example: str) -> None:
-    """A page or diary replaces nothing but an earlier one: never a log, never a file of a run."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no ordinary file; name another to write to, such as {example}")
-    if path.exists():
-        with path.open("rb") as file:
-            start = file.read(len(begins)).decode("utf-8", "replace")
-        if path.stat().st_size and start.lower() != begins.lower():
-            raise UserError(f"{path} exists and is something else than {example}; choose another name")

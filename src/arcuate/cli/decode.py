@@ -1,7 +1,7 @@
 """`arcuate decode`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,32 +19,77 @@ from arcuate.cli.options import (
     Words,
 )
 
+if TYPE_CHECKING:
+    from arcuate.evaluation.decode import Transcription
+
 
 @app.command()
 def decode(
     scores: ScoresPath,
-    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, a trial each.")] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, one per trial.")] = ...,  # type: ignore[assignment]
     lexicon: LexiconName = "default",
     lm: LmOption = "default",
     beam: Beam = None,
     threshold: Threshold = None,
     config: ConfigPath = None,
     references: RefsPath = None,
-    nbest: Annotated[int, typer.Option(min=1, max=10_000, help="Readings to write per trial.")] = 10,
+    n_best: Annotated[
+        int, typer.Option("--nbest", "--n-best", min=1, max=10_000, help="Hypotheses to write per trial.")
+    ] = 10,
     word: Words = None,
     split: SplitName = "val",
     data: DataPath = None,
-    head: Annotated[str, typer.Option(help="Of a run: ctc, or both, where it has a transducer.")] = "ctc",
+    head: Annotated[str, typer.Option(help="Run folder: ctc, or both with a transducer.")] = "ctc",
     checkpoint: Annotated[
-        str, typer.Option(help="Of a run: best, last, step-NNNNNNNN or stage-NAME.")
+        str, typer.Option(help="Run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
     as_json: Json = False,
 ) -> None:
-    """Frame scores to words, with a pronunciation lexicon and a language model."""
-    from arcuate.cli._decode import Source, decode_command
+    """Decode frame scores to words, with a pronunciation lexicon and a language model."""
+    from arcuate.cli.console import emit_json, progress
+    from arcuate.evaluation.decode import decode as decode_words
 
-    source = Source(
-        *(scores, lexicon, lm, config, references, beam, threshold, split, data, tuple(word or ())),
-        *(head, checkpoint),
+    with progress("loading") as report:
+        transcription = decode_words(
+            scores,
+            split=split,
+            lexicon=lexicon,
+            lm=lm,
+            out=out,
+            n_best=n_best,
+            config=config,
+            references=references,
+            beam=beam,
+            threshold=threshold,
+            words=word or (),
+            data=data,
+            head=head,
+            checkpoint=checkpoint,
+            progress=report,
+        )
+    emit_json(transcription.to_dict()) if as_json else print_transcription(transcription)
+
+
+def print_transcription(transcription: "Transcription") -> None:
+    """Print the first texts, error rates and cost."""
+    from arcuate.cli.console import out
+    from arcuate.progress import percent
+
+    metrics = transcription.metrics
+    for transcript in transcription[:3]:
+        out.print(f"  {transcript.text}", soft_wrap=True, markup=False)
+    if metrics.words.wer is not None:
+        caveat = " (the weights were tuned on these trials)" if transcription.tuned_on_these else ""
+        low, high = metrics.words.wer_interval
+        out.print(
+            f"WER {percent(metrics.words.wer)}, 95 % interval {percent(low)} to {percent(high)};"
+            f" CER {percent(metrics.words.cer)}; language model {transcription.search.lm}{caveat}",
+            soft_wrap=True,
+        )
+    seconds = metrics.seconds_per_sentence
+    written = f"; one line per trial in {transcription.out}" if transcription.out else ""
+    out.print(
+        f"{len(transcription)} trials, {'–' if seconds is None else f'{1000 * seconds:.1f}'} ms of search per sentence,"
+        f" {metrics.peak_rss_mb:.0f} MB{written}",
+        soft_wrap=True,
     )
-    decode_command(source, out, nbest, as_json)

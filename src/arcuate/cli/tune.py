@@ -29,14 +29,41 @@ def tune(
     config: ConfigPath = None,
     beam: Beam = None,
     threshold: Threshold = None,
-    budget: Annotated[float, typer.Option(min=1.0, help="Seconds to spend.")] = 300.0,
-    folds: Annotated[int, typer.Option(min=0, max=100, help="Cross-fit by session; 0 = do not.")] = 0,
+    budget: Annotated[float, typer.Option(min=1.0, help="Time budget in seconds.")] = 300.0,
+    folds: Annotated[
+        int, typer.Option(min=0, max=100, help="Also cross-fit over this many folds of sessions; 0: do not.")
+    ] = 0,
     split: SplitName = "val",
     data: DataPath = None,
     as_json: Json = False,
 ) -> None:
-    """Find the weights of `decode` on trials with references."""
-    from arcuate.cli._decode import Source, tune_command
+    """Tune the search weights of `decode` on trials with references."""
+    from arcuate.cli.console import emit_json, progress, say
+    from arcuate.cli.console import out as stdout
+    from arcuate.evaluation.tune import tune as tune_weights
+    from arcuate.progress import percent
 
-    source = Source(scores, lexicon, lm, config, references, beam, threshold, split, data)
-    tune_command(source, out, budget, folds, as_json)
+    with progress("loading") as report:
+        tuned = tune_weights(
+            scores,
+            out,
+            lexicon=lexicon,
+            lm=lm,
+            references=references,
+            config=config,
+            beam=beam,
+            threshold=threshold,
+            budget=budget,
+            folds=folds,
+            split=split,
+            data=data,
+            progress=report,
+        )
+    if as_json:
+        emit_json(tuned.to_dict())
+        return
+    stdout.print(f"WER {percent(tuned.wer)} on the trials that the weights were tuned on", soft_wrap=True)
+    if tuned.cross_fit:
+        rate = percent(tuned.cross_fit.wer_cross_fitted)
+        stdout.print(f"WER {rate} cross-fitted over {folds} folds of sessions", soft_wrap=True)
+    say(f"weights in {out}; use them with: arcuate decode … --config {out}")

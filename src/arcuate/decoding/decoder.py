@@ -1,4 +1,4 @@
-"""For notebooks: `model = arcuate.load(RUN)`, `model.log_probs(bins, session)`, `model.decode(bins, session)`."""
+"""Offline decoder for scripts and notebooks: `decoder = arcuate.load(RUN)`, then `decoder.decode(bins, session)`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,16 @@ from arcuate.models.runtime import choose_device
 from arcuate.run import find_checkpoint
 
 
+def load(path: str | Path, checkpoint: str = "best", device: str = "cpu") -> "Decoder":
+    """Load the model of a run (its best checkpoint by default) or of an imported model folder."""
+    target = choose_device(device, "device")
+    model = load_model(find_checkpoint(Path(path), checkpoint)).to(target)
+    return Decoder(model.eval())
+
+
 @dataclass(frozen=True)
 class Decoder:
-    """A trained model with everything it needs to turn one trial's bins into phonemes."""
+    """A trained model that decodes complete trials, one at a time."""
 
     model: Model
 
@@ -33,47 +40,43 @@ class Decoder:
     def classes(self) -> tuple[str, ...]:
         return self.model.config.classes
 
+    def decode(
+        self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
+    ) -> Hypothesis:
+        """Greedy CTC decoding into phonemes. Arguments as for `outputs`."""
+        log_probs = self.log_probs(bins, session, statistics)
+        return Hypothesis(tuple(greedy(log_probs)), {"acoustic": float(log_probs.max(axis=1).sum())})
+
     def log_probs(
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
     ) -> np.ndarray:
-        """Natural-log probability of every class at every frame: (F, V). Arguments as for `outputs`."""
+        """Natural-log probabilities of all classes at every frame (F, V). Arguments as for `outputs`."""
         outputs = self.outputs(bins, session, statistics)
         return outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
 
     def outputs(
         self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
     ) -> Outputs:
-        """All that the model says of one trial, as a batch of one: frames, scores, speaking mode.
+        """All model outputs of one trial, as a batch of one: frames, log-probabilities, speaking mode.
 
-        `bins` is (T, C), as stored. A model that normalises by block or by the past needs the `statistics` of
-        the block, from `store.block_statistics(info)` or `store.past_statistics(info)`.
+        `bins` is (T, C), as stored. A model that normalises by block or by preceding trials needs the block's
+        `statistics`: `store.block_statistics(info)` or `store.past_statistics(info)`.
         """
         if isinstance(bins, Trial):
             session = session or bins.session
             bins = bins.bins
-        values = torch.from_numpy(np.array(bins, dtype=np.float32))  # a copy: the caller keeps theirs
+        values = torch.from_numpy(np.array(bins, dtype=np.float32))  # a copy: the model may write into it
         self._check(values, session, statistics)
         device = next(self.model.parameters()).device
-        index = (
-            torch.tensor([self.sessions.index(session)])
-            if session is not None
-            else torch.zeros(1, dtype=torch.int64)
-        )
+        index = 0 if session is None else self.sessions.index(session)
         with torch.inference_mode():
             outputs: Outputs = self.model(
                 values[None].to(device),
                 torch.tensor([len(values)], device=device),
-                index.to(device),
+                torch.tensor([index], device=device),
                 batch_statistics(statistics, device),
             )
         return outputs
-
-    def decode(
-        self, bins: np.ndarray | Trial, session: str | None = None, statistics: Statistics | None = None
-    ) -> Hypothesis:
-        """The most probable phonemes, frame by frame."""
-        log_probs = self.log_probs(bins, session, statistics)
-        return Hypothesis(tuple(greedy(log_probs)), {"acoustic": float(log_probs.max(axis=1).sum())})
 
     def _check(self, bins: torch.Tensor, session: str | None, statistics: Statistics | None) -> None:
         n_channels = self.model.config.n_channels
@@ -84,7 +87,7 @@ class Decoder:
         front_end = self.model.config.settings.front_end
         if session not in self.sessions and (session is not None or front_end.session_layer.enabled):
             raise UserError(
-                f"session {session!r} is unknown to this model; it knows {', '.join(self.sessions)}"
+                f"session {session!r} is unknown to this model; choose one of {', '.join(self.sessions)}"
             )
         if front_end.normalise != "none" and statistics is None:
             raise UserError(
@@ -95,6 +98,7 @@ class Decoder:
 
 
 def batch_statistics(statistics: Statistics | None, device: torch.device) -> BatchStatistics | None:
+    """Statistics of one trial as a batch of one."""
     if statistics is None:
         return None
     return BatchStatistics(
@@ -102,10 +106,3 @@ def batch_statistics(statistics: Statistics | None, device: torch.device) -> Bat
         torch.from_numpy(np.array(statistics.sd, dtype=np.float32))[None].to(device),
         torch.tensor([statistics.n_bins], device=device),
     )
-
-
-def load(path: str | Path, checkpoint: str = "best", device: str = "cpu") -> Decoder:
-    """The model of a run (its best checkpoint unless another is named) or of an imported model folder."""
-    place = choose_device(device, "device")
-    model = load_model(find_checkpoint(Path(path), checkpoint)).to(place)
-    return Decoder(model.eval())

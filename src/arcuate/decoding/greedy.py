@@ -1,4 +1,4 @@
-"""The greedy rule: best class per frame, merge repeats, then drop blanks. Nobody else decides this."""
+"""Greedy CTC decoding: best class per frame, merge repeats, then remove blanks."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,7 +9,7 @@ from arcuate.data.alphabet import BLANK
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """A token and the frames it was read from."""
+    """A token and the frames it covers."""
 
     token: int
     first: int
@@ -17,9 +17,9 @@ class TokenSpan:
 
 
 def token_spans(log_probs: Any) -> list[TokenSpan]:
-    """Stretches of frames with the same best class, blanks left out: (F, V), an array or a tensor.
+    """Runs of frames with the same best class, without blanks; `log_probs` is an array or tensor (F, V).
 
-    Repeats are merged before blanks go, so that a blank between two equal tokens keeps both.
+    Repeats are merged before blanks are removed, so a blank between two equal tokens keeps both.
     """
     found, first = [], 0
     for token, group in groupby(log_probs.argmax(-1).tolist()):
@@ -31,5 +31,5 @@ def token_spans(log_probs: Any) -> list[TokenSpan]:
 
 
 def greedy(log_probs: Any) -> list[int]:
-    """Tokens of one trial from its frames, padding cut off."""
+    """Tokens of one trial from its frames (F, V) without padding."""
     return [span.token for span in token_spans(log_probs)]

@@ -1,4 +1,4 @@
-"""Hypothesis: one reading of a trial."""
+"""Hypothesis: one decoding result of a trial."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from arcuate.data.alphabet import token_names
 
 @dataclass(frozen=True)
 class WordTime:
-    """When a word was read: the frames of its first and of its last token."""
+    """Frames of a word's first and last token."""
 
     first: int
     last: int
@@ -15,11 +15,13 @@ class WordTime:
 
 @dataclass(frozen=True)
 class Hypothesis:
+    """Tokens, words or both, with natural-log scores by source."""
+
     tokens: tuple[int, ...]
-    scores: dict[str, float] = field(default_factory=dict)  # natural-log score by source, e.g. "acoustic"
+    scores: dict[str, float] = field(default_factory=dict)  # by source, such as "acoustic" and "lm"
     words: tuple[str, ...] = ()
-    times: tuple[WordTime, ...] = ()  # one per word, where a search knows them
-    total: float | None = None  # what readings of one trial are ranked by: the weighted sum of the scores
+    times: tuple[WordTime, ...] = ()  # one per word, if the search provides them
+    total: float | None = None  # weighted sum of the scores, by which an n-best list is ranked
 
     @property
     def phonemes(self) -> list[str]:
@@ -27,5 +29,5 @@ class Hypothesis:
 
     @property
     def text(self) -> str | None:
-        """The words as one string; None where only phonemes were decoded."""
+        """The words as one string; None if only phonemes were decoded."""
         return " ".join(self.words) if self.words else None

@@ -1,12 +1,12 @@
-"""CTC and transducer in one pass: a beam over token sequences, each scored by both heads at every frame.
+"""Joint CTC/transducer beam search: one beam over token sequences, scored by both heads at every frame.
 
-The transducer's part is the summed probability of all ways through its lattice so far, as in `transducer.Beam`. The CTC
-part is the summed probability of all ways in which exactly these tokens were said up to this frame. It is exact,
-however late a token joins: a reading remembers what its last two states scored at every frame, and a longer reading is
-worked out from there. What is far less likely than the reading's own beginnings is forgotten, frames and tokens alike,
-so that the state of a long stream holds its last words and not its whole past. While the search runs, CTC may be some
-tokens behind the transducer at a price; at the end it has to have said them all. `start / step / finish`, the state is
-a value.
+The transducer score is the sum over all lattice paths so far, as in `TransducerBeamSearch`. The CTC score is the sum
+over all paths that emit exactly these tokens up to this frame. Joint decoding usually scores CTC prefixes (Watanabe et
+al. 2017); here the CTC score is exact however late a token is appended: a hypothesis keeps the forward variables of its
+last two CTC states at every frame, and an extension is computed from them. Forward variables far below the hypothesis'
+best are dropped, frames and tokens alike, so the state of a long stream covers its last words only. During the search
+the CTC path may lag some tokens behind the transducer at a cost; at the end it must have emitted all. `start / step /
+finish` with immutable states.
 """
 
 from dataclasses import dataclass, field
@@ -17,48 +17,56 @@ from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.transducer import MAX_SYMBOLS, HeadWeights, Readings
+from arcuate.decoding.transducer import (
+    MAX_SYMBOLS,
+    BeamState,
+    HeadWeights,
+    collect_hypotheses,
+    group_alignments,
+)
 from arcuate.models.transducer import Transducer
 
-LAG = 2.0  # nat for every token that CTC has not said yet
-FORGET = 100.0  # nat below the best of a reading's states: what is less likely is not remembered
-TRIED = 2  # so many times the width of the beam are looked at when readings grow by a token
+_LAG_COST = 2.0  # nat per token that the CTC path has not emitted yet
+_FORGET_BELOW = 100.0  # nat below a hypothesis' best forward variable: dropped
+_N_TRIED = 2  # times the beam width: extensions scored by CTC
 
 
 @dataclass(frozen=True)
-class Column:
-    """Log-probabilities of one reading under CTC, after the frames so far."""
+class _CtcScore:
+    """CTC forward variables (log) of one token sequence of U tokens, after the frames so far."""
 
-    now: np.ndarray  # (2u + 1,) of its last states, u of U tokens: blank, token, blank, …
-    past: (
+    alpha: np.ndarray  # (2u + 1,) of the last u tokens: blank, token, blank, …
+    history: (
         np.ndarray
-    )  # (t + 1, 2) of the last token and of the blank after it, before the first frame heard and after each
+    )  # (t + 1, 2) of the last token and its blank, before the first kept frame and after each
 
     @property
-    def score(self) -> float:
-        return float(np.logaddexp(*self.past[-1]))
+    def log_prob(self) -> float:
+        """Log-probability that exactly these tokens were emitted."""
+        return float(np.logaddexp(*self.history[-1]))
 
     @property
     def rank(self) -> float:
-        """The score, or that of the first tokens where CTC is still behind with the others."""
-        levels = np.logaddexp(self.now[2::2], self.now[1::2])  # after 1, 2, … tokens
-        levels = np.concatenate([self.now[:1], levels])
-        return float((levels - LAG * np.arange(len(levels) - 1, -1, -1)).max())
+        """The best of the token sequence and its beginnings, with a cost per missing token."""
+        emitted = np.logaddexp(self.alpha[2::2], self.alpha[1::2])  # after 1, 2, … tokens
+        emitted = np.concatenate([self.alpha[:1], emitted])
+        return float((emitted - _LAG_COST * np.arange(len(emitted) - 1, -1, -1)).max())
 
 
-EMPTY = Column(np.zeros(1), np.array([[-np.inf, 0.0]]))
+_EMPTY = _CtcScore(np.zeros(1), np.array([[-np.inf, 0.0]]))
+_Level = tuple[BeamState, list[_CtcScore]]  # hypotheses that emitted the same number of tokens at this frame
 
 
 @dataclass(frozen=True)
 class JointState:
-    readings: Readings  # scores are the transducer's
-    columns: list[Column]  # one per reading
-    heard: np.ndarray  # (t, V) CTC log-probabilities of the last frames
+    hypotheses: BeamState  # with transducer scores
+    ctc: list[_CtcScore]  # one per hypothesis
+    log_probs: np.ndarray  # (t, V) CTC log-probabilities of the kept frames
 
 
 @dataclass(frozen=True)
 class JointBeamSearch:
-    """At most `width` readings per frame, ranked by both heads."""
+    """Beam search with at most `width` hypotheses per frame, ranked by both heads."""
 
     head: Transducer
     width: int = 8
@@ -67,23 +75,21 @@ class JointBeamSearch:
 
     def start(self) -> JointState:
         predicted, predictor = self.head.start(1)
-        readings = Readings([()], predicted.new_zeros(1), predicted, predictor)
-        return JointState(readings, [EMPTY], np.zeros((0, self.head.output.out_features)))
+        hypotheses = BeamState([()], predicted.new_zeros(1), predicted, predictor)
+        return JointState(hypotheses, [_EMPTY], np.zeros((0, self.head.output.out_features)))
 
     def step(self, state: JointState, frames: Tensor, log_probs: np.ndarray) -> JointState:
-        """The next frames (f, D) of the encoder, and what CTC says of them (f, V)."""
-        for frame, scores in zip(
-            self.head.from_frames(frames), np.asarray(log_probs, np.float64), strict=True
-        ):
-            state = self._cross(state, frame, scores)
+        """Advance the state over further encoder frames (f, D) and their CTC log-probabilities (f, V)."""
+        for frame, row in zip(self.head.from_frames(frames), np.asarray(log_probs, np.float64), strict=True):
+            state = self._step_frame(state, frame, row)
         return state
 
     def finish(self, state: JointState) -> list[Hypothesis]:
-        """All readings left, best first; both scores are those of the whole trial."""
+        """N-best list of all hypotheses in the beam; both scores cover the complete trial."""
         found = [
-            self._hypothesis(tokens, score, column.score)
-            for tokens, score, column in zip(
-                state.readings.tokens, state.readings.scores.tolist(), state.columns, strict=True
+            self._hypothesis(tokens, score, ctc.log_prob)
+            for tokens, score, ctc in zip(
+                state.hypotheses.tokens, state.hypotheses.scores.tolist(), state.ctc, strict=True
             )
         ]
         return sorted(found, key=lambda h: -(h.total or 0.0))
@@ -94,134 +100,122 @@ class JointBeamSearch:
         )
 
     def _total(self, transducer: np.ndarray | float, ctc: np.ndarray | float) -> np.ndarray | float:
-        if not self.weights.ctc:  # where CTC says never, nought times that is still nought
+        if not self.weights.ctc:  # 0 · −inf would be NaN
             return self.weights.transducer * transducer
         return self.weights.transducer * transducer + self.weights.ctc * ctc
 
-    def _cross(self, state: JointState, frame: Tensor, scores: np.ndarray) -> JointState:
-        """Through one frame: tokens as long as they help, then the blank to the next frame."""
-        heard = np.concatenate([state.heard, scores[None]])
-        active = state.readings
-        columns = [advance(c, t, scores) for c, t in zip(state.columns, active.tokens, strict=True)]
-        levels: list[tuple[Readings, list[Column]]] = []
+    def _step_frame(self, state: JointState, frame: Tensor, row: np.ndarray) -> JointState:
+        """Process one frame: emit tokens as long as they help, then the blank to the next frame."""
+        kept = np.concatenate([state.log_probs, row[None]])
+        active = state.hypotheses
+        ctc = [_advance(c, t, row) for c, t in zip(state.ctc, active.tokens, strict=True)]
+        levels: list[_Level] = []
         for emitted in range(self.max_symbols + 1):
             log_probs = active.scores[:, None] + self.head.log_probs(frame, active.predicted)  # (n, V)
-            waiting = Readings(active.tokens, log_probs[:, BLANK], active.predicted, active.predictor)
-            levels.append((waiting, columns))
+            waiting = BeamState(active.tokens, log_probs[:, BLANK], active.predicted, active.predictor)
+            levels.append((waiting, ctc))
             if emitted == self.max_symbols:
                 break
-            active, columns = self._extend(active, columns, log_probs, heard)
-            if self._settled(levels, active, columns):
+            active, ctc = self._extend(active, ctc, log_probs, kept)
+            if self._can_stop(levels, active, ctc):
                 break
-        return self._gather(levels, heard)
+        return self._merge_levels(levels, kept)
 
-    def _ranks(self, readings: Readings, columns: list[Column]) -> np.ndarray:
-        ctc = np.array([column.rank for column in columns])
-        return np.asarray(self._total(readings.scores.double().cpu().numpy(), ctc))
+    def _ranks(self, hypotheses: BeamState, ctc: list[_CtcScore]) -> np.ndarray:
+        ranks = np.array([c.rank for c in ctc])
+        return np.asarray(self._total(hypotheses.scores.double().cpu().numpy(), ranks))
 
-    def _settled(
-        self, levels: list[tuple[Readings, list[Column]]], active: Readings, columns: list[Column]
-    ) -> bool:
-        """Whether enough readings wait that are better than any that just grew."""
+    def _can_stop(self, levels: list[_Level], active: BeamState, ctc: list[_CtcScore]) -> bool:
+        """Whether `width` waiting hypotheses rank higher than every new extension."""
         waiting = np.sort(np.concatenate([self._ranks(*level) for level in levels]))
-        return len(waiting) >= self.width and bool(self._ranks(active, columns).max() < waiting[-self.width])
+        return len(waiting) >= self.width and bool(self._ranks(active, ctc).max() < waiting[-self.width])
 
     def _extend(
-        self, active: Readings, columns: list[Column], log_probs: Tensor, heard: np.ndarray
-    ) -> tuple[Readings, list[Column]]:
-        """The best readings that are one token longer: many by the transducer, of those the best by both."""
+        self, active: BeamState, ctc: list[_CtcScore], log_probs: Tensor, kept_frames: np.ndarray
+    ) -> _Level:
+        """The best extensions by one token: preselected by the transducer, selected by both heads."""
         log_probs = log_probs.clone()
         log_probs[:, BLANK] = -torch.inf
-        n_tried = min(TRIED * self.width, log_probs.numel() - len(log_probs))
+        n_tried = min(_N_TRIED * self.width, log_probs.numel() - len(log_probs))
         scores, chosen = log_probs.flatten().topk(n_tried)
         rows, classes = chosen // log_probs.shape[1], chosen % log_probs.shape[1]
         lasts = [active.tokens[row][-1:] for row in rows.tolist()]
-        longer = grow([columns[row] for row in rows.tolist()], lasts, classes.tolist(), heard)
-        ranks = self._total(scores.double().cpu().numpy(), np.array([column.rank for column in longer]))
+        longer = _append_tokens([ctc[row] for row in rows.tolist()], lasts, classes.tolist(), kept_frames)
+        ranks = self._total(scores.double().cpu().numpy(), np.array([c.rank for c in longer]))
         best = np.argsort(-np.asarray(ranks), kind="stable")[: self.width]
         kept = torch.from_numpy(best).to(rows.device)
         rows, classes, scores = rows[kept], classes[kept], scores[kept]
         tokens = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
         predicted, predictor = self.head.step(self.head.select(active.predictor, rows), classes)
-        return Readings(tokens, scores, predicted, predictor), [longer[i] for i in best.tolist()]
+        return BeamState(tokens, scores, predicted, predictor), [longer[i] for i in best.tolist()]
 
-    def _gather(self, levels: list[tuple[Readings, list[Column]]], heard: np.ndarray) -> JointState:
-        """Readings with the same tokens become one; the best by both heads are kept."""
-        ways: dict[tuple[int, ...], list[tuple[float, int, int]]] = {}
-        for level, (readings, _) in enumerate(levels):
-            for row, (tokens, score) in enumerate(
-                zip(readings.tokens, readings.scores.tolist(), strict=True)
-            ):
-                ways.setdefault(tokens, []).append((score, level, row))
-        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in way])) for t, way in ways.items()}
-        places = {t: max(way)[1:] for t, way in ways.items()}  # the same tokens are the same prediction
-        columns = {t: levels[level][1][row] for t, (level, row) in places.items()}
-        order = sorted(totals, key=lambda t: -float(self._total(totals[t], columns[t].rank)))[: self.width]
-        order.sort(key=lambda t: places[t])
-        parts = []
-        for level, (readings, _) in enumerate(levels):
-            picked = [places[t][1] for t in order if places[t][0] == level]
-            if picked:
-                rows = torch.tensor(picked, device=readings.scores.device)
-                parts.append((readings.predicted[rows], self.head.select(readings.predictor, rows)))
-        kept = Readings(
-            order,
-            levels[0][0].scores.new_tensor([totals[t] for t in order]),
-            torch.cat([predicted for predicted, _ in parts]),
-            self.head.concatenate([state for _, state in parts]),
+    def _merge_levels(self, levels: list[_Level], kept_frames: np.ndarray) -> JointState:
+        """Sum the alignments of equal token sequences and keep the best `width` by both heads."""
+        alignments = group_alignments([hypotheses for hypotheses, _ in levels])
+        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
+        sources = {
+            t: max(found)[1:] for t, found in alignments.items()
+        }  # equal tokens: equal predictor states
+        ctc = {t: levels[level][1][row] for t, (level, row) in sources.items()}
+        best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].rank)))[: self.width]
+        kept = collect_hypotheses(
+            self.head, [hypotheses for hypotheses, _ in levels], totals, {t: sources[t] for t in best}
         )
-        return JointState(kept, *forget([columns[t] for t in order], heard))
+        return JointState(kept, *_forget([ctc[t] for t in kept.tokens], kept_frames))
 
 
-def forget(columns: list[Column], heard: np.ndarray) -> tuple[list[Column], np.ndarray]:
-    """First frames and first tokens that no reading can gain anything from, left out."""
-    n = min(n_faint(np.logaddexp(*c.past.T), c.now) for c in columns)
-    shorter = [Column(c.now[n_faint(c.now, c.now) // 2 * 2 :], c.past[n:]) for c in columns]
-    return shorter, heard[n:]
+def _forget(ctc: list[_CtcScore], frames: np.ndarray) -> tuple[list[_CtcScore], np.ndarray]:
+    """Drop the first frames and first tokens that no hypothesis can gain from."""
+    n = min(_n_negligible(np.logaddexp(*c.history.T), c.alpha) for c in ctc)
+    shorter = [_CtcScore(c.alpha[_n_negligible(c.alpha, c.alpha) // 2 * 2 :], c.history[n:]) for c in ctc]
+    return shorter, frames[n:]
 
 
-def n_faint(values: np.ndarray, states: np.ndarray) -> int:
-    """How many values at the beginning are below everything that counts; the last one always stays."""
-    faint = values < states.max() - FORGET
-    return len(values) - 1 if faint.all() else int(faint.argmin())
+def _n_negligible(values: np.ndarray, alpha: np.ndarray) -> int:
+    """Number of leading values far below the best forward variable; the last value is always kept."""
+    negligible = values < alpha.max() - _FORGET_BELOW
+    return len(values) - 1 if negligible.all() else int(negligible.argmin())
 
 
-def advance(column: Column, tokens: tuple[int, ...], scores: np.ndarray) -> Column:
-    """A reading one frame later."""
-    now, n = column.now, len(column.now)
+def _advance(ctc: _CtcScore, tokens: tuple[int, ...], log_probs: np.ndarray) -> _CtcScore:
+    """CTC forward recursion over one frame (V,), in O(kept tokens)."""
+    alpha, n = ctc.alpha, len(ctc.alpha)
     labels = np.full(n, BLANK)
     labels[1::2] = tokens[len(tokens) - n // 2 :]
-    new = now.copy()
-    new[1:] = np.logaddexp(new[1:], now[:-1])
-    skips = np.flatnonzero(labels[3::2] != labels[1:-2:2]) * 2 + 3  # a token may follow another one at once
-    new[skips] = np.logaddexp(new[skips], now[skips - 2])
-    new += scores[labels]
+    new = alpha.copy()
+    new[1:] = np.logaddexp(new[1:], alpha[:-1])
+    skips = (
+        np.flatnonzero(labels[3::2] != labels[1:-2:2]) * 2 + 3
+    )  # different tokens need no blank between them
+    new[skips] = np.logaddexp(new[skips], alpha[skips - 2])
+    new += log_probs[labels]
     last = new[-2] if n > 1 else -np.inf
-    return Column(new, np.concatenate([column.past, [[last, new[-1]]]]))
+    return _CtcScore(new, np.concatenate([ctc.history, [[last, new[-1]]]]))
 
 
-def grow(
-    columns: list[Column], lasts: list[tuple[int, ...]], tokens: list[int], heard: np.ndarray
-) -> list[Column]:
-    """Readings with one more token each, as if it had been there from the start."""
-    past = np.stack([column.past for column in columns])  # (n, t + 1, 2)
+def _append_tokens(
+    ctc: list[_CtcScore], lasts: list[tuple[int, ...]], tokens: list[int], frames: np.ndarray
+) -> list[_CtcScore]:
+    """Append one token to each sequence, by running its two new states over all kept frames (t, V)."""
+    history = np.stack([c.history for c in ctc])  # (n, t + 1, 2)
     repeats = np.array([last == (token,) for last, token in zip(lasts, tokens, strict=True)])
-    before = np.where(repeats[:, None], past[..., 1], np.logaddexp(past[..., 0], past[..., 1]))  # (n, t + 1)
-    new = np.full(past.shape, -np.inf)
-    for k, scores in enumerate(heard):
-        new[:, k + 1, 0] = np.logaddexp(new[:, k, 0], before[:, k]) + scores[tokens]
-        new[:, k + 1, 1] = np.logaddexp(new[:, k, 0], new[:, k, 1]) + scores[BLANK]
+    before = np.where(
+        repeats[:, None], history[..., 1], np.logaddexp(history[..., 0], history[..., 1])
+    )  # (n, t + 1)
+    new = np.full(history.shape, -np.inf)
+    for k, log_probs in enumerate(frames):
+        new[:, k + 1, 0] = np.logaddexp(new[:, k, 0], before[:, k]) + log_probs[tokens]
+        new[:, k + 1, 1] = np.logaddexp(new[:, k, 0], new[:, k, 1]) + log_probs[BLANK]
     return [
-        Column(np.concatenate([column.now, states[-1]]), states)
-        for column, states in zip(columns, new, strict=True)
+        _CtcScore(np.concatenate([c.alpha, states[-1]]), states) for c, states in zip(ctc, new, strict=True)
     ]
 
 
 @torch.inference_mode()
 def search_joint(
     searcher: JointBeamSearch,
-    frames: Tensor,  # (F, D) of one trial, padding cut off
+    frames: Tensor,  # (F, D) of one trial, without padding
     log_probs: np.ndarray,  # (F, V) of the CTC head
 ) -> list[Hypothesis]:
-    """The readings of a whole trial, best first."""
+    """Decode a complete trial into an n-best list."""
     return searcher.finish(searcher.step(searcher.start(), frames, log_probs))

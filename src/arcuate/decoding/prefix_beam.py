@@ -1,4 +1,18 @@
-"""The compiled loop of the prefix beam search: Python to read, machine code to run."""
+"""CTC prefix beam search (Hannun et al. 2014): the most probable token sequences, summed over all alignments.
+
+Different here: prefixes are rows of a structured array that point into a shared back-pointer buffer, and the next beam
+is selected with a bounded heap, so a frame costs O(beam · V + beam · log beam) without sorting all candidates.
+
+Recurrence for a prefix with log-scores b (alignments ending in blank) and k (ending in its last token a), and class
+log-probabilities p:
+
+    stay     b' = log(e^b + e^k) + p(blank)
+             k' = k + p(a), plus the extension of its parent by a if the parent is in the beam too
+    extend   k' = log(e^b + e^k) + p(c) for c ≠ a;  b + p(a) for c = a, because CTC needs a blank between equal tokens
+
+An extension that equals a prefix of the beam is added to that prefix and not offered again. Scores are float64 logs;
+`log_add` handles −inf, so impossible classes need no special case.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,64 +22,187 @@ import numpy as np
 from numba import njit
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.decoding.backpointers import NEVER, Log, Row, empty_log, log_add, mix, power_of_two
+from arcuate.decoding.compiled import NEVER, Backpointers, Row, hash_append, log_add, power_of_two
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.errors import UserError
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import NGramArrays, advance
 
-PREFIX = np.dtype(
+_BLOCK = 64  # frames per compiled call
+
+_PREFIX = np.dtype(
     [
         ("log_blank", np.float64),  # all alignments that end in blank
         ("log_token", np.float64),  # all alignments that end in the last token
-        ("lm", np.float64),  # n-gram score so far, unweighted
-        ("prior", np.float64),  # weighted n-gram score and bonus so far
-        ("identity", np.uint64),  # of the token sequence
-        ("parent", np.uint64),  # of the sequence without its last token
+        ("lm", np.float64),  # n-gram score, unweighted
+        ("prior", np.float64),  # weighted n-gram score plus token bonuses
+        ("sequence_hash", np.uint64),  # of all tokens
+        ("parent_hash", np.uint64),  # of all tokens but the last
         ("lm_state", np.int64),
-        ("entry", np.int64),  # its row in the log, -1 for the empty prefix
-        ("last", np.int32),  # its last token, -1 for the empty prefix
+        ("backpointer", np.int64),  # row of the last token, -1 for the empty prefix
+        ("last_token", np.int32),  # -1 for the empty prefix
         ("n_tokens", np.int32),
     ],
     align=True,
 )
-ENTRY = np.dtype([("before", np.int32), ("token", np.int32)])
+_BACKPOINTER = np.dtype([("previous", np.int32), ("token", np.int32)])
 
 
-class Prior(NamedTuple):
-    """What token sequences are worth before anything is heard."""
+@dataclass(frozen=True, eq=False)
+class TokenLM:
+    """An n-gram over tokens, and the n-gram word id of every class."""
 
     arrays: NGramArrays
-    words: np.ndarray  # (V,) int64: token to word of the n-gram; empty where there is none
+    words: np.ndarray  # (V,) int64; empty: no model
+    start: int = 0
+    eos: int = 0
+
+    def end_scores(self, states: np.ndarray) -> np.ndarray:
+        """Log-probability of the sentence end after each state."""
+        if not len(self.words):
+            return np.zeros(len(states))
+        return np.array([advance(self.arrays, state, self.eos)[0] for state in states])
+
+
+def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int = BLANK) -> TokenLM:
+    """Use an n-gram whose words are class names; every class except blank must be in its vocabulary."""
+    words = np.array([model.words.find(name) for name in classes], np.int64)
+    missing = [name for i, name in enumerate(classes) if words[i] < 0 and i != blank]
+    if missing:
+        raise UserError(
+            f"the phoneme n-gram lacks {', '.join(missing)}; build it from lines of phoneme names"
+        )
+    return TokenLM(model.arrays, words, model.start, model.eos)
+
+
+def _read_only(values: Sequence[float], dtype: type) -> np.ndarray:
+    array: np.ndarray = np.array(values, dtype)
+    array.flags.writeable = (
+        False  # like the arrays of a mapped file, so that one compiled version serves both
+    )
+    return array
+
+
+_NO_LM = TokenLM(
+    NGramArrays(
+        words=_read_only([-1], np.int32),
+        log_probs=_read_only([0.0], np.float32),
+        backoffs=_read_only([0.0], np.float32),
+        firsts=_read_only([1, 1], np.int32),
+        suffixes=_read_only([0], np.int32),
+        nexts=_read_only([], np.int32),
+    ),
+    np.empty(0, np.int64),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixState:
+    """The beam after some frames. `step` returns a new one and leaves the old one valid."""
+
+    beam: np.ndarray  # (n,) _PREFIX, best first
+    backpointers: Backpointers
+    n_frames: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixBeamSearch:
+    """Prefix beam search over tokens, optionally with an n-gram over tokens. Holds nothing of a trial."""
+
+    beam: int = 20
+    classes: tuple[str, ...] = CLASSES
+    blank: int = BLANK
+    model: TokenLM = _NO_LM
+    lm_weight: float = 0.0
+    token_bonus: float = 0.0
+
+    def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
+        """Decode a complete trial (F, V)."""
+        return self.finish(self.step(self.start(), log_probs), n_best)
+
+    def tokens(self, log_probs: np.ndarray) -> list[int]:
+        """Best token sequence of one trial."""
+        return list(self.search(log_probs)[0].tokens)
+
+    def start(self) -> PrefixState:
+        beam = np.zeros(1, _PREFIX)
+        beam["log_token"], beam["last_token"], beam["backpointer"] = -np.inf, -1, -1
+        beam["lm_state"] = self.model.start
+        return PrefixState(beam, Backpointers.empty(_BACKPOINTER, self.beam * _BLOCK))
+
+    def step(self, state: PrefixState, log_probs: np.ndarray) -> PrefixState:
+        """Advance the state over further frames: (F, V) natural-log probabilities."""
+        frames = check_log_probs(log_probs, self.classes)
+        for first in range(0, len(frames), _BLOCK):
+            state = self._step(state, frames[first : first + _BLOCK])
+        return state
+
+    def _step(self, state: PrefixState, frames: np.ndarray) -> PrefixState:
+        backpointers = state.backpointers.reserve(self.beam * len(frames))
+        prior = _Prior(self.model.arrays, self.model.words, self.lm_weight, self.token_bonus)
+        beam, n = _run_frames(
+            frames, state.beam, backpointers.rows, backpointers.n, prior, self.blank, self.beam
+        )
+        return PrefixState(beam, backpointers.appended(n), state.n_frames + len(frames))
+
+    def partial(self, state: PrefixState) -> tuple[int, ...]:
+        """Best prefix so far."""
+        return tuple(_trace_tokens(state.backpointers.rows, state.beam["backpointer"][0]).tolist())
+
+    def finish(self, state: PrefixState, n_best: int = 1) -> list[Hypothesis]:
+        """N-best list of token sequences with scores by source."""
+        beam, ends = state.beam, self.model.end_scores(state.beam["lm_state"])
+        acoustic = np.logaddexp(beam["log_blank"], beam["log_token"])
+        totals = acoustic + beam["prior"] + self.lm_weight * ends
+        best = np.argsort(-totals, kind="stable")[:n_best]
+        return [
+            Hypothesis(
+                tuple(_trace_tokens(state.backpointers.rows, beam["backpointer"][i]).tolist()),
+                {
+                    "acoustic": float(acoustic[i]),
+                    "lm": float(beam["lm"][i] + ends[i]),
+                    "bonus": self.token_bonus * int(beam["n_tokens"][i]),
+                },
+                total=float(totals[i]),
+            )
+            for i in best
+        ]
+
+
+class _Prior(NamedTuple):
+    """Scores that do not depend on the frames."""
+
+    arrays: NGramArrays
+    words: np.ndarray  # (V,) int64, n-gram word id of each class; empty: no n-gram
     lm_weight: float
     token_bonus: float
 
 
-class Work(NamedTuple):
-    """Scratch space of one call."""
+class _Scratch(NamedTuple):
+    """Work memory of one compiled call."""
 
-    log_blank: np.ndarray  # (width,) after this frame, for prefixes that stay
+    log_blank: np.ndarray  # (beam,) after this frame, of prefixes that stay
     log_token: np.ndarray
-    totals: np.ndarray  # (width,) before this frame
-    taken: np.ndarray  # (width, V) the frame in which an extension was merged into a prefix of the beam
-    table: np.ndarray  # (power of two,) prefixes by identity
-    heap: np.ndarray  # (width,) ranks of the chosen, the worst first
-    codes: np.ndarray  # (width,) who they are
+    totals: np.ndarray  # (beam,) before this frame
+    merged_at: np.ndarray  # (beam, V) last frame in which this extension was added to a prefix of the beam
+    table: np.ndarray  # (power of two,) hash table of the prefixes
+    heap: np.ndarray  # (beam,) scores of the selected candidates, worst first
+    codes: np.ndarray  # (beam,) selected candidates: prefix · (V + 1) + 1 + token, or + 0 for staying
 
 
 @njit(cache=True)
-def step_frames(
+def _run_frames(
     frames: np.ndarray,  # (F, V) float32
-    beam: np.ndarray,  # (n,) PREFIX
-    entries: np.ndarray,  # (room,) ENTRY, appended to
-    n_entries: int,
-    prior: Prior,
+    beam: np.ndarray,  # (n,) _PREFIX
+    backpointers: np.ndarray,  # (capacity,) _BACKPOINTER, appended to
+    n_rows: int,
+    prior: _Prior,
     blank: int,
     width: int,
 ) -> tuple[np.ndarray, int]:
-    """The beam after all frames, best first, and how many entries are written."""
-    work = Work(
+    """Advance the beam over the frames; return it, best first, and the number of back-pointer rows."""
+    scratch = _Scratch(
         np.empty(width),
         np.empty(width),
         np.empty(width),
@@ -75,91 +212,106 @@ def step_frames(
         np.empty(width, np.int64),
     )
     for t in range(frames.shape[0]):
-        stay(beam, frames[t], blank, t, work)
-        n_chosen = choose(beam, frames[t], blank, t, prior, width, work)
-        beam, n_entries = rebuild(beam, frames[t], n_chosen, entries, n_entries, prior, work)
-    return beam, n_entries
+        _stay(beam, frames[t], blank, t, scratch)
+        n_selected = _select(beam, frames[t], blank, t, prior, width, scratch)
+        beam, n_rows = _collect_beam(beam, frames[t], n_selected, backpointers, n_rows, prior, scratch)
+    return beam, n_rows
 
 
 @njit(cache=True)
-def stay(beam: np.ndarray, logp: np.ndarray, blank: int, t: int, work: Work) -> None:
-    """Scores of the prefixes that remain as they are, also by way of a shorter prefix that grows into them."""
+def _stay(beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, scratch: _Scratch) -> None:
+    """Scores of unchanged prefixes, including the extension of a parent that is in the beam as well."""
     for i in range(beam.shape[0]):
-        here = beam[i]
-        work.totals[i] = log_add(here.log_blank, here.log_token)
-        work.log_blank[i] = work.totals[i] + logp[blank]
-        work.log_token[i] = here.log_token + logp[here.last] if here.last >= 0 else NEVER
-    fill(beam, work.table)
+        prefix = beam[i]
+        scratch.totals[i] = log_add(prefix.log_blank, prefix.log_token)
+        scratch.log_blank[i] = scratch.totals[i] + log_probs[blank]
+        scratch.log_token[i] = (
+            prefix.log_token + log_probs[prefix.last_token] if prefix.last_token >= 0 else NEVER
+        )
+    _fill_table(beam, scratch.table)
     for i in range(beam.shape[0]):
-        before = find(beam, work.table, beam[i].parent) if beam[i].last >= 0 else -1
-        if before >= 0:
-            token = beam[i].last
-            work.taken[before, token] = t
-            work.log_token[i] = log_add(work.log_token[i], extended(beam, before, token, logp, work.totals))
+        parent = _find_prefix(beam, scratch.table, beam[i].parent_hash) if beam[i].last_token >= 0 else -1
+        if parent >= 0:
+            token = beam[i].last_token
+            scratch.merged_at[parent, token] = t
+            scratch.log_token[i] = log_add(
+                scratch.log_token[i], _extended(beam, parent, token, log_probs, scratch.totals)
+            )
 
 
 @njit(cache=True)
-def extended(beam: np.ndarray, i: int, token: int, logp: np.ndarray, totals: np.ndarray) -> float:
-    """A prefix and one token more; its own last token comes again only after a blank."""
-    before = beam[i].log_blank if beam[i].last == token else totals[i]
-    return before + logp[token]
+def _extended(beam: np.ndarray, i: int, token: int, log_probs: np.ndarray, totals: np.ndarray) -> float:
+    """Score of a prefix extended by a token; a repeated token needs a blank before it."""
+    before = beam[i].log_blank if beam[i].last_token == token else totals[i]
+    return before + log_probs[token]
 
 
 @njit(cache=True)
-def choose(
-    beam: np.ndarray, logp: np.ndarray, blank: int, t: int, prior: Prior, width: int, work: Work
+def _select(
+    beam: np.ndarray,
+    log_probs: np.ndarray,
+    blank: int,
+    t: int,
+    prior: _Prior,
+    width: int,
+    scratch: _Scratch,
 ) -> int:
-    """The best candidates of this frame in a heap; an n-gram is asked only where the sound alone would do."""
-    n, n_classes = 0, logp.shape[0]
+    """Put the best candidates of this frame into the heap; return their number.
+
+    The n-gram is queried only for candidates whose score without it enters the heap: n-gram scores are never positive,
+    so the others could not enter either.
+    """
+    n, n_classes = 0, log_probs.shape[0]
     for i in range(beam.shape[0]):
-        rank = log_add(work.log_blank[i], work.log_token[i]) + beam[i].prior
-        n = offer(work.heap, work.codes, n, width, rank, i * (n_classes + 1))
+        rank = log_add(scratch.log_blank[i], scratch.log_token[i]) + beam[i].prior
+        n = _heap_offer(scratch.heap, scratch.codes, n, width, rank, i * (n_classes + 1))
     bonus = prior.token_bonus
     for i in range(beam.shape[0]):
         for token in range(n_classes):
-            if token == blank or work.taken[i, token] == t:
+            if token == blank or scratch.merged_at[i, token] == t:
                 continue
-            rank = extended(beam, i, token, logp, work.totals) + beam[i].prior + bonus
-            if rank == NEVER or (n == width and rank <= work.heap[0]):
+            rank = _extended(beam, i, token, log_probs, scratch.totals) + beam[i].prior + bonus
+            if rank == NEVER or (n == width and rank <= scratch.heap[0]):
                 continue
             if prior.words.shape[0]:
                 rank += prior.lm_weight * advance(prior.arrays, beam[i].lm_state, prior.words[token])[0]
-            n = offer(work.heap, work.codes, n, width, rank, i * (n_classes + 1) + 1 + token)
+            n = _heap_offer(scratch.heap, scratch.codes, n, width, rank, i * (n_classes + 1) + 1 + token)
     return n
 
 
 @njit(cache=True)
-def rebuild(
+def _collect_beam(
     beam: np.ndarray,
-    logp: np.ndarray,
-    n_chosen: int,
-    entries: np.ndarray,
-    n_entries: int,
-    prior: Prior,
-    work: Work,
+    log_probs: np.ndarray,
+    n_selected: int,
+    backpointers: np.ndarray,
+    n_rows: int,
+    prior: _Prior,
+    scratch: _Scratch,
 ) -> tuple[np.ndarray, int]:
-    """The chosen candidates as the next beam, best first."""
-    n_classes = logp.shape[0]
-    new = np.empty(n_chosen, beam.dtype)
-    for place in range(n_chosen - 1, -1, -1):
-        code = pop(work.heap, work.codes, place + 1)
+    """Build the next beam, best first, from the selected candidates."""
+    n_classes = log_probs.shape[0]
+    new = np.empty(n_selected, beam.dtype)
+    for rank in range(n_selected - 1, -1, -1):  # the heap returns the worst first
+        code = _heap_pop(scratch.heap, scratch.codes, rank + 1)
         i, token = code // (n_classes + 1), code % (n_classes + 1) - 1
-        new[place] = beam[i]
+        new[rank] = beam[i]
         if token < 0:
-            new[place].log_blank, new[place].log_token = work.log_blank[i], work.log_token[i]
+            new[rank].log_blank, new[rank].log_token = scratch.log_blank[i], scratch.log_token[i]
             continue
-        entries[n_entries].before, entries[n_entries].token = beam[i].entry, token
-        lengthen(new[place], token, extended(beam, i, token, logp, work.totals), n_entries, prior)
-        n_entries += 1
-    return new, n_entries
+        backpointers[n_rows].previous, backpointers[n_rows].token = beam[i].backpointer, token
+        log_token = _extended(beam, i, token, log_probs, scratch.totals)
+        _append_token(new[rank], token, log_token, n_rows, prior)
+        n_rows += 1
+    return new, n_rows
 
 
 @njit(cache=True)
-def lengthen(prefix: Row, token: int, log_token: float, entry: int, prior: Prior) -> None:
+def _append_token(prefix: Row, token: int, log_token: float, backpointer: int, prior: _Prior) -> None:
     prefix.log_blank, prefix.log_token = NEVER, log_token
-    prefix.parent = prefix.identity
-    prefix.identity = mix(prefix.identity, np.uint64(token + 1))
-    prefix.entry, prefix.last = entry, token
+    prefix.parent_hash = prefix.sequence_hash
+    prefix.sequence_hash = hash_append(prefix.sequence_hash, np.uint64(token + 1))
+    prefix.backpointer, prefix.last_token = backpointer, token
     prefix.n_tokens += 1
     prefix.prior += prior.token_bonus
     if prior.words.shape[0]:
@@ -170,12 +322,12 @@ def lengthen(prefix: Row, token: int, log_token: float, entry: int, prior: Prior
 
 
 @njit(cache=True)
-def offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, rank: float, code: int) -> int:
-    """Put a candidate into the heap of the best, whose worst stands first; how many it holds then."""
+def _heap_offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, rank: float, code: int) -> int:
+    """Insert into a min-heap of at most `width` candidates, replacing the worst; return its size."""
     if n == width:
         if rank <= heap[0]:
             return n
-        sift(heap, codes, n, 0, rank, code)
+        _heap_sift(heap, codes, n, 0, rank, code)
         return n
     at = n
     while at > 0 and heap[(at - 1) >> 1] > rank:
@@ -187,15 +339,15 @@ def offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, rank: float, 
 
 
 @njit(cache=True)
-def pop(heap: np.ndarray, codes: np.ndarray, n: int) -> int:
-    """Take the worst of n."""
+def _heap_pop(heap: np.ndarray, codes: np.ndarray, n: int) -> int:
+    """Remove the worst of n candidates and return its code."""
     worst = codes[0]
-    sift(heap, codes, n - 1, 0, heap[n - 1], codes[n - 1])
+    _heap_sift(heap, codes, n - 1, 0, heap[n - 1], codes[n - 1])
     return worst
 
 
 @njit(cache=True)
-def sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, rank: float, code: int) -> None:
+def _heap_sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, rank: float, code: int) -> None:
     while 2 * at + 1 < n:
         below = 2 * at + 1
         if below + 1 < n and heap[below + 1] < heap[below]:
@@ -208,154 +360,34 @@ def sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, rank: float, code
 
 
 @njit(cache=True)
-def fill(beam: np.ndarray, table: np.ndarray) -> None:
+def _fill_table(beam: np.ndarray, table: np.ndarray) -> None:
     table[:] = -1
     for i in range(beam.shape[0]):
-        at = np.int64(beam[i].identity & np.uint64(table.shape[0] - 1))
+        at = np.int64(beam[i].sequence_hash & np.uint64(table.shape[0] - 1))
         while table[at] >= 0:
             at = (at + 1) & (table.shape[0] - 1)
         table[at] = i
 
 
 @njit(cache=True)
-def find(beam: np.ndarray, table: np.ndarray, identity: np.uint64) -> int:
-    at = np.int64(identity & np.uint64(table.shape[0] - 1))
+def _find_prefix(beam: np.ndarray, table: np.ndarray, sequence_hash: np.uint64) -> int:
+    at = np.int64(sequence_hash & np.uint64(table.shape[0] - 1))
     while table[at] >= 0:
-        if beam[table[at]].identity == identity:
+        if beam[table[at]].sequence_hash == sequence_hash:
             return table[at]
         at = (at + 1) & (table.shape[0] - 1)
     return -1
 
 
 @njit(cache=True)
-def read_back(entries: np.ndarray, entry: int) -> np.ndarray:
-    """The tokens of a prefix from its last entry."""
-    n, at = 0, entry
+def _trace_tokens(rows: np.ndarray, backpointer: int) -> np.ndarray:
+    """Tokens of a prefix, first token first."""
+    n, at = 0, backpointer
     while at >= 0:
-        n, at = n + 1, entries[at].before
+        n, at = n + 1, rows[at].previous
     tokens = np.empty(n, np.int64)
-    at = entry
+    at = backpointer
     while at >= 0:
         n -= 1
-        tokens[n], at = entries[at].token, entries[at].before
+        tokens[n], at = rows[at].token, rows[at].previous
     return tokens
-
-
-# CTC prefix beam search: the most probable token sequences, summed over all their alignments.
-
-BLOCK = 64  # frames per compiled call
-
-
-@dataclass(frozen=True, eq=False)
-class TokenLM:
-    """An n-gram over tokens, with the word of the n-gram that each class is."""
-
-    arrays: NGramArrays
-    words: np.ndarray  # (V,) int64; empty: no model
-    start: int = 0
-    end: int = 0  # the word </s>
-
-    def endings(self, states: np.ndarray) -> np.ndarray:
-        """What ending here is worth, by state."""
-        if not len(self.words):
-            return np.zeros(len(states))
-        return np.array([advance(self.arrays, state, self.end)[0] for state in states])
-
-
-def read_only(values: Sequence[float], dtype: type) -> np.ndarray:
-    array: np.ndarray = np.array(values, dtype)
-    array.flags.writeable = False  # as arrays of a mapped file are: one compiled version serves both
-    return array
-
-
-NO_NGRAM = NGramArrays(
-    words=read_only([-1], np.int32),
-    log_probs=read_only([0.0], np.float32),
-    backoffs=read_only([0.0], np.float32),
-    firsts=read_only([1, 1], np.int32),
-    suffixes=read_only([0], np.int32),
-    nexts=read_only([], np.int32),
-)
-NO_MODEL = TokenLM(NO_NGRAM, np.empty(0, np.int64))
-
-
-def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int = BLANK) -> TokenLM:
-    """An n-gram whose words are the names of the classes; every class but blank must be among them."""
-    words = np.array([model.words.find(name) for name in classes], np.int64)
-    missing = [name for i, name in enumerate(classes) if words[i] < 0 and i != blank]
-    if missing:
-        raise UserError(
-            f"the phoneme n-gram does not know {', '.join(missing)}; build it from lines of phoneme names"
-        )
-    return TokenLM(model.arrays, words, model.start, model.eos)
-
-
-@dataclass(frozen=True, eq=False)
-class PrefixState:
-    """The beam after some frames. A value: `step` returns a new one and leaves the old one as it was."""
-
-    beam: np.ndarray  # (n,) PREFIX, best first
-    log: Log
-    n_frames: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class PrefixBeamSearch:
-    """What a search needs to know; nothing of a trial is in it."""
-
-    beam: int = 20
-    classes: tuple[str, ...] = CLASSES
-    blank: int = BLANK
-    model: TokenLM = NO_MODEL
-    lm_weight: float = 0.0
-    token_bonus: float = 0.0
-
-    def start(self) -> PrefixState:
-        beam = np.zeros(1, PREFIX)
-        beam["log_token"], beam["last"], beam["entry"] = -np.inf, -1, -1
-        beam["lm_state"] = self.model.start
-        return PrefixState(beam, empty_log(ENTRY, self.beam * BLOCK))
-
-    def step(self, state: PrefixState, log_probs: np.ndarray) -> PrefixState:
-        """The state after more frames: (F, V) natural-log probabilities."""
-        frames = check_log_probs(log_probs, self.classes)
-        for first in range(0, len(frames), BLOCK):
-            state = self._step(state, frames[first : first + BLOCK])
-        return state
-
-    def _step(self, state: PrefixState, frames: np.ndarray) -> PrefixState:
-        log = state.log.with_room(self.beam * len(frames))
-        prior = Prior(self.model.arrays, self.model.words, self.lm_weight, self.token_bonus)
-        beam, n = step_frames(frames, state.beam, log.rows, log.n, prior, self.blank, self.beam)
-        return PrefixState(beam, log.appended(n), state.n_frames + len(frames))
-
-    def partial(self, state: PrefixState) -> tuple[int, ...]:
-        """The best prefix so far."""
-        return tuple(read_back(state.log.rows, state.beam["entry"][0]).tolist())
-
-    def finish(self, state: PrefixState, n_best: int = 1) -> list[Hypothesis]:
-        """The best token sequences, best first, with their scores by source."""
-        beam, endings = state.beam, self.model.endings(state.beam["lm_state"])
-        acoustic = np.logaddexp(beam["log_blank"], beam["log_token"])
-        totals = acoustic + beam["prior"] + self.lm_weight * endings
-        best = np.argsort(-totals, kind="stable")[:n_best]
-        return [
-            Hypothesis(
-                tuple(read_back(state.log.rows, beam["entry"][i]).tolist()),
-                {
-                    "acoustic": float(acoustic[i]),
-                    "lm": float(beam["lm"][i] + endings[i]),
-                    "bonus": self.token_bonus * int(beam["n_tokens"][i]),
-                },
-                total=float(totals[i]),
-            )
-            for i in best
-        ]
-
-    def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
-        """A whole trial: streaming with one chunk."""
-        return self.finish(self.step(self.start(), log_probs), n_best)
-
-    def tokens(self, log_probs: np.ndarray) -> list[int]:
-        """The best token sequence of one trial."""
-        return list(self.search(log_probs)[0].tokens)

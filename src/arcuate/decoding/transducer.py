@@ -1,12 +1,13 @@
-"""Searches of the transducer: greedy, beam, and both heads together.
+"""Transducer (RNN-T) decoding: greedy search, beam search (Graves 2012), and exact rescoring by both heads.
 
-At a frame a reading emits any number of tokens up to a cap and then takes the blank to the next frame; the prediction
-network moves on with tokens only. Frame by frame, `start / step / finish`, the state is a value; a whole trial is one
-step. The beam sums over all ways to the same tokens: with a beam wide enough its scores are the exact sums over all
-alignments with at most `max_symbols` tokens per frame.
+At each frame a hypothesis emits up to `max_symbols` tokens and then takes the blank to the next frame; the prediction
+network advances on tokens only. Unlike Graves' algorithm the beam is synchronous in frames: hypotheses are expanded
+level by level (0, 1, … tokens at this frame), and alignments of the same token sequence are summed. With a wide enough
+beam the scores are exact sums over all alignments with at most `max_symbols` tokens per frame. All searches have
+`start / step / finish` with immutable states; decoding a complete trial is one `step`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +24,22 @@ from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.interfaces import Joint
 from arcuate.models.transducer import Transducer
 
-MAX_SYMBOLS = 4  # tokens at one frame
+MAX_SYMBOLS = 4  # tokens per frame
 
 
 @dataclass(frozen=True)
 class GreedyState:
+    """Tokens so far and the state of the prediction network."""
+
     tokens: tuple[int, ...]
-    score: float  # of the one alignment followed
+    score: float  # of the greedy alignment
     predicted: Tensor  # (1, W)
     predictor: Any
 
 
 @dataclass(frozen=True)
 class TransducerGreedySearch:
-    """The best class again and again until it is the blank, frame after frame."""
+    """At each frame, emit the best class until it is the blank."""
 
     head: Transducer
     max_symbols: int = MAX_SYMBOLS
@@ -46,7 +49,7 @@ class TransducerGreedySearch:
         return GreedyState((), 0.0, predicted, predictor)
 
     def step(self, state: GreedyState, frames: Tensor) -> GreedyState:
-        """The next frames (f, D) of the encoder."""
+        """Advance the state over further encoder frames (f, D)."""
         tokens, score = list(state.tokens), state.score
         predicted, predictor = state.predicted, state.predictor
         for frame in self.head.from_frames(frames):
@@ -65,8 +68,8 @@ class TransducerGreedySearch:
 
 
 @dataclass(frozen=True)
-class Readings:
-    """Token sequences side by side, with their scores and what the prediction network makes of them."""
+class BeamState:
+    """Hypotheses of the beam, with their scores and states of the prediction network."""
 
     tokens: list[tuple[int, ...]]
     scores: Tensor  # (n,) log of the summed probability
@@ -79,48 +82,48 @@ class Readings:
 
 @dataclass(frozen=True)
 class TransducerBeamSearch:
-    """At most `width` readings per frame, and on the way through a frame."""
+    """Beam search with at most `width` hypotheses after each frame and after each token within a frame."""
 
     head: Transducer
     width: int = 8
     max_symbols: int = MAX_SYMBOLS
 
-    def start(self) -> Readings:
+    def start(self) -> BeamState:
         predicted, predictor = self.head.start(1)
-        return Readings([()], predicted.new_zeros(1), predicted, predictor)
+        return BeamState([()], predicted.new_zeros(1), predicted, predictor)
 
-    def step(self, state: Readings, frames: Tensor) -> Readings:
-        """The next frames (f, D) of the encoder."""
+    def step(self, state: BeamState, frames: Tensor) -> BeamState:
+        """Advance the state over further encoder frames (f, D)."""
         for frame in self.head.from_frames(frames):
-            state = self._cross(state, frame)
+            state = self._step_frame(state, frame)
         return state
 
-    def finish(self, state: Readings) -> list[Hypothesis]:
-        """All readings left, best first."""
+    def finish(self, state: BeamState) -> list[Hypothesis]:
+        """N-best list of all hypotheses in the beam."""
         order = state.scores.argsort(descending=True, stable=True).tolist()
         scores = state.scores.tolist()
         return [Hypothesis(state.tokens[i], {"transducer": scores[i]}) for i in order]
 
-    def _cross(self, active: Readings, frame: Tensor) -> Readings:
-        """Through one frame: after 0, 1, … tokens a reading may take the blank and wait for the next frame."""
-        waiting: list[Readings] = []
+    def _step_frame(self, active: BeamState, frame: Tensor) -> BeamState:
+        """Process one frame: after 0, 1, … tokens a hypothesis may take the blank and wait for the next frame."""
+        waiting: list[BeamState] = []
         for emitted in range(self.max_symbols + 1):
             log_probs = active.scores[:, None] + self.head.log_probs(frame, active.predicted)  # (n, V)
-            waiting.append(Readings(active.tokens, log_probs[:, BLANK], active.predicted, active.predictor))
-            if emitted == self.max_symbols or self._settled(waiting, log_probs):
+            waiting.append(BeamState(active.tokens, log_probs[:, BLANK], active.predicted, active.predictor))
+            if emitted == self.max_symbols or self._can_stop(waiting, log_probs):
                 break
             active = self._extend(active, log_probs)
-        return self._gather(waiting)
+        return self._merge_levels(waiting)
 
-    def _settled(self, waiting: list[Readings], log_probs: Tensor) -> bool:
-        """Whether enough readings wait already that are better than any longer one can become."""
-        scores = torch.cat([readings.scores for readings in waiting])
+    def _can_stop(self, waiting: list[BeamState], log_probs: Tensor) -> bool:
+        """Whether `width` waiting hypotheses already score higher than any longer one can."""
+        scores = torch.cat([level.scores for level in waiting])
         if len(scores) < self.width:
             return False
         return bool(log_probs[:, BLANK + 1 :].max() < scores.topk(self.width).values[-1])
 
-    def _extend(self, active: Readings, log_probs: Tensor) -> Readings:
-        """The best readings that are one token longer."""
+    def _extend(self, active: BeamState, log_probs: Tensor) -> BeamState:
+        """The best extensions by one token."""
         log_probs = log_probs.clone()
         log_probs[:, BLANK] = -torch.inf
         n_best = min(self.width, log_probs.numel() - len(log_probs))
@@ -130,57 +133,62 @@ class TransducerBeamSearch:
             (*active.tokens[row], token) for row, token in zip(rows.tolist(), classes.tolist(), strict=True)
         ]
         predicted, predictor = self.head.step(self.head.select(active.predictor, rows), classes)
-        return Readings(tokens, scores, predicted, predictor)
+        return BeamState(tokens, scores, predicted, predictor)
 
-    def _gather(self, waiting: list[Readings]) -> Readings:
-        """Readings with the same tokens become one, whatever frame each token was emitted at; the best are kept."""
-        where: dict[tuple[int, ...], list[tuple[float, int, int]]] = {}
-        for level, readings in enumerate(waiting):
-            for row, (tokens, score) in enumerate(
-                zip(readings.tokens, readings.scores.tolist(), strict=True)
-            ):
-                where.setdefault(tokens, []).append((score, level, row))
-        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in ways])) for t, ways in where.items()}
+    def _merge_levels(self, waiting: list[BeamState]) -> BeamState:
+        """Sum the alignments of equal token sequences and keep the best `width` sequences."""
+        alignments = group_alignments(waiting)
+        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
         kept = sorted(totals, key=lambda t: totals[t], reverse=True)[: self.width]
-        places = [max(where[t])[1:] for t in kept]  # the same tokens are the same prediction: any will do
-        return self._collect(waiting, kept, [totals[t] for t in kept], places)
+        sources = {t: max(alignments[t])[1:] for t in kept}  # equal tokens give equal predictor states
+        return collect_hypotheses(self.head, waiting, totals, sources)
 
-    def _collect(
-        self,
-        waiting: list[Readings],
-        kept: list[tuple[int, ...]],
-        scores: list[float],
-        places: list[tuple[int, int]],
-    ) -> Readings:
-        """Predictions of the readings kept, from wherever they stand; order follows the levels."""
-        order = sorted(range(len(kept)), key=lambda i: places[i])
-        parts = []
-        for level, readings in enumerate(waiting):
-            rows = readings.scores.new_tensor([places[i][1] for i in order if places[i][0] == level]).long()
-            if len(rows):
-                parts.append((readings.predicted[rows], self.head.select(readings.predictor, rows)))
-        return Readings(
-            [kept[i] for i in order],
-            waiting[0].scores.new_tensor([scores[i] for i in order]),
-            torch.cat([predicted for predicted, _ in parts]),
-            self.head.concatenate([state for _, state in parts]),
-        )
+
+def group_alignments(levels: Sequence[BeamState]) -> dict[tuple[int, ...], list[tuple[float, int, int]]]:
+    """(score, level, row) of every alignment, by token sequence."""
+    alignments: dict[tuple[int, ...], list[tuple[float, int, int]]] = {}
+    for index, level in enumerate(levels):
+        for row, (tokens, score) in enumerate(zip(level.tokens, level.scores.tolist(), strict=True)):
+            alignments.setdefault(tokens, []).append((score, index, row))
+    return alignments
+
+
+def collect_hypotheses(
+    head: Transducer,
+    levels: Sequence[BeamState],
+    totals: Mapping[tuple[int, ...], float],
+    sources: Mapping[tuple[int, ...], tuple[int, int]],
+) -> BeamState:
+    """Collect the hypotheses of `sources`, token sequence to (level, row), in order of level and row."""
+    order = sorted(sources, key=lambda t: sources[t])
+    parts = []
+    for index, level in enumerate(levels):
+        picked = [sources[t][1] for t in order if sources[t][0] == index]
+        if picked:
+            rows = torch.tensor(picked, device=level.scores.device)
+            parts.append((level.predicted[rows], head.select(level.predictor, rows)))
+    return BeamState(
+        order,
+        levels[0].scores.new_tensor([totals[t] for t in order]),
+        torch.cat([predicted for predicted, _ in parts]),
+        head.concatenate([state for _, state in parts]),
+    )
 
 
 @torch.inference_mode()
 def search_transducer(
     searcher: TransducerGreedySearch | TransducerBeamSearch,
-    frames: Tensor,  # (F, D) of one trial, padding cut off
+    frames: Tensor,  # (F, D) of one trial, without padding
 ) -> list[Hypothesis]:
-    """The readings of a whole trial, best first."""
-    if isinstance(searcher, TransducerGreedySearch):
+    """Decode a complete trial into an n-best list."""
+    if isinstance(searcher, TransducerGreedySearch):  # two branches for the type checker: states differ
         return searcher.finish(searcher.step(searcher.start(), frames))
     return searcher.finish(searcher.step(searcher.start(), frames))
 
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """How much each head counts where both are asked."""
+    """Weights of the two heads in a joint score."""
 
     ctc: float = 0.3
     transducer: float = 1.0
@@ -191,13 +199,13 @@ def rescore(
     head: Transducer,
     frames: Tensor,  # (F, D)
     log_probs: Tensor,  # (F, V) of the CTC head
-    readings: Iterable[Sequence[int]],
+    token_sequences: Iterable[Sequence[int]],
     weights: HeadWeights = HeadWeights(),
 ) -> list[Hypothesis]:
-    """Readings of either head, each scored exactly by both, best first."""
-    candidates = list(dict.fromkeys(tuple(int(t) for t in r) for r in readings))
+    """Score token sequences exactly with both heads; best first."""
+    candidates = list(dict.fromkeys(tuple(int(t) for t in sequence) for sequence in token_sequences))
     if not candidates:
-        raise UserError("there is no reading to score; pass the hypotheses of at least one search")
+        raise UserError("there is no hypothesis to rescore; pass the n-best list of at least one search")
     n, device = len(candidates), frames.device
     n_tokens = torch.tensor([len(c) for c in candidates], device=device)
     tokens = torch.zeros(n, max(1, int(n_tokens.max())), dtype=torch.int64, device=device)
@@ -205,8 +213,8 @@ def rescore(
         row[: len(candidate)] = torch.tensor(candidate, dtype=torch.int64)
     n_frames = torch.full((n,), len(frames), device=device)
     joint: Joint = head(frames[None], tokens)
-    every = joint.frames.expand(n, -1, -1)
-    transducer = chunked_rnnt_loss(joint.logits, every, joint.predicted, tokens, n_frames, n_tokens, BLANK)
+    expanded = joint.frames.expand(n, -1, -1)
+    transducer = chunked_rnnt_loss(joint.logits, expanded, joint.predicted, tokens, n_frames, n_tokens, BLANK)
     ctc = ctc_loss(log_probs[None].expand(n, -1, -1).float(), n_frames, tokens, n_tokens, CTCSettings())
     total = -(weights.transducer * transducer + weights.ctc * ctc)
     order = total.argsort(descending=True, stable=True).tolist()
@@ -216,6 +224,7 @@ def rescore(
 
 
 def require_transducer(head: Transducer | None, where: str) -> Transducer:
+    """Return the head, or raise UserError if the model has none."""
     if head is None:
         raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
     return head

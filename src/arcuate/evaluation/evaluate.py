@@ -21,13 +21,13 @@ from arcuate.evaluation.trials import (
     decode_trials,
     phoneme_search,
 )
-from arcuate.files import to_frame
+from arcuate.files import read_json, to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger
-from arcuate.run import Run, RunLike, find_checkpoint, open_run, read_json
+from arcuate.run import Run, RunLike, find_checkpoint, open_run
 from arcuate.training.config import TrainingConfig, Validate, read_config
 
 

@@ -13,8 +13,9 @@ from arcuate.data.store import Store
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import TrialResult
+from arcuate.files import save_npz, write_json, write_jsonl
 from arcuate.models.mode import MODES
-from arcuate.run import Run, save_npz, write_json, write_lines
+from arcuate.run import Run
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def write_results(
     store: Store,
 ) -> None:
     """Write the lines, the summary, and a few trials with their bins for the figures of the report."""
-    write_lines(run.results_file(split, label), (result_row(r) for r in results))
+    write_jsonl(run.results_file(split, label), (result_row(r) for r in results))
     write_json(run.results_file(split, label, "json"), summary)
     _write_examples(run.results_file(split, label, "npz"), _choose_examples(results), store)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
-from arcuate.run import read_jsonl, write_aside
+from arcuate.files import read_jsonl, write_text
 
 Format = Literal["b2t25", "b2t24"]
 # What the official servers expect of their held-out split.
@@ -104,7 +104,7 @@ def count_note(format: Format, split: str, n: int) -> tuple[bool | None, str]:
 
 def write_submission(path: Path, answers: Sequence[Answer], format: Format) -> None:
     text = to_csv(answers) if format == "b2t25" else "".join(f"{answer.text}\n" for answer in answers)
-    write_aside(path, text)
+    write_text(path, text)
     if path.is_file():  # what went down a pipe is gone
         check_written(path, answers, format)
 

@@ -1,4 +1,4 @@
-"""Trials to words: run the word search over many trials, measure it, score it, write it down."""
+"""Decode trials to words: run a word search over many trials, time it, score it and format the output lines."""
 
 import resource
 import sys
@@ -15,126 +15,149 @@ from pydantic import ValidationError
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, score_text
-from arcuate.evaluation.word_errors import Reference, ScoredTrial, summarise_words
+from arcuate.evaluation.metrics import Score
+from arcuate.evaluation.word_errors import (
+    Reference,
+    ScoredTrial,
+    WordMetrics,
+    score_reference,
+    summarise_words,
+)
 from arcuate.progress import Progress
 
-Heard = TypeVar("Heard", bound=Sized, contravariant=True)  # a trial as a search takes it
+_Input = TypeVar("_Input", bound=Sized, contravariant=True)  # one trial in the form that a search accepts
+
+
+class Searcher(Protocol[_Input]):
+    """A word search: over frame log-probabilities, or over the outputs of several heads."""
+
+    def search(self, trial: _Input, n_best: int = 1, /) -> list[Hypothesis]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What the search made of one trial; `hypotheses` best first, none where no reading was possible."""
+    """Decoding result of one trial."""
 
     reference: Reference
-    hypotheses: tuple[Hypothesis, ...]
-    seconds: float  # of CPU time
+    n_best: tuple[Hypothesis, ...]  # best first; empty if every word sequence has probability 0
+    seconds: float  # CPU time of the search
 
     @property
     def text(self) -> str:
-        return (self.hypotheses[0].text or "") if self.hypotheses else ""
+        """The best hypothesis; empty if there is none."""
+        return (self.n_best[0].text or "") if self.n_best else ""
 
     @property
     def scored(self) -> ScoredTrial | None:
-        """Its errors; None where the trial has no reference."""
-        r = self.reference
-        if r.text is None:
-            return None
-        return ScoredTrial(r.id, score_text(r.text, self.text), r.session, r.corpus, r.in_lm_text)
+        """Edit counts; None for a trial without a reference."""
+        return score_reference(self.reference, self.text)
 
     @property
-    def words(self) -> Score | None:
-        """Word errors."""
+    def word_errors(self) -> Score | None:
+        """Word edit counts; None for a trial without a reference."""
         return self.scored.score.words if self.scored else None
 
+    def to_row(self, lm: str) -> dict[str, Any]:
+        """The output line: best text with word times, and the n-best list with scores by source.
 
-class Searcher(Protocol[Heard]):
-    """Whoever reads a trial in words: from frame scores, or from whatever else it takes."""
+        It names the language model and whether that was trained on the sentence, for later scoring.
+        """
+        reference, errors = self.reference, self.word_errors
+        best = self.n_best[0] if self.n_best else Hypothesis(())
+        return {
+            "id": reference.id,
+            "session": reference.session,
+            "corpus": reference.corpus,
+            "text": self.text,
+            "score": best.total,
+            "words": [
+                {"word": word, "first": span.first if span else None, "last": span.last if span else None}
+                for word, span in zip(best.words, best.times or [None] * len(best.words), strict=True)
+            ],
+            "lm": lm,
+            "in_lm_text": reference.in_lm_text,
+            "reference": reference.text,
+            "errors": errors.errors if errors else None,
+            "n_words": errors.length if errors else None,
+            "seconds": self.seconds,
+            "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in self.n_best],
+        }
 
-    def search(self, trial: Heard, n_best: int = 1, /) -> list[Hypothesis]: ...
+
+@dataclass(frozen=True)
+class TranscriptionMetrics:
+    """Error rates and cost of a word search over many trials."""
+
+    words: WordMetrics
+    n_without_hypothesis: int
+    seconds_per_sentence: float | None
+    seconds_p95: float | None
+    peak_rss_mb: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.words.to_dict(),
+            "n_without_hypothesis": self.n_without_hypothesis,
+            "seconds_per_sentence": self.seconds_per_sentence,
+            "seconds_p95": self.seconds_p95,
+            "peak_rss_mb": self.peak_rss_mb,
+        }
 
 
 def transcribe(
-    search: Searcher[Heard],
-    trials: Sequence[Heard],
+    search: Searcher[_Input],
+    trials: Sequence[_Input],
     references: Sequence[Reference],
     n_best: int = 10,
     progress: Progress | None = None,
 ) -> list[Transcript]:
-    """Every trial searched once, after a first search that warms everything up and is not counted."""
+    """Search every trial once. The longest trial is searched first, untimed, to warm up caches and compiled code."""
     if trials:
-        longest = int(np.argmax([len(frames) for frames in trials]))
-        search_named(search, trials[longest], references[longest], n_best)
-    done: list[Transcript] = []
-    for frames, reference in zip(trials, references, strict=True):
+        longest = int(np.argmax([len(trial) for trial in trials]))
+        _search_trial(search, trials[longest], references[longest], n_best)
+    transcripts: list[Transcript] = []
+    for trial, reference in zip(trials, references, strict=True):
         started = time.process_time()
-        hypotheses = search_named(search, frames, reference, n_best)
-        done.append(Transcript(reference, tuple(hypotheses), time.process_time() - started))
+        hypotheses = _search_trial(search, trial, reference, n_best)
+        transcripts.append(Transcript(reference, tuple(hypotheses), time.process_time() - started))
         if progress:
-            progress(len(done), len(trials), "searching words")
-    return done
+            progress(len(transcripts), len(trials), "searching words")
+    return transcripts
 
 
-def search_named(
-    search: Searcher[Heard], frames: Heard, reference: Reference, n_best: int
+def _search_trial(
+    search: Searcher[_Input], trial: _Input, reference: Reference, n_best: int
 ) -> list[Hypothesis]:
-    """One search; what is wrong with a trial is said with its name."""
+    """Search one trial; errors name the trial."""
     try:
-        return search.search(frames, n_best)
+        return search.search(trial, n_best)
     except UserError as error:
         raise UserError(f"trial {reference.id}: {error}") from None
 
 
-def summarise(
+def summarise_transcripts(
     transcripts: Sequence[Transcript], lm: str | None = None, n_resamples: int = 2000
-) -> dict[str, Any]:
-    """Error rates over all trials with a reference, and what the search cost."""
+) -> TranscriptionMetrics:
+    """Error rates over the trials with a reference, and the cost of the search."""
     scored = [trial for t in transcripts if (trial := t.scored) is not None]
-    spent = [t.seconds for t in transcripts]
-    return summarise_words(scored, lm=lm, n_trials=len(transcripts), n_resamples=n_resamples).to_dict() | {
-        "n_without_reading": sum(not t.hypotheses for t in transcripts),
-        "seconds_per_sentence": float(np.mean(spent)) if spent else None,
-        "seconds_p95": float(np.quantile(spent, 0.95)) if spent else None,
-        "peak_rss_mb": peak_rss_mb(),
-    }
+    seconds = [t.seconds for t in transcripts]
+    return TranscriptionMetrics(
+        summarise_words(scored, lm=lm, n_trials=len(transcripts), n_resamples=n_resamples),
+        sum(not t.n_best for t in transcripts),
+        float(np.mean(seconds)) if seconds else None,
+        float(np.quantile(seconds, 0.95)) if seconds else None,
+        peak_rss_mb(),
+    )
 
 
 def peak_rss_mb() -> float:
-    """Most memory this process ever had in use, in megabytes."""
+    """Peak resident memory of this process in megabytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-def transcript_row(transcript: Transcript, lm: str) -> dict[str, Any]:
-    """One line of the output: the best text, its score, and the n-best list with scores by source.
-
-    It names its language model and whether that has read the sentence, for whatever is computed from it later.
-    """
-    reference = transcript.reference
-    best = transcript.hypotheses[0] if transcript.hypotheses else Hypothesis(())
-    counted = transcript.words
-    return {
-        "id": reference.id,
-        "session": reference.session,
-        "corpus": reference.corpus,
-        "text": transcript.text,
-        "score": best.total,
-        "words": [
-            {"word": word, "first": when.first if when else None, "last": when.last if when else None}
-            for word, when in zip(best.words, best.times or [None] * len(best.words), strict=True)
-        ],
-        "lm": lm,
-        "in_lm_text": reference.in_lm_text,
-        "reference": reference.text,
-        "errors": counted.errors if counted else None,
-        "n_words": counted.length if counted else None,
-        "seconds": transcript.seconds,
-        "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in transcript.hypotheses],
-    }
-
-
 def read_weights(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
-    """Settings from a YAML file, and what `arcuate tune` noted in it."""
+    """Read search settings from a YAML file, with the record of `arcuate tune` if there is one."""
     try:
         tree = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -146,11 +169,11 @@ def read_weights(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
 
 
 def parse_weights(tree: Mapping[str, Any], where: str) -> DecodingConfig:
-    """Settings of the search, checked; `where` they come from is named with a mistake."""
+    """Validate search settings; errors name their origin `where`."""
     try:
         return DecodingConfig.model_validate(tree, context={"migrate": True})
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
+        setting = ".".join(str(part) for part in problem["loc"])
         known = ", ".join(DecodingConfig.model_fields)
-        raise UserError(f"{where}: {place}: {problem['msg']}; known settings are {known}") from None
+        raise UserError(f"{where}: {setting}: {problem['msg']}; known settings are {known}") from None

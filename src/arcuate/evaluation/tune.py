@@ -1,17 +1,21 @@
-"""Weights of the word search from trials with references: lexicon and n-gram are loaded once, only numbers change.
+"""Tune the weights of the word search on trials with references.
 
-What is minimised is the mean of two rates: the word errors of the best reading, and the expected word errors over the
-n-best list under its own scores. The second is smooth in the weights and keeps the few parameters from following
-single sentences. First the two weights that leave every reading's sound alone are fitted on n-best lists, without
-searching; then all of them on a subset with a search per look; then on all trials, as long as the budget lasts.
+The objective is the mean of two error rates: the word errors of the best hypothesis, and the expected word errors over
+the n-best list under its own scores. The second is smooth in the weights and keeps the few parameters from overfitting
+single sentences. The two weights that leave all acoustic scores unchanged are fitted first, on fixed n-best lists;
+then all weights on a subset, with one search per evaluation; then on all trials until the time budget is used up.
+Optimisation by the simplex method of Nelder & Mead (1965).
 """
 
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from scipy.optimize import minimize
 
 from arcuate.data.text import normalise_text
@@ -19,196 +23,187 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import DecodingOptions, DecodingTask, open_task
 from arcuate.evaluation.metrics import score
-from arcuate.evaluation.word_errors import Reference
+from arcuate.evaluation.transcribe import (
+    Transcript,
+    TranscriptionMetrics,
+    summarise_transcripts,
+    transcribe,
+)
+from arcuate.evaluation.word_errors import Reference, digest_references
+from arcuate.files import check_writable, write_text
+from arcuate.progress import Progress, logger
+from arcuate.run import RunLike
 
-N_BEST = 20
-SUBSET = 150
-# the weights that are tuned: how far a first step goes, and between which bounds
-STEPS = {
+_N_BEST = 20
+_SUBSET = 150  # trials
+_STEPS = {  # the tuned weights and the size of the initial simplex along each
     "lm_weight": 0.15,
     "word_bonus": 0.6,
     "silence_bonus": 1.0,
     "missing_silence_bonus": 2.0,
     "blank_penalty": 0.3,
 }
-BOUNDS = {
+_BOUNDS = {
     "lm_weight": (0.0, 20.0),
     "word_bonus": (-20.0, 20.0),
     "silence_bonus": (-20.0, 20.0),
     "missing_silence_bonus": (-60.0, 20.0),
     "blank_penalty": (-10.0, 10.0),
 }
-Say = Callable[[str], None]
 
 
-class OutOfTime(Exception):
-    """The budget is spent; what was found so far counts."""
+@dataclass(frozen=True)
+class CrossFit:
+    """Error rates of every fold of sessions under weights tuned on the other folds."""
+
+    folds: int
+    wer_cross_fitted: float | None
+    cer_cross_fitted: float | None
 
 
-@dataclass
-class Tuning:
-    """One search for weights: what it looks at, how long it may, and the best it has seen."""
+@dataclass(frozen=True)
+class TunedWeights:
+    """Result of `tune`."""
 
-    search: WordSearch
-    trials: Sequence[np.ndarray]
-    references: Sequence[Reference]
-    deadline: float
-    say: Say
-    best: tuple[float, DecodingConfig] | None = None
-    n_looks: int = 0
-    errors: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
-
-    def fit(self) -> DecodingConfig:
-        """The best weights found within the budget."""
-        if not any(r.text for r in self.references):
-            raise UserError("none of the trials has a reference with words; there is nothing to tune on")
-        every = max(1, len(self.trials) // SUBSET)
-        subset = range(0, len(self.trials), every)
-        start = self.search.settings
-        settings = self.better(start, self.refit(start, subset), subset)
-        try:
-            settings = self.descend(settings, subset, "subset")
-            if every > 1:
-                self.best = None  # a rate on the subset is no rate on all
-                settings = self.descend(settings, range(len(self.trials)), "all trials", fine=0.35)
-        except OutOfTime:
-            self.say("the budget is spent; the best weights so far count")
-        return self.better(start, self.best[1] if self.best else settings, range(len(self.trials)))
-
-    def better(self, start: DecodingConfig, found: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
-        """What was found, if it reads the trials better than what was there before; else that."""
-        if found == start or self.verdict(found, chosen) < self.verdict(start, chosen):
-            return found
-        return start
-
-    def verdict(self, settings: DecodingConfig, chosen: Sequence[int]) -> tuple[float, float]:
-        """Errors of the best readings under some weights, by a real search; the expected ones where these are equal."""
-        searched = self.search.with_settings(settings)
-        lists = [searched.search(self.trials[i], N_BEST) for i in chosen]
-        counts = [
-            self.errors_in(i, listed, [h.total or 0.0 for h in listed])
-            for i, listed in zip(chosen, lists, strict=True)
-        ]
-        return sum(best for best, _ in counts), sum(expected for _, expected in counts)
-
-    def refit(self, settings: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
-        """n-gram weight and word bonus from n-best lists of one search, without searching again."""
-        searched = self.search.with_settings(settings)
-        lists = [searched.search(self.trials[i], 5 * N_BEST) for i in chosen]
-
-        def objective(values: np.ndarray) -> float:
-            lm, bonus = float(values[0]), float(values[1])
-            if not (0.05 <= lm <= BOUNDS["lm_weight"][1] and within(bonus, "word_bonus")):
-                return 1e9
-            counts = [
-                self.rate(
-                    i,
-                    listed,
-                    [h.scores["acoustic"] + lm * h.scores["lm"] + bonus * len(h.words) for h in listed],
-                )
-                for i, listed in zip(chosen, lists, strict=True)
-            ]
-            return mean_rate(counts)
-
-        start = np.array([settings.lm_weight, settings.word_bonus])
-        options: Any = {"initial_simplex": simplex(start, np.array([0.15, 0.6])), "maxfev": 80, "xatol": 0.01}
-        found = minimize(objective, start, method="Nelder-Mead", options=options)
-        lm, bonus = (round(float(v), 3) for v in found.x)
-        fitted = settings.model_copy(update={"lm_weight": lm, "word_bonus": bonus})
-        self.say(f"from n-best lists: lm_weight {lm}, word_bonus {bonus}")
-        return fitted if found.fun < objective(start) else settings
-
-    def descend(
-        self, start: DecodingConfig, chosen: Sequence[int], where: str, fine: float = 1.0
-    ) -> DecodingConfig:
-        """Nelder and Mead over all weights, one search of the chosen trials per look."""
-        names = [name for name in STEPS if name not in self.fixed]
-        values = np.array([getattr(start, name) for name in names])
-        steps = fine * np.array([STEPS[name] for name in names])
-
-        def objective(point: np.ndarray) -> float:
-            update = {n: float(np.clip(v, *BOUNDS[n])) for n, v in zip(names, point, strict=True)}
-            return self.look(start.model_copy(update=update), chosen, where)
-
-        options: Any = {"initial_simplex": simplex(values, steps), "maxfev": 60, "xatol": 0.02, "fatol": 1e-4}
-        minimize(objective, values, method="Nelder-Mead", options=options)
-        assert self.best is not None
-        return self.best[1]
+    settings: DecodingConfig
+    tuned_on: str  # name of the run or file
+    digest: str  # of the references
+    n_trials: int
+    lm: str
+    lexicon: str
+    n_evaluations: int
+    seconds: float
+    kept_start: bool  # no better weights than the initial ones were found
+    cross_fit: CrossFit | None
+    metrics: TranscriptionMetrics  # on the tuning trials
+    out: Path | None
 
     @property
-    def fixed(self) -> frozenset[str]:
-        """Weights that change nothing here: silences where no class is the boundary."""
-        return (
-            frozenset({"silence_bonus", "missing_silence_bonus"}) if self.search.boundary < 0 else frozenset()
+    def wer(self) -> float | None:
+        """WER on the trials that the weights were tuned on."""
+        return self.metrics.words.wer
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """How the weights were found, as noted in the weights file."""
+        return {
+            "on": self.tuned_on,
+            "digest": self.digest,
+            "n_trials": self.n_trials,
+            "lm": self.lm,
+            "lexicon": self.lexicon,
+            "n_evaluations": self.n_evaluations,
+            "seconds": self.seconds,
+            "kept_start": self.kept_start,
+            **(asdict(self.cross_fit) if self.cross_fit else {}),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.settings.model_dump(mode="json"),
+            **self.record,
+            "wer": self.wer,
+            "cer": self.metrics.words.cer,
+            "n_without_hypothesis": self.metrics.n_without_hypothesis,
+            "tuned_on_these": True,
+            "seconds_per_sentence": self.metrics.seconds_per_sentence,
+            "out": None if self.out is None else str(self.out),
+        }
+
+
+def tune(
+    source: RunLike,
+    out: str | Path | None = None,
+    *,
+    lexicon: str | Path = "default",
+    lm: str | Path = "default",
+    references: str | Path | None = None,
+    config: str | Path | None = None,
+    beam: int | None = None,
+    threshold: float | None = None,
+    budget: float = 300.0,
+    folds: int = 0,
+    split: str = "val",
+    data: str | Path | None = None,
+    progress: Progress | None = None,
+) -> TunedWeights:
+    """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
+
+    `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
+    `config`: initial weights.
+    """
+    options = DecodingOptions(
+        Path(os.fspath(source)),
+        str(lexicon),
+        str(lm),
+        None if config is None else Path(config),
+        None if references is None else Path(references),
+        beam,
+        threshold,
+        split,
+        None if data is None else Path(data),
+    )
+    target = None if out is None else Path(out)
+    check_writable(target, *options.inputs)
+    if folds == 1:
+        raise UserError(
+            "--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting"
         )
-
-    def look(self, settings: DecodingConfig, chosen: Sequence[int], where: str) -> float:
-        """The objective under some weights."""
-        if time.perf_counter() > self.deadline and self.best is not None:
-            raise OutOfTime
-        rounded = settings.model_copy(update={n: round(getattr(settings, n), 3) for n in STEPS})
-        searched = self.search.with_settings(rounded)
-        counts = []
-        for i in chosen:
-            listed = searched.search(self.trials[i], N_BEST)
-            counts.append(self.rate(i, listed, [h.total or 0.0 for h in listed]))
-        value = mean_rate(counts)
-        self.n_looks += 1
-        if self.best is None or value < self.best[0]:
-            self.best = (value, rounded)
-            self.say(f"{where}, look {self.n_looks}: {100 * value:.2f} % with {shown(rounded)}")
-        return value
-
-    def rate(self, i: int, listed: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, int]:
-        """Errors of trial i (mean of best and expected), and its number of words."""
-        reference = self.references[i].text
-        if reference is None:
-            return 0.0, 0
-        return 0.5 * sum(self.errors_in(i, listed, totals)), len(normalise_text(reference).split())
-
-    def errors_in(self, i: int, listed: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, float]:
-        """Errors of trial i: those of the best reading, and those expected of the list under these totals."""
-        reference = self.references[i].text
-        if reference is None:
-            return 0.0, 0.0
-        if not listed:
-            missed = float(self.errors_of(i, reference, ()))
-            return missed, missed
-        errors = np.array([self.errors_of(i, reference, h.words) for h in listed], np.float64)
-        ranks = np.array(totals)
-        shares = np.exp(ranks - ranks.max())
-        return float(errors[int(ranks.argmax())]), float((errors * shares).sum() / shares.sum())
-
-    def errors_of(self, i: int, reference: str, words: tuple[str, ...]) -> int:
-        key = (i, words)
-        if key not in self.errors:
-            self.errors[key] = score(
-                normalise_text(reference).split(), normalise_text(" ".join(words)).split()
-            ).errors
-        return self.errors[key]
+    task = open_task(options, progress)
+    if not any(r.text for r in task.references):
+        raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
+    share = budget / (folds + 1) if folds else budget
+    cross_fit = _cross_fit(task, folds, share) if folds else None
+    started = time.perf_counter()
+    tuner = _Tuner(task.search, task.trials, task.references, started + share)
+    settings = tuner.fit()
+    transcripts = transcribe(task.search.with_settings(settings), task.trials, task.references, 1)
+    tuned = TunedWeights(
+        settings,
+        task.description.scores,
+        digest_references(task.references),
+        len(task.trials),
+        task.description.lm,
+        task.description.lexicon,
+        tuner.n_evaluations,
+        tuner.seconds,
+        settings == task.search.settings,
+        cross_fit,
+        summarise_transcripts(transcripts),
+        target,
+    )
+    if target is not None:
+        tree = settings.model_dump(mode="json") | {"tuned": tuned.record | {"wer_on_tuned_trials": tuned.wer}}
+        write_text(target, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    return tuned
 
 
-def mean_rate(counts: Sequence[tuple[float, int]]) -> float:
-    return sum(e for e, _ in counts) / max(1, sum(n for _, n in counts))
+def _cross_fit(task: DecodingTask, n_folds: int, budget: float) -> CrossFit:
+    folds = _session_folds(task.references, n_folds)
+    transcripts: list[Transcript] = []
+    for k in range(n_folds):
+        logger.info(f"fold {k + 1} of {n_folds}")
+        inside, outside = np.flatnonzero(folds != k), np.flatnonzero(folds == k)
+        tuner = _Tuner(
+            task.search,
+            [task.trials[i] for i in inside],
+            [task.references[i] for i in inside],
+            time.perf_counter() + budget,
+        )
+        transcripts += transcribe(
+            task.search.with_settings(tuner.fit()),
+            [task.trials[i] for i in outside],
+            [task.references[i] for i in outside],
+            1,
+        )
+    metrics = summarise_transcripts(transcripts).words
+    return CrossFit(n_folds, metrics.wer, metrics.cer)
 
 
-def within(value: float, name: str) -> bool:
-    low, high = BOUNDS[name]
-    return low <= value <= high
-
-
-def simplex(start: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """A first triangle: the start, and one step along every axis."""
-    return np.vstack([start, start + np.diag(steps)])
-
-
-def shown(settings: DecodingConfig) -> str:
-    return ", ".join(f"{name} {getattr(settings, name):g}" for name in STEPS)
-
-
-def fold_of_sessions(references: Sequence[Reference], n_folds: int) -> np.ndarray:
-    """Which fold each trial is in: sessions stay whole, folds get about as many trials each."""
+def _session_folds(references: Sequence[Reference], n_folds: int) -> np.ndarray:
+    """Fold of each trial: all trials of a session in one fold, folds of about equal size."""
     sessions = [r.session for r in references]
     if None in sessions or len(set(sessions)) < n_folds:
         raise UserError(
@@ -222,18 +217,170 @@ def fold_of_sessions(references: Sequence[Reference], n_folds: int) -> np.ndarra
     return np.array([fold[str(s)] for s in sessions])
 
 
-def tune(
-    search: WordSearch,
-    trials: Sequence[np.ndarray],
-    references: Sequence[Reference],
-    budget: float,
-    say: Say,
-) -> tuple[DecodingConfig, dict[str, Any]]:
-    """Weights for these trials, and how they were found."""
-    started = time.perf_counter()
-    tuning = Tuning(search, trials, references, started + budget, say)
-    settings = tuning.fit()
-    if kept := settings == search.settings:
-        say("nothing better was found than the weights it began with; they stay")
-    seconds = round(time.perf_counter() - started, 1)
-    return settings, {"looks": tuning.n_looks, "seconds": seconds, "kept_start": kept}
+class _OutOfTime(Exception):
+    """The time budget is used up."""
+
+
+@dataclass
+class _Tuner:
+    """One optimisation: trials, deadline, and the best weights so far. Lexicon and n-gram are loaded once."""
+
+    search: WordSearch
+    trials: Sequence[np.ndarray]
+    references: Sequence[Reference]
+    deadline: float  # of time.perf_counter
+    best: tuple[float, DecodingConfig] | None = None
+    n_evaluations: int = 0
+    seconds: float = 0.0
+    errors: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)  # cache of word errors
+
+    def fit(self) -> DecodingConfig:
+        """The best weights found within the budget; the initial ones if none are better."""
+        started = time.perf_counter()
+        if not any(r.text for r in self.references):
+            raise UserError("none of the trials has a reference with words; tuning needs at least one")
+        every = max(1, len(self.trials) // _SUBSET)
+        subset = range(0, len(self.trials), every)
+        start = self.search.settings
+        settings = self._better(start, self._fit_n_best(start, subset), subset)
+        try:
+            settings = self._descend(settings, subset, "subset")
+            if every > 1:
+                self.best = None  # rates on the subset and on all trials are not comparable
+                settings = self._descend(settings, range(len(self.trials)), "all trials", scale=0.35)
+        except _OutOfTime:
+            logger.info("the time budget is used up; keeping the best weights so far")
+        settings = self._better(start, self.best[1] if self.best else settings, range(len(self.trials)))
+        if settings == start:
+            logger.info("no better weights than the initial ones were found; they are kept")
+        self.seconds = round(time.perf_counter() - started, 1)
+        return settings
+
+    def _better(self, start: DecodingConfig, found: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
+        """`found` if a search with it makes fewer errors than one with `start`, else `start`."""
+        if found == start or self._count_errors(found, chosen) < self._count_errors(start, chosen):
+            return found
+        return start
+
+    def _count_errors(self, settings: DecodingConfig, chosen: Sequence[int]) -> tuple[float, float]:
+        """Errors of the best hypotheses, then the expected errors, which break ties."""
+        search = self.search.with_settings(settings)
+        lists = [search.search(self.trials[i], _N_BEST) for i in chosen]
+        counts = [
+            self._trial_errors(i, n_best, [h.total or 0.0 for h in n_best])
+            for i, n_best in zip(chosen, lists, strict=True)
+        ]
+        return sum(best for best, _ in counts), sum(expected for _, expected in counts)
+
+    def _fit_n_best(self, settings: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
+        """Fit n-gram weight and word bonus on the n-best lists of a single search."""
+        search = self.search.with_settings(settings)
+        lists = [search.search(self.trials[i], 5 * _N_BEST) for i in chosen]
+        low, high = _BOUNDS["word_bonus"]
+
+        def objective(values: np.ndarray) -> float:
+            lm, bonus = float(values[0]), float(values[1])
+            if not (0.05 <= lm <= _BOUNDS["lm_weight"][1] and low <= bonus <= high):
+                return 1e9
+            counts = [
+                self._objective_terms(
+                    i,
+                    n_best,
+                    [h.scores["acoustic"] + lm * h.scores["lm"] + bonus * len(h.words) for h in n_best],
+                )
+                for i, n_best in zip(chosen, lists, strict=True)
+            ]
+            return _rate(counts)
+
+        start = np.array([settings.lm_weight, settings.word_bonus])
+        simplex = _initial_simplex(start, np.array([0.15, 0.6]))
+        options: Any = {"initial_simplex": simplex, "maxfev": 80, "xatol": 0.01}
+        found = minimize(objective, start, method="Nelder-Mead", options=options)
+        lm, bonus = (round(float(v), 3) for v in found.x)
+        logger.info(f"from n-best lists: lm_weight {lm}, word_bonus {bonus}")
+        fitted = settings.model_copy(update={"lm_weight": lm, "word_bonus": bonus})
+        return fitted if found.fun < objective(start) else settings
+
+    def _descend(
+        self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0
+    ) -> DecodingConfig:
+        """Optimise all weights with one search of the chosen trials per evaluation."""
+        names = [name for name in _STEPS if name not in self._fixed]
+        values = np.array([getattr(start, name) for name in names])
+        steps = scale * np.array([_STEPS[name] for name in names])
+
+        def objective(point: np.ndarray) -> float:
+            update = {n: float(np.clip(v, *_BOUNDS[n])) for n, v in zip(names, point, strict=True)}
+            return self._evaluate(start.model_copy(update=update), chosen, name)
+
+        simplex = _initial_simplex(values, steps)
+        options: Any = {"initial_simplex": simplex, "maxfev": 60, "xatol": 0.02, "fatol": 1e-4}
+        minimize(objective, values, method="Nelder-Mead", options=options)
+        assert self.best is not None
+        return self.best[1]
+
+    @property
+    def _fixed(self) -> frozenset[str]:
+        """Weights without effect: those of silences, if no class is the word boundary."""
+        without_boundary = frozenset({"silence_bonus", "missing_silence_bonus"})
+        return without_boundary if self.search.boundary < 0 else frozenset()
+
+    def _evaluate(self, settings: DecodingConfig, chosen: Sequence[int], name: str) -> float:
+        """The objective under some weights."""
+        if time.perf_counter() > self.deadline and self.best is not None:
+            raise _OutOfTime
+        rounded = settings.model_copy(update={n: round(getattr(settings, n), 3) for n in _STEPS})
+        search = self.search.with_settings(rounded)
+        counts = []
+        for i in chosen:
+            n_best = search.search(self.trials[i], _N_BEST)
+            counts.append(self._objective_terms(i, n_best, [h.total or 0.0 for h in n_best]))
+        value = _rate(counts)
+        self.n_evaluations += 1
+        if self.best is None or value < self.best[0]:
+            self.best = (value, rounded)
+            weights = ", ".join(f"{n} {getattr(rounded, n):g}" for n in _STEPS)
+            logger.info(f"{name}, evaluation {self.n_evaluations}: {100 * value:.2f} % with {weights}")
+        return value
+
+    def _objective_terms(
+        self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]
+    ) -> tuple[float, int]:
+        """Errors of trial i (mean of best and expected), and its number of words."""
+        reference = self.references[i].text
+        if reference is None:
+            return 0.0, 0
+        return 0.5 * sum(self._trial_errors(i, n_best, totals)), len(normalise_text(reference).split())
+
+    def _trial_errors(
+        self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]
+    ) -> tuple[float, float]:
+        """Errors of the best hypothesis of trial i, and expected errors of its n-best list, under these totals."""
+        reference = self.references[i].text
+        if reference is None:
+            return 0.0, 0.0
+        if not n_best:
+            deletions = float(self._word_errors(i, reference, ()))
+            return deletions, deletions
+        errors = np.array([self._word_errors(i, reference, h.words) for h in n_best], np.float64)
+        scores = np.array(totals)
+        posteriors = np.exp(scores - scores.max())
+        expected = float((errors * posteriors).sum() / posteriors.sum())
+        return float(errors[int(scores.argmax())]), expected
+
+    def _word_errors(self, i: int, reference: str, words: tuple[str, ...]) -> int:
+        key = (i, words)
+        if key not in self.errors:
+            self.errors[key] = score(
+                normalise_text(reference).split(), normalise_text(" ".join(words)).split()
+            ).errors
+        return self.errors[key]
+
+
+def _rate(counts: Sequence[tuple[float, int]]) -> float:
+    return sum(e for e, _ in counts) / max(1, sum(n for _, n in counts))
+
+
+def _initial_simplex(start: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The start, and one step along every axis."""
+    return np.vstack([start, start + np.diag(steps)])

@@ -17,8 +17,8 @@ from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, TextScore, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.run import read_jsonl
 
 _Interval = tuple[float | None, float | None]
 

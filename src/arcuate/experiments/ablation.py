@@ -1,13 +1,12 @@
 """The factors of an ablation as given on the command line, and the arms that isolate each of them."""
 
-import fcntl
 import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,10 @@ from arcuate.errors import UserError
 from arcuate.experiments.multi_seed import seed_settings
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.sweep import as_text
+from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.progress import Progress
-from arcuate.run import Run, read_json, write_json
-from arcuate.training.config import ABOUT
+from arcuate.run import Run
+from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.signals import Stop
 
 EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
@@ -144,7 +144,7 @@ def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Facto
     owner: dict[str, str] = {}
     for factor in factors:
         changed = diff_recipes(base, load_recipe(recipe, [*overrides, *factor.overrides]))
-        about = [o for o in factor.overrides if o.partition("=")[0].strip() in ABOUT]
+        about = [o for o in factor.overrides if o.partition("=")[0].strip() in DESCRIPTIVE_KEYS]
         if about or not changed:
             raise UserError(
                 f"the factor {factor.name} changes nothing: {', '.join(factor.overrides)} is what {recipe} has already"
@@ -176,7 +176,7 @@ def refuse_setting(factor: Factor, path: str, owner: dict[str, str]) -> None:
 POLL_S = 0.25
 PATIENCE_S = 120.0  # for a training that was asked to stop: it finishes its step and saves
 PROGRAM = (sys.executable, "-m", "arcuate")
-FREE = (*ABOUT, "runtime", "track")  # may differ when an experiment is gone on with
+FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ when an experiment is gone on with
 Say = Callable[[str], None]
 Score = Callable[[Run], None]
 
@@ -285,11 +285,10 @@ def scored(experiment: Experiment, cell: Cell) -> bool:
 @contextmanager
 def claim(cell: Cell) -> Iterator[bool]:
     """Whether this cell is ours as long as the context lasts."""
-    cell.lock_file.parent.mkdir(parents=True, exist_ok=True)
-    with cell.lock_file.open("a") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            stack.enter_context(exclusive_lock(cell.lock_file, f"{cell.path} is in use"))
+        except LockHeld:
             yield False
             return
         yield True

@@ -15,8 +15,9 @@ from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, Mo
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, add_session, parameter_groups
 from arcuate.run import create_run
-from arcuate.training.config import Average, Constant, Ema, Linear, Optimizer, Precision, Train
+from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
 from arcuate.training.loop import Watcher, train
+from arcuate.training.schedule import Constant, Linear
 from arcuate.training.signals import Stop
 from arcuate.training.state import Training
 
@@ -42,10 +43,10 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         ),
         "stages": (),
         "optimizer": Optimizer(),
-        "schedule": Linear(peak=rest, floor=0.0) if rest else Constant(rate=0.0),
-        "session_schedule": Linear(peak=settings.lr, floor=0.0),
+        "schedule": Linear(peak_lr=rest, min_lr=0.0) if rest else Constant(lr=0.0),
+        "session_schedule": Linear(peak_lr=settings.lr, min_lr=0.0),
         "ema": Ema(),
-        "average": Average(),
+        "swa": Swa(),
         "train": Train(
             steps=settings.steps,
             seed=settings.seed,

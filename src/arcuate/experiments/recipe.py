@@ -25,7 +25,7 @@ from arcuate.config import (
 )
 from arcuate.errors import UserError
 from arcuate.run import Run
-from arcuate.training.config import ABOUT, TrainingConfig
+from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
 
@@ -169,7 +169,7 @@ def setting_for(option: str) -> str | None:
 
 def diff_recipes(a: TrainingConfig, b: TrainingConfig) -> list[Change]:
     """Every resolved setting that differs; name, parent and description are not compared."""
-    return diff(a, b, ignore=ABOUT)
+    return diff(a, b, ignore=DESCRIPTIVE_KEYS)
 
 
 def ancestry(name: str) -> tuple[str, ...]:

@@ -21,15 +21,11 @@ Every setting of a recipe. Written by `arcuate recipes settings > docs/settings.
 
 A setting is given in a recipe file, or on the command line as `key.sub=value`. A component with a `kind` is replaced as
 a whole when its kind changes: give the kind first, then what that kind needs (`schedule.kind=constant
-schedule.rate=0.001`).
+schedule.lr=0.001`).
 """
 
 # Words that mean the same wherever they stand, for fields that do not say it themselves.
 MEANINGS = {
-    "peak": "highest learning rate",
-    "rate": "learning rate",
-    "floor": "lowest learning rate",
-    "factor": "what the rate is multiplied by",
     "dropout": "share of values set to 0 in training",
     "width": "units in a layer",
     "depth": "layers",
@@ -38,26 +34,7 @@ MEANINGS = {
     "taps": "length of the kernel",
     "activation": "after the map",
     "layer_norm": "normalise across channels after the map",
-    "weights": "of everything else",
-    "biases": "of the biases of encoder and output",
-    "session_layers": "of the session layers",
-    "div_factor": "peak over the rate at the start",
-    "final_div_factor": "rate at the start over the rate at the end",
-    "anneal": "shape of the way up and down",
-    "period": "steps of the first period",
-    "multiply": "each period is so many times longer than the last",
-    "hold": "steps at `peak`",
-    "shape": "of the way down",
-    "at": "the steps at which the rate is multiplied",
-    "every": "steps between one time and the next",
     "enabled": "false switches it off",
-    "action": "what follows",
-    "window": "steps that the mean is taken over",
-    "max_times": "how often at most",
-    "seed": "of weights, augmentation and dropout",
-    "log_every": "steps between rows of metrics.jsonl",
-    "validate_every": "steps between validations",
-    "checkpoint_every": "steps between checkpoints",
     "batch_size": "trials in one batch",
     "device": "where the model runs",
     "kind": "which one",

@@ -1,6 +1,5 @@
 """The settings a sweep varies: ranges and choices by path, checked by parsing recipes at their ends."""
 
-import fcntl
 import hashlib
 import json
 import signal
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe
-from arcuate.run import Run, read_json, write_json
+from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
+from arcuate.run import Run
 from arcuate.seeds import derive_seed
-from arcuate.training.config import ABOUT
+from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.signals import Stop
 
-EXAMPLE = "schedule.peak: {low: 0.001, high: 0.01, log: true}"
+EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
 
 
 class Range(Settings):
@@ -120,7 +120,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def refuse_path(file: Path, path: str, known: set[str]) -> None:
-    if path in ABOUT:
+    if path in DESCRIPTIVE_KEYS:
         raise UserError(f"{file}: {path} only describes a recipe; vary a setting")
     if path not in known:
         near = nearest(path, sorted(known))
@@ -172,7 +172,7 @@ def read_dimension(file: Path, path: str, given: Any, recipe: str, overrides: Se
 POLL_S = 0.25
 PATIENCE_S = 120.0  # for a training that was asked to stop: it finishes its step and saves
 INTERRUPTED = "interrupted"
-FREE = (*ABOUT, "runtime", "track")  # may differ between workers, and when a sweep is gone on with
+FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when a sweep is gone on with
 PROGRAM = (sys.executable, "-m", "arcuate")
 Say = Callable[[str], None]
 
@@ -249,40 +249,36 @@ def refuse_if_used(folder: Path) -> None:
 @contextmanager
 def study_lock(sweep: Sweep) -> Iterator[None]:
     """One worker at a time, for what has to be decided together."""
-    (sweep.out / "locks").mkdir(parents=True, exist_ok=True)
-    with (sweep.out / "locks" / "study").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with exclusive_lock(sweep.out / "locks" / "study", "", wait=True):
         yield
 
 
 @contextmanager
 def claim(sweep: Sweep, study: optuna.Study) -> Iterator[optuna.Trial | None]:
-    """A trial that is this worker's own as long as the context lasts; None where there are enough of them."""
+    """Reserve the next trial for this worker while the context lasts; None if there are enough trials."""
+    with ExitStack() as held:
+        yield reserve(sweep, study, held)
+
+
+def reserve(sweep: Sweep, study: optuna.Study, held: ExitStack) -> optuna.Trial | None:
     with study_lock(sweep):
         fail_left_running(sweep, study)
         trials = study.get_trials(deepcopy=False)
         if sum(counts(t) for t in trials) >= sweep.n_trials:
-            yield None
-            return
+            return None
         seed = derive_seed(sweep.seed, "sweep", len(trials)) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         trial = study.ask({d.path: distribution(d) for d in sweep.space})
         trial.set_user_attr("reason", INTERRUPTED)  # until it has ended in another way
-        held = sweep.lock_file(trial.number).open("a")
-        fcntl.flock(held, fcntl.LOCK_EX)
-    with held:
-        yield trial
+        held.enter_context(exclusive_lock(sweep.lock_file(trial.number), f"trial {trial.number} is in use"))
+        return trial
 
 
 def fail_left_running(sweep: Sweep, study: optuna.Study) -> None:
     """Trials whose worker is gone have failed; their settings are put in line to be tried again."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        with sweep.lock_file(trial.number).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-        give_back(study, trial.number, trial.params)
+        with suppress(LockHeld), exclusive_lock(sweep.lock_file(trial.number), "in use"):
+            give_back(study, trial.number, trial.params)
 
 
 def give_back(study: optuna.Study, number: int, params: dict[str, Any]) -> None:

@@ -27,16 +27,16 @@ from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, refuse_taken
+from arcuate.run import Run, RunLike, lock_run, refuse_taken
 from arcuate.training.checks import cautions, coupling_warnings
 from arcuate.training.config import TrainingConfig
-from arcuate.training.curriculum import outline, settle
+from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
 from arcuate.training.environment import describe
 from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
 from arcuate.training.precision import Choice, choose_precision
-from arcuate.training.signals import Stop, listening, sole_writer
+from arcuate.training.signals import Stop, listening
 from arcuate.training.start import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
 from arcuate.training.state import Training
 from arcuate.training.tracking.callbacks import Watcher, Watchers, check_trackers, trackers
@@ -126,7 +126,7 @@ def train(
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
-    recipe = settle(recipe, per_epoch / recipe.train.accumulate)
+    recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
     if not dry_run:
         _check_run_folder(run, recipe, resume)
     store.close()  # loader processes are started from here and must not inherit open files
@@ -253,7 +253,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
             f"data.workers={recipe.data.workers} exceeds the number of cores; using {counted(workers, 'worker')}"
         )
     if recipe.stages:
-        logger.info(outline(recipe))
+        logger.info(describe_stages(recipe.stages))
     if setup.world.size > 1:
         logger.info(f"{setup.world.size} processes share every batch")
     if selection.unaligned:
@@ -311,7 +311,7 @@ def _train(
         with world.agreeing():
             refuse_taken(setup.run.path, start.resume)
             if world.writes:
-                stack.enter_context(sole_writer(setup.run, logger.info))
+                stack.enter_context(lock_run(setup.run))
         begin(training, start, environment, world, logger.info)
         if training.finished:
             if world.writes:

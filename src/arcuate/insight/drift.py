@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.adaptation.drift import DriftResult
+from arcuate.files import write_text
 from arcuate.insight.report.axes import Scale, columns_axis, dot, linear, path, rows_axis, rule, shade, text
 from arcuate.insight.report.markup import (
     MISSING,
@@ -22,7 +23,6 @@ from arcuate.insight.report.markup import (
     tag,
 )
 from arcuate.insight.report.sessions import short_names
-from arcuate.run import write_aside
 
 WIDTH, HEIGHT = 560, 314
 LEFT, RIGHT, TOP, BOTTOM = 62, 540, 14, 258
@@ -141,7 +141,7 @@ def write_drift_page(result: DriftResult, path: Path) -> None:
         result.similarity,
         data["error_rates"],
     )
-    write_aside(path, page)
+    write_text(path, page)
 
 
 def drift_page(
@@ -181,7 +181,9 @@ def header(store: str, rows: Sequence[Mapping[str, Any]], reference: str) -> Htm
     lead = [
         f"{counted(len(rows), 'recording day')} from {rows[0]['session']} to {last['session']}."
         " On the last one the median channel keeps ",
-        tag("b", percent(last["profile_similarity"], 0) if last["profile_similarity"] is not None else MISSING),
+        tag(
+            "b", percent(last["profile_similarity"], 0) if last["profile_similarity"] is not None else MISSING
+        ),
         f" of its likeness to {reference}; {counted(dead, 'channel')} flat.",
     ]
     notice = None

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.run import to_line
+from arcuate.files import to_json_line
 
 _MAX_FINALS = 50  # sent to a viewer on joining
 Message = str | bytes
@@ -68,7 +68,7 @@ class Broadcaster:
 
     def snapshot(self) -> str:
         """The current state in one message."""
-        return to_line({"type": "snapshot", "finals": list(self._finals), "now": self._latest})
+        return to_json_line({"type": "snapshot", "finals": list(self._finals), "now": self._latest})
 
     def restore(self, finals: list[dict[str, Any]]) -> None:
         self._finals.extend(finals)
@@ -76,7 +76,7 @@ class Broadcaster:
     def _send_to_all(self, message: dict[str, Any] | bytes) -> None:
         if isinstance(message, dict):
             self._update_state(message)
-        encoded = message if isinstance(message, bytes) else to_line(message)
+        encoded = message if isinstance(message, bytes) else to_json_line(message)
         for viewer in self.viewers:
             if not viewer.offer(encoded) and isinstance(encoded, str):
                 viewer.queue.clear()  # text must not be lost: a snapshot replaces what was queued

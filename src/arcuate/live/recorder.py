@@ -7,10 +7,9 @@
 If the server is killed, the next one with the same folder continues the journal.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
+from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
 from arcuate.live.endpointing import align_words
-from arcuate.run import read_jsonl, to_line, write_lines
 
 STORE = "store"
 _JOURNAL, _BINS, _LIVE, _LOCK = "journal.jsonl", "bins.f32", "live.jsonl", ".lock"
@@ -46,10 +45,15 @@ class Recorder:
         self.session = session
         self.error: str | None = None  # why recording has stopped
         self._latencies: list[float] = []
+        self._lock = ExitStack()
         check_recording_folder(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire_lock(folder)
+            self._lock.enter_context(
+                exclusive_lock(
+                    folder / _LOCK, f"another server is recording into {folder}; choose another folder"
+                )
+            )
             self.finals = _repair_recording(folder, n_channels)
             self._bins = (folder / _BINS).open("ab")
             self._journal = (folder / _JOURNAL).open("a", encoding="utf-8")
@@ -83,10 +87,8 @@ class Recorder:
         for file in (self._bins, self._journal):
             with self._stop_on_error():
                 file.close()
-        try:
+        with self._lock:
             make_store(self.folder)
-        finally:
-            os.close(self._lock)
 
     @contextmanager
     def _stop_on_error(self) -> Iterator[None]:
@@ -107,7 +109,7 @@ class Recorder:
         return {**event, **session, "first_bin": self.n_bins - event["n_bins"], "latencies_ms": latencies}
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._journal.write(to_line(event) + "\n")
+        self._journal.write(to_json_line(event) + "\n")
         self._journal.flush()
         if event["type"] == "final":
             os.fsync(self._journal.fileno())
@@ -129,19 +131,6 @@ def check_recording_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written (see {existing}); choose another folder")
 
 
-def _acquire_lock(folder: Path) -> int:
-    """Lock the folder for this process; the system releases the lock when the process ends."""
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UserError(f"another server is recording into {folder}; choose another folder") from None
-    except OSError:  # a file system without locks cannot exclude a second server
-        return handle
-    return handle
-
-
 def _read_journal(folder: Path) -> list[dict[str, Any]]:
     return read_jsonl(folder / _JOURNAL, growing=True)
 
@@ -157,7 +146,7 @@ def _repair_recording(folder: Path, n_channels: int) -> list[dict[str, Any]]:
             f"{folder} is a recording of {rows[0].get('n_channels')} channels, but the model has {n_channels}; choose"
             " another folder"
         )
-    complete = "".join(to_line(row) + "\n" for row in rows)
+    complete = "".join(to_json_line(row) + "\n" for row in rows)
     if journal.stat().st_size != len(complete.encode()):
         os.truncate(journal, len(complete.encode()))
     if bins.exists():
@@ -195,7 +184,7 @@ def make_store(folder: Path) -> Path | None:
         ordered = [i for s in dict.fromkeys(t.session for t in trials) for i in infos if i.session == s]
         found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
         writer.write_manifest(_manifest(trials, infos), ordered, found)
-        write_lines(writer.folder / _LIVE, _sentence_rows(rows, trials))
+        write_jsonl(writer.folder / _LIVE, _sentence_rows(rows, trials))
     return store
 
 

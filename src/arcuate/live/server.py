@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.live.access import TOKEN_COOKIE, Access, TokenBucket
 from arcuate.live.broadcast import Broadcaster, Viewer, parse_command
 from arcuate.live.config import LiveSettings
@@ -21,7 +22,6 @@ from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.socket import FrameReceiver
 from arcuate.live.visualisation import model_info
-from arcuate.run import to_line
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
@@ -198,7 +198,7 @@ def _execute(live: LiveServer, text: str, viewer: Viewer, bucket: TokenBucket) -
             raise UserError(f"too many commands: at most {bucket.rate:g} per second are accepted")
         live.handle_command(parse_command(text[:10_000]))
     except UserError as error:
-        viewer.offer(to_line({"type": "rejected", "message": str(error)}))
+        viewer.offer(to_json_line({"type": "rejected", "message": str(error)}))
 
 
 async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:

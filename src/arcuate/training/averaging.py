@@ -4,7 +4,6 @@ Weights of one run lie in one valley, and their mean is often a little better th
 nothing. Training can keep averages itself (`ema`, `average`); this one needs no plan, only checkpoints that were kept.
 """
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,11 @@ import torch
 from torch import nn
 
 from arcuate.errors import UserError
+from arcuate.files import atomic_folder, write_json
 from arcuate.models.io import load_model, save_model
 from arcuate.progress import Progress
-from arcuate.run import Run, write_json
-from arcuate.training.config import Average, Ema
+from arcuate.run import Run
+from arcuate.training.config import Ema, Swa
 
 NAME = "average"  # beside `best` and `last`
 
@@ -35,12 +35,9 @@ def average_checkpoints(run: Run, n_last: int | None, report: Progress) -> list[
             total[name] += tensor.double()
     with torch.no_grad():
         model.load_state_dict({name: (tensor / len(folders)).float() for name, tensor in total.items()})
-    aside = run.checkpoints / f".{NAME}.part"
-    shutil.rmtree(aside, ignore_errors=True)
-    save_model(aside, model)
-    write_json(aside / "average.json", {"checkpoints": [f.name for f in folders]})
-    shutil.rmtree(run.checkpoints / NAME, ignore_errors=True)
-    aside.rename(run.checkpoints / NAME)
+    with atomic_folder(run.checkpoints / NAME) as temporary:
+        save_model(temporary, model)
+        write_json(temporary / "average.json", {"checkpoints": [f.name for f in folders]})
     return [folder.name for folder in folders]
 
 
@@ -62,11 +59,11 @@ def choose(run: Run, n_last: int | None) -> list[Path]:
 class Averages:
     """Keeps what the settings ask for; `shown` puts the best average in place of the weights for a while."""
 
-    def __init__(self, model: nn.Module, ema: Ema, average: Average) -> None:
-        self.ema_settings, self.average_settings = ema, average
+    def __init__(self, model: nn.Module, ema: Ema, swa: Swa) -> None:
+        self.ema_settings, self.swa_settings = ema, swa
         self.names = [name for name, _ in model.named_parameters()]
         self.ema = [p.detach().clone() for p in model.parameters()] if ema.decay else []
-        self.mean = [torch.zeros_like(p) for p in model.parameters()] if average.start is not None else []
+        self.mean = [torch.zeros_like(p) for p in model.parameters()] if swa.start is not None else []
         self.n_ema = 0
         self.n_mean = 0
 
@@ -80,8 +77,8 @@ class Averages:
             if self.ema_settings.warmup:
                 decay = min(decay, (1 + self.n_ema) / (10 + self.n_ema))
             torch._foreach_lerp_(self.ema, weights, 1.0 - decay)
-        start = self.average_settings.start
-        if start is not None and step >= start and (step - start) % self.average_settings.every == 0:
+        start = self.swa_settings.start
+        if start is not None and step >= start and (step - start) % self.swa_settings.every == 0:
             self.n_mean += 1
             torch._foreach_lerp_(self.mean, weights, 1.0 / self.n_mean)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -10,18 +9,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from arcuate.config import Settings
 from arcuate.errors import UserError
+from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import CONFIG_FILE, STATE_FILE, WEIGHTS_FILE, checksum, save_model, save_tensors
 from arcuate.models.model import Model
-from arcuate.run import Run, finite, read_json, write_json
+from arcuate.run import Run
 from arcuate.training.curriculum import StageProgress
-from arcuate.training.metrics import Tally
-from arcuate.training.optim import PlateauState
+from arcuate.training.guard import migrate_state
+from arcuate.training.metrics import IntervalMetrics
+from arcuate.training.schedule import PlateauState
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -66,7 +67,7 @@ class Saved(Settings):
     plateaus: tuple[PlateauState, PlateauState]
     best: Best
     validations: list[tuple[Count, float]]
-    tally: Tally
+    tally: IntervalMetrics
     guard: dict[str, Any]
     good: list[Count] = Field(max_length=3)
     rewound_to: Count | None
@@ -78,10 +79,15 @@ class Saved(Settings):
     files_at: FilesAt
     files: dict[str, str]
 
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _migrate_guard(cls, given: Any) -> Any:
+        return migrate_state(given) if isinstance(given, dict) else given
+
 
 def seal(state: dict[str, Any]) -> dict[str, Any]:
     """The state with its own checksum in it."""
-    plain = finite(state)
+    plain = to_json_value(state)
     return {**plain, "checksum": digest(plain)}
 
 
@@ -158,18 +164,13 @@ def save_checkpoint(
 ) -> Path:
     """Whole or not at all; a checkpoint of this step that is already there (left by a rewind) is replaced."""
     folder = run.checkpoints / f"step-{step:08d}"
-    aside = run.checkpoints / f".step-{step:08d}.part"
-    shutil.rmtree(aside, ignore_errors=True)
-    save_model(aside, model)
-    save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / TENSORS)
-    files = {p.name: checksum(p) for p in sorted(aside.iterdir())}
-    write_json(aside / STATE_FILE, seal({"step": step, **state, "files": files}))
-    for path in (*aside.iterdir(), aside):
-        sync(path)
-    if folder.exists():
-        make_room(run, folder, step)
-    aside.rename(folder)
-    sync(run.checkpoints)
+    with atomic_folder(folder) as temporary:
+        save_model(temporary, model)
+        save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / TENSORS)
+        files = {p.name: checksum(p) for p in sorted(temporary.iterdir())}
+        write_json(temporary / STATE_FILE, seal({"step": step, **state, "files": files}))
+        if folder.exists():
+            make_room(run, folder, step)
     return folder
 
 
@@ -248,21 +249,9 @@ def forget_newer(run: Run, target: Checkpoint) -> None:
             shutil.rmtree(folder)
 
 
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def point(run: Run, name: str, folder: Path) -> None:
     """Make checkpoints/<name> a relative link to this folder, replacing the old one in one move."""
-    aside = run.checkpoints / f".{name}.part"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(folder.name)
-    os.replace(aside, run.checkpoints / name)
-    sync(run.checkpoints)
+    replace_link(run.checkpoints / name, folder.name)
 
 
 def prune(run: Run, keep: int, needed: set[str]) -> None:

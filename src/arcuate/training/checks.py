@@ -5,17 +5,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arcuate.losses.config import LossSettings
-from arcuate.training.config import AnySchedule, Plateau, StageLosses, TrainingConfig, WarmupCosine
+from arcuate.training.config import TrainingConfig
+from arcuate.training.curriculum import StageLosses
+from arcuate.training.schedule import AnySchedule, Plateau, WarmupCosine
 
 
 def cautions(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[str]:
     steps = recipe.train.steps
     for name in ("schedule", "session_schedule"):
         schedule = getattr(recipe, name)
-        if isinstance(schedule, WarmupCosine) and schedule.warmup > steps:  # of a schedule for a longer run
+        if (
+            isinstance(schedule, WarmupCosine) and schedule.warmup_steps > steps
+        ):  # of a schedule for a longer run
             yield (
-                f"{name}.warmup {schedule.warmup} is longer than this run of {steps} steps, whose rate stays below"
-                f" its peak; lower {name}.warmup or raise train.steps"
+                f"{name}.warmup_steps {schedule.warmup_steps} is longer than this run of {steps} steps, so the"
+                f" learning rate never reaches its peak; lower {name}.warmup_steps or raise train.steps"
             )
         if isinstance(schedule, Plateau) and not validates:
             yield f"{name}.kind=plateau never lowers the rate, for there are no validation trials"
@@ -30,8 +34,8 @@ def cautions(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[s
                 f" stages.NAME.losses.{name}"
             )
     for stage in recipe.stages:
-        if stage.plateau is not None and not validates:
-            yield f"stages.{stage.name}.plateau never ends the stage, for there are no validation trials"
+        if stage.patience is not None and not validates:
+            yield f"stages.{stage.name}.patience never ends the stage, for there are no validation trials"
     if recipe.train.precision.below_per is not None and not validates:
         yield "train.precision.below_per never turns mixed precision on, for there are no validation trials"
     for name in ("compile", "cudnn_benchmark", "tf32"):
@@ -77,7 +81,7 @@ def coupling_warnings(recipe: TrainingConfig, official: TrainingConfig, official
 
 
 def _unit(recipe: TrainingConfig, schedule: AnySchedule) -> Unit:
-    return Unit(schedule.peak, recipe.optimizer.eps, recipe.loss.ctc.reduction)
+    return Unit(schedule.peak_lr, recipe.optimizer.eps, recipe.loss.ctc.reduction)
 
 
 def _warning(rate: str, old: Unit, new: Unit, official: str) -> str | None:
@@ -112,7 +116,7 @@ def _scale(old: Unit, new: Unit) -> str:
 
 
 def _eps_follows_reduction(old: Unit, new: Unit) -> bool:
-    """Loss and eps scaled alike at the same rate leave Adam's updates as they were."""
+    """LossSettings and eps scaled alike at the same rate leave Adam's updates as they were."""
     if not _same(old.rate, new.rate) or old.reduction == new.reduction:
         return False
     ratio = new.eps / old.eps if new.reduction == "sum_per_trial" else old.eps / new.eps

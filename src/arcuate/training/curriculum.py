@@ -1,98 +1,199 @@
-"""The stages of a curriculum as training meets them: lengths, weights, who learns, when one ends."""
+"""Curriculum: consecutive stages, each with its losses, its trained components and its length."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field
-from torch import nn
+from pydantic import Field, model_validator
 
-from arcuate.config import parse_settings, to_tree
-from arcuate.errors import UserError
+from arcuate.config import Settings, parse_settings, to_tree
 from arcuate.losses.config import LossSettings
-from arcuate.training.config import Stage, TrainingConfig
+from arcuate.training.schedule import MAX_STEPS, Steps
 
-PREFIXES = {
-    "front_end": "front_end.",
-    "encoder": "encoder.",
-    "ctc": "head.",
-    "transducer": "transducer.",
-    "mode": "mode.",
-    "denoiser": "denoiser.",
-}
+Component = Literal["front_end", "encoder", "ctc", "transducer", "mode", "denoiser"]
+_Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
+# Components that receive gradients from a loss.
+_TRAINED_BY: dict[str, tuple[Component, ...]] = {
+    "ctc": ("front_end", "encoder", "ctc", "mode", "denoiser"),
+    "rnnt": ("front_end", "encoder", "transducer", "mode", "denoiser"),
+    "mode": ("mode",),
+    "denoise": ("denoiser",),
+}
+# Component without which a loss cannot be computed.
+_NEEDS: dict[str, Component] = {"rnnt": "transducer", "mode": "mode", "denoise": "denoiser"}
 
-C = TypeVar("C", bound=TrainingConfig)
+
+class StageLosses(Settings):
+    """LossSettings weights of a stage, in place of `loss.*.weight`; a loss that is not named has weight 0."""
+
+    ctc: _Weight = Field(0.0, description="Weight of the CTC loss.")
+    rnnt: _Weight = Field(0.0, description="Weight of the RNN-T loss.")
+    mode: _Weight = Field(0.0, description="Weight of the speaking-mode loss.")
+    denoise: _Weight = Field(0.0, description="Weight of the denoising loss.")
+
+    @property
+    def active(self) -> dict[str, float]:
+        return {name: weight for name, weight in self if weight > 0}
+
+
+class Stage(Settings):
+    """One stage of a curriculum; on the command line stages.0.epochs=2 or stages.ctc.epochs=2."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "rate": "lr_factor",
+        "plateau": "patience",
+        "gain": "min_improvement",
+    }
+    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
+        "schedule": {"anew": "restart", "on": "continue"}
+    }
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name in the rows of metrics.jsonl.")
+    steps: Steps | None = Field(None, description="Length in optimizer steps; or give `epochs`.")
+    epochs: float | None = Field(
+        None,
+        gt=0.0,
+        le=1e6,
+        description="Length in passes over the training trials, converted to steps when training starts.",
+    )
+    losses: StageLosses = StageLosses()
+    train: tuple[Component, ...] = Field((), description="Trained components; empty = all of them.")
+    lr_factor: float = Field(
+        1.0, gt=0.0, le=1000.0, description="Factor on the learning rate of the schedule."
+    )
+    schedule: Literal["restart", "continue"] = Field(
+        "restart",
+        description="`restart`: the schedule starts again and spans the stage; `continue`: it spans the run.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="Number of validations without improvement that end the stage early; null = by length only.",
+    )
+    min_improvement: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts as an improvement."
+    )
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "Stage":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"stage {self.name!r} needs exactly one of steps and epochs")
+        if not self.losses.active:
+            raise ValueError(
+                f"all losses of stage {self.name!r} have weight 0, so nothing would be learnt; set losses.ctc,"
+                " losses.rnnt, losses.mode or losses.denoise above 0"
+            )
+        if len(set(self.train)) != len(self.train):
+            raise ValueError(f"stage {self.name!r} names a component twice in train")
+        trainable = list(dict.fromkeys(part for loss in self.losses.active for part in _TRAINED_BY[loss]))
+        if self.train and not set(self.train) & set(trainable):
+            raise ValueError(
+                f"stage {self.name!r} trains {', '.join(self.train)}, which none of its losses"
+                f" ({', '.join(self.losses.active)}) reaches; add one of {', '.join(trainable)} to train, or give"
+                " another loss a weight"
+            )
+        return self
+
+
+def fill_length(tree: Any) -> Any:
+    """Set train.steps of a recipe with stages to their total, unless it is given and smaller.
+
+    Stages in epochs are converted to steps once the data are known; until then the run has no limit.
+    """
+    if not isinstance(tree, Mapping) or not isinstance(train := tree.get("train") or {}, Mapping):
+        return tree
+    stages = tree.get("stages")
+    if not stages:
+        if "steps" in train and train["steps"] is None:
+            raise ValueError(
+                "train.steps is null and there are no stages to define its value; set train.steps"
+            )
+        return tree
+    steps = [s.get("steps") if isinstance(s, Mapping) else getattr(s, "steps", None) for s in stages]
+    known = all(type(n) is int for n in steps)
+    total = min(sum(n for n in steps if n), MAX_STEPS) if known else MAX_STEPS
+    given = train.get("steps")
+    if given is not None and type(given) is not int:
+        return tree  # rejected later, with a message of its own
+    return {**tree, "train": {**train, "steps": total if given is None else min(given, total)}}
+
+
+def find_stage_problems(stages: Sequence[Stage], components: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each stage that names a component or a loss the model does not have."""
+    names = [stage.name for stage in stages]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        yield f"two stages are called {duplicates[0]!r}; rename one of them"
+    for stage in stages:
+        for component in stage.train:
+            if component not in components:
+                yield (
+                    f"stage {stage.name!r} trains {component!r}, which this model does not have; set"
+                    f" {component}.enabled=true, or remove it from train"
+                )
+        for loss in stage.losses.active:
+            if (part := _NEEDS.get(loss, "ctc")) not in components:
+                yield (
+                    f"stage {stage.name!r} uses the {loss} loss, but the model has no {part}; set"
+                    f" {part}.enabled=true, or stages.{stage.name}.losses.{loss}=0"
+                )
 
 
 @dataclass(frozen=True)
 class StageProgress:
-    """Where in the curriculum a run stands; `index` is the number of stages that are over."""
+    """Position in the curriculum; `index` is the number of completed stages."""
 
     index: Count = 0
-    began: Count = 0  # the step after which this stage began
+    began: Count = 0  # number of steps completed when this stage started
     best: float | None = None  # lowest PER in this stage
     n_bad: Count = 0  # validations since then
 
     def after_validation(self, stage: Stage, per: float | None) -> "StageProgress":
-        """Only gains that count begin the patience anew."""
         if per is None:
             return self
-        if self.best is None or per < self.best * (1 - stage.gain):
+        if self.best is None or per < self.best * (1 - stage.min_improvement):
             return replace(self, best=per, n_bad=0)
         return replace(self, n_bad=self.n_bad + 1)
 
-    def is_tired(self, stage: Stage) -> bool:
-        """Whether it has waited long enough for another gain."""
-        return stage.plateau is not None and self.n_bad >= stage.plateau
+    def is_out_of_patience(self, stage: Stage) -> bool:
+        return stage.patience is not None and self.n_bad >= stage.patience
 
     def is_over(self, stage: Stage, step: int) -> bool:
         assert stage.steps is not None
-        return self.is_tired(stage) or step - self.began >= stage.steps
+        return self.is_out_of_patience(stage) or step - self.began >= stage.steps
 
 
-def settle(recipe: C, steps_per_epoch: float) -> C:
-    """The recipe with every stage's length in steps, and the length of the run they make."""
-    if all(stage.epochs is None for stage in recipe.stages):
-        return recipe
+C = TypeVar("C", bound=Settings)
+
+
+def resolve_epochs(recipe: C, steps_per_epoch: float) -> C:
+    """Return the recipe with the length of every stage in steps, and the length of the run that follows."""
     tree = to_tree(recipe)
+    if all(stage["epochs"] is None for stage in tree["stages"]):
+        return recipe
     for stage in tree["stages"]:
         if stage["epochs"] is not None:
             stage["steps"], stage["epochs"] = max(1, round(stage["epochs"] * steps_per_epoch)), None
     return parse_settings(type(recipe), tree, str(tree.get("name", "")))
 
 
-def outline(recipe: TrainingConfig) -> str:
-    """The stages and their lengths in one line."""
-    parts = [
-        f"{stage.name} {stage.steps}" + (" or less" if stage.plateau is not None else "")
-        for stage in recipe.stages
-    ]
+def describe_stages(stages: Sequence[Stage]) -> str:
+    """Return the stages and their lengths in one line."""
+    parts = [f"{s.name} {s.steps}" + (" or fewer" if s.patience is not None else "") for s in stages]
     return f"stages, in steps: {', '.join(parts)}"
 
 
-def stage_at(recipe: TrainingConfig, index: int) -> Stage | None:
-    """The stage of this number, the last one after the end; None in a recipe without stages."""
-    return recipe.stages[min(index, len(recipe.stages) - 1)] if recipe.stages else None
+def stage_at(stages: Sequence[Stage], index: int) -> Stage | None:
+    """Return the stage with this index, the last one after the end; None without stages."""
+    return stages[min(index, len(stages) - 1)] if stages else None
 
 
-def weighed(loss: LossSettings, stage: Stage | None) -> LossSettings:
-    """The losses as they count in a stage."""
+def stage_loss(loss: LossSettings, stage: Stage | None) -> LossSettings:
+    """Return the loss settings with the weights of a stage."""
     if stage is None:
         return loss
     return loss.model_copy(
         update={name: getattr(loss, name).model_copy(update={"weight": w}) for name, w in stage.losses}
     )
-
-
-def let_learn(model: nn.Module, stage: Stage | None) -> None:
-    """Only the components of the stage take gradients; without stages what learns is nobody's business here."""
-    if stage is None:
-        return
-    wanted = tuple(PREFIXES[c] for c in stage.train) if stage.train else ("",)
-    n = 0
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(wanted))
-        n += parameter.requires_grad
-    if not n:
-        raise UserError(f"stage {stage.name!r} trains components that have no weights")

@@ -1,227 +1,346 @@
-"""The guard: a judge that receives numbers and says what to do about them. It never touches the model.
+"""The guard: judges the metrics of every optimizer step before the update, and never touches the model.
 
 On a healthy run every verdict is `keep`, and training with the guard is bit for bit training without it.
 """
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from arcuate.training.config import Guard as GuardSettings
+from pydantic import Field
 
-Action = Literal["keep", "skip", "rewind", "cool", "warn", "stop"]
-RECENT, NEAR = 20, 1.25  # the last so many losses, within this factor of the lowest median
-SPEAKING = 0.9  # below this share of blanks, with several phonemes, a model has begun to speak
-GUESSING = 0.8  # of the loss of a blind guess: a model above it says nothing yet, whatever it utters
-LEARNING = 0.65  # and in the middle of its last steps below this it has learned to read
+from arcuate.config import Settings
+from arcuate.training.metrics import StepMetrics
+from arcuate.training.schedule import MAX_STEPS
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """What one optimizer step looked like."""
+class SpikeSettings(Settings):
+    """A loss that rises above its running statistics and stays there; a single spike is not a failure."""
 
-    loss: float
-    grad_norm: float
-    ignorance: (
-        float | None
-    )  # loss per token over that of a blind guess among all classes; None: nothing was read
-    blank_share: float  # of frames
-    n_distinct: int  # different phonemes in the greedy output of the batch
-    length_ratio: float  # length of the greedy output over the length of the targets
-    losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
+    renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
+
+    window: int = Field(50, ge=20, le=100_000, description="Number of kept steps in the running statistics.")
+    warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first judgement.")
+    n_sd: float = Field(
+        4.0,
+        gt=1.0,
+        le=1000.0,
+        description="Robust SDs of log loss above the lowest running median that count as high.",
+    )
+    ratio: float = Field(
+        2.0, gt=1.0, le=1e6, description="Smallest loss / lowest running median that counts as high."
+    )
+    patience: int = Field(
+        20, ge=1, le=10_000, description="Number of consecutive high steps before a rewind."
+    )
+
+
+class StuckSettings(Settings):
+    """A loss that stays at chance level: a learning rate too high from the start leaves weights that cannot learn.
+
+    500 to 1,600 steps of blanks only are the normal start of the official recipes.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
+
+    action: Literal["rewind", "warn", "stop", "ignore"] = Field("rewind", description="Action when stuck.")
+    patience: int = Field(
+        2000,
+        ge=50,
+        le=10_000_000,
+        description="Number of steps without a drop of the loss before the action.",
+    )
+    lr_factor: float = Field(
+        0.15,
+        gt=0.0,
+        lt=1.0,
+        description="Factor on all learning rates after a rewind: lower than after a spike, because a learning rate at"
+        " which nothing was learnt is further off than one that diverged late.",
+    )
+    min_drop: float = Field(
+        0.1, gt=0.0, lt=1.0, description="Relative decrease of the median loss that counts as a drop."
+    )
+
+
+class CollapseSettings(Settings):
+    """Blanks only, or the same output for every trial, after the model had left the all-blank solution."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"blank_share": "blank_fraction"}
+
+    action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
+    blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Smallest fraction of blank frames.")
+    n_distinct: int = Field(3, ge=0, le=40, description="Or largest number of different phonemes in a batch.")
+    length_ratio: float = Field(0.1, ge=0.0, le=1.0, description="Or largest output length / target length.")
+    patience: int = Field(50, ge=1, le=10_000, description="Number of consecutive steps before the action.")
+
+
+class AdaptiveSettings(Settings):
+    """Reduction of the learning rate while the mean gradient norm is above a threshold; off unless that is set."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"floor": "min_lr", "max_times": "max_reductions"}
+
+    threshold: float | None = Field(None, gt=0.0, le=1e9, description="Mean gradient norm; null = off.")
+    window: int = Field(100, ge=1, le=100_000, description="Number of steps in the mean.")
+    factor: float = Field(0.8, gt=0.0, lt=1.0, description="Factor on all learning rates at a reduction.")
+    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Learning rate below which nothing is reduced.")
+    max_reductions: int = Field(5, ge=1, le=1000, description="Largest number of reductions.")
+
+
+class GuardSettings(Settings):
+    """Responses to non-finite updates, divergence, stuck training and collapse."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor"}
+
+    enabled: bool = Field(True, description="False switches the guard off.")
+    max_skips: int = Field(
+        10, ge=1, le=100_000, description="Consecutive non-finite updates before a rewind."
+    )
+    lr_factor: float = Field(0.3, gt=0.0, lt=1.0, description="Factor on all learning rates after a rewind.")
+    max_rewinds: int = Field(5, ge=0, le=1000, description="Number of rewinds after which training stops.")
+    keep_batches: bool = Field(
+        False, description="Save the bins of batches with non-finite updates to bad_steps/."
+    )
+    spike: SpikeSettings = SpikeSettings()
+    stuck: StuckSettings = StuckSettings()
+    collapse: CollapseSettings = CollapseSettings()
+    adaptive: AdaptiveSettings = AdaptiveSettings()
+
+
+Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """What to do with a step, and why; `kind` is the rule that decided: non_finite, spike, stuck, …"""
+
     action: Action
     kind: str = ""
     reason: str = ""
 
+    @property
+    def applies_update(self) -> bool:
+        return self.action in ("keep", "reduce_lr", "warn")
+
 
 KEEP = Verdict("keep")
 
+_RECENT = 20  # losses in the median of the last steps
+_NEAR_LOWEST = 1.25  # a loss within this factor of the lowest median is healthy
+_MAX_BLANKS = (
+    0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
+)
+_AT_CHANCE = 0.8  # normalised loss from which on an output carries no information, whatever it contains
+_LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
+
+# Names of the state in checkpoints of earlier versions.
+_RENAMED_STATE = {
+    "norms": "grad_norms",
+    "lowest": "lowest_median",
+    "fell_at": "dropped_at",
+    "fell_to": "dropped_to",
+    "spoke": "left_blank",
+    "doubts": "normalised_losses",
+    "learned": "has_learnt",
+    "n_adapted": "n_reductions",
+}
+
 
 class Guard:
-    """Running statistics of the numbers seen so far, and the judgement of the next ones."""
+    """Running statistics of the steps so far, and the judgement of the next one."""
 
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
         self.losses: deque[float] = deque(maxlen=settings.spike.window)  # log loss of kept steps
-        self.norms: deque[float] = deque(maxlen=settings.adaptive.window)
-        self.lowest: float | None = None  # lowest median of log loss so far
+        self.grad_norms: deque[float] = deque(maxlen=settings.adaptive.window)
+        self.lowest_median: float | None = None  # of log loss so far
         self.spread = 0.0  # robust SD of log loss
         self.n_judged = 0
-        self.fell_at = 0  # when the median log loss last fell
-        self.fell_to: float | None = None  # and where to
-        self.n_skipped = 0  # in a row
-        self.n_high = 0  # in a row
-        self.n_collapsed = 0  # in a row
-        self.spoke = False  # has the model ever left the blank state
-        self.doubts: deque[float] = deque(maxlen=RECENT)  # ignorance of the last steps
-        self.learned = False  # has it left the level of guessing behind
+        self.dropped_at = 0  # value of n_judged when the median log loss last dropped
+        self.dropped_to: float | None = None  # the median it dropped to
+        self.n_skipped = 0  # consecutive
+        self.n_high = 0  # consecutive
+        self.n_collapsed = 0  # consecutive
+        self.left_blank = False  # the model has left the all-blank solution at some time
+        self.normalised_losses: deque[float] = deque(maxlen=_RECENT)
+        self.has_learnt = False  # the normalised loss has fallen clearly below chance level
         self.warned = False
-        self.n_adapted = 0
+        self.n_reductions = 0
         self.n_rewinds = 0
 
-    def judge(self, numbers: Numbers, rate: float) -> Verdict:
-        """What to do with this step; called once per optimizer step, before the update."""
+    def judge(self, metrics: StepMetrics, lr: float) -> Verdict:
+        """Judge one optimizer step; called once per step, before the update."""
         if not self.settings.enabled:
             return KEEP
-        if not (math.isfinite(numbers.loss) and math.isfinite(numbers.grad_norm)):
-            return self._judge_nonfinite(numbers)
+        if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
+            return self._judge_nonfinite(metrics)
         self.n_skipped = 0
         self.n_judged += 1
-        self.norms.append(numbers.grad_norm)
-        verdicts = (
-            self._judge_spike(numbers),
-            self._judge_stuck(numbers),
-            self._judge_collapse(numbers),
-            self._judge_norm(rate),
+        self.grad_norms.append(metrics.grad_norm)
+        verdicts = (  # every rule sees every step, because each keeps statistics of its own
+            self._judge_spike(metrics),
+            self._judge_stuck(metrics),
+            self._judge_collapse(metrics),
+            self._judge_grad_norm(lr),
         )
         return next((v for v in verdicts if v.action != "keep"), KEEP)
 
     @property
-    def healthy(self) -> bool:
-        """Nothing wrong at the moment, and the loss near its lowest: a checkpoint made now is one to come back to."""
-        streak = self.n_high or self.n_skipped or (self.n_collapsed and self.spoke)
-        if streak or self.lowest is None:
-            return not streak
-        recent = median(list(self.losses)[-RECENT:])
-        return recent - self.lowest <= max(self.spread, math.log(NEAR))
+    def is_healthy(self) -> bool:
+        """Whether a checkpoint made now is one to rewind to: no rule is counting, and the loss is near its lowest."""
+        counting = self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank)
+        if counting or self.lowest_median is None:
+            return not counting
+        recent = median(list(self.losses)[-_RECENT:])
+        return recent - self.lowest_median <= max(self.spread, math.log(_NEAR_LOWEST))
 
-    def rewound(self, to_start: bool = False) -> None:
-        """Told after a rewind: the streaks begin anew; the statistics stay, unless the run begins anew too."""
+    def after_rewind(self, to_start: bool = False) -> None:
+        """Reset the counters; the statistics stay, unless the run starts again from its first checkpoint."""
         self.n_rewinds += 1
-        self.fell_to = None
+        self.dropped_to = None
         if to_start:
             self.losses.clear()
-            self.doubts.clear()
-            self.lowest, self.n_judged = None, 0
+            self.normalised_losses.clear()
+            self.lowest_median, self.n_judged = None, 0
+        self._reset_counters()
+        self.grad_norms.clear()
+
+    def start_stage(self) -> None:
+        """Reset statistics and counters when other losses start to count; what the model has learnt stays."""
+        self.losses.clear()
+        self.grad_norms.clear()
+        self.normalised_losses.clear()
+        self.lowest_median, self.dropped_to, self.spread = None, None, 0.0
+        self.n_judged = self.dropped_at = 0
+        self._reset_counters()
+
+    def _reset_counters(self) -> None:
         self.n_high = self.n_skipped = self.n_collapsed = 0
         self.warned = False
-        self.norms.clear()
 
-    def new_stage(self) -> None:
-        """Told when other losses begin to count: levels and streaks start anew, what was learned stays learned."""
-        self.losses.clear()
-        self.norms.clear()
-        self.doubts.clear()
-        self.lowest, self.fell_to, self.spread = None, None, 0.0
-        self.n_judged = self.fell_at = self.n_high = self.n_skipped = self.n_collapsed = 0
-        self.warned = False
-
-    def _judge_nonfinite(self, numbers: Numbers) -> Verdict:
+    def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
         self.n_skipped += 1
-        what = " and ".join(n for n in ("loss", "grad_norm") if not math.isfinite(getattr(numbers, n)))
+        names = " and ".join(n for n in ("loss", "grad_norm") if not math.isfinite(getattr(metrics, n)))
         if self.n_skipped >= self.settings.max_skips:
-            return self._rewind("non_finite", f"{what} not finite for {self.n_skipped} steps in a row")
-        return Verdict("skip", "non_finite", f"{what} not finite")
+            return self._rewind("non_finite", f"{names} not finite for {self.n_skipped} consecutive steps")
+        return Verdict("skip", "non_finite", f"{names} not finite")
 
-    def _judge_spike(self, numbers: Numbers) -> Verdict:
-        settings = self.settings.spike
-        value = math.log(max(numbers.loss, 1e-12))
-        limit = self._limit()
-        if limit is None or value <= limit:
+    def _judge_spike(self, metrics: StepMetrics) -> Verdict:
+        log_loss = math.log(max(metrics.loss, 1e-12))
+        limit = self._spike_limit()
+        if limit is None or log_loss <= limit:
             self.n_high = 0
-            self.losses.append(value)
+            self.losses.append(log_loss)
             return KEEP
         self.n_high += 1
-        if self.n_high < settings.patience:
+        if self.n_high < self.settings.spike.patience:
             return KEEP
-        assert self.lowest is not None
-        usual = math.exp(self.lowest)
+        assert self.lowest_median is not None
+        usual = math.exp(self.lowest_median)
         return self._rewind(
-            "spike", f"loss {numbers.loss:.3g} against {usual:.3g} before, for {self.n_high} steps in a row"
+            "spike",
+            f"loss {metrics.loss:.3g} against {usual:.3g} before, for {self.n_high} consecutive steps",
         )
 
-    def _limit(self) -> float | None:
-        """Log loss above which a step counts as high; None while there is too little to go by."""
+    def _spike_limit(self) -> float | None:
+        """Return the log loss above which a step counts as high; None while there are too few steps."""
         settings = self.settings.spike
         if self.n_judged <= settings.warmup or len(self.losses) < 20:
             return None
-        if self.lowest is None or self.n_judged % 10 == 0:
+        if self.lowest_median is None or self.n_judged % 10 == 0:
             middle = median(self.losses)
-            self.lowest = middle if self.lowest is None else min(self.lowest, middle)
+            self.lowest_median = middle if self.lowest_median is None else min(self.lowest_median, middle)
             self.spread = 1.4826 * median(abs(v - middle) for v in self.losses)
-        return self.lowest + max(settings.deviations * self.spread, math.log(settings.ratio))
+        return self.lowest_median + max(settings.n_sd * self.spread, math.log(settings.ratio))
 
-    def _judge_stuck(self, numbers: Numbers) -> Verdict:
+    def _judge_stuck(self, metrics: StepMetrics) -> Verdict:
         settings = self.settings.stuck
-        if self.lowest is None or self.learned or settings.action == "ignore" or numbers.ignorance is None:
+        if settings.action == "ignore" or self.has_learnt:
             return KEEP
-        self.doubts.append(numbers.ignorance)
-        self.learned = len(self.doubts) == RECENT and median(self.doubts) < LEARNING
-        if self.learned:
+        if self.lowest_median is None or metrics.normalised_loss is None:
             return KEEP
-        if self.fell_to is None or self.lowest <= self.fell_to + math.log1p(-settings.fall):
-            self.fell_at, self.fell_to = self.n_judged, self.lowest
-        n_steps = self.n_judged - self.fell_at
+        self.normalised_losses.append(metrics.normalised_loss)
+        self.has_learnt = len(self.normalised_losses) == _RECENT and median(self.normalised_losses) < _LEARNT
+        if self.has_learnt:
+            return KEEP
+        if self.dropped_to is None or self.lowest_median <= self.dropped_to + math.log1p(-settings.min_drop):
+            self.dropped_at, self.dropped_to = self.n_judged, self.lowest_median
+        n_steps = self.n_judged - self.dropped_at
         if n_steps < settings.patience:
             return KEEP
-        self.fell_to = None  # judged: the next patience begins
+        self.dropped_to = None  # start counting again
         reason = (
-            f"loss {numbers.loss:.3g} has not fallen by {100 * settings.fall:g} % in {n_steps} steps"
-            " and stands at the level of guessing"
+            f"loss {metrics.loss:.3g} has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps"
+            " and is at chance level"
         )
         if settings.action == "rewind":
             return self._rewind("stuck", reason)
         return Verdict(settings.action, "stuck", reason)
 
-    def _judge_collapse(self, numbers: Numbers) -> Verdict:
+    def _judge_collapse(self, metrics: StepMetrics) -> Verdict:
         settings = self.settings.collapse
-        silent = numbers.blank_share >= settings.blank_share or numbers.length_ratio <= settings.length_ratio
-        collapsed = silent or numbers.n_distinct <= settings.n_distinct
+        collapsed = (
+            metrics.blank_share >= settings.blank_fraction
+            or metrics.length_ratio <= settings.length_ratio
+            or metrics.n_distinct <= settings.n_distinct
+        )
         if not collapsed:
-            speaks = numbers.blank_share < SPEAKING and numbers.n_distinct > 10
-            knows = numbers.ignorance is not None and numbers.ignorance < GUESSING
-            self.spoke = self.spoke or (speaks and knows)
+            varied = metrics.blank_share < _MAX_BLANKS and metrics.n_distinct > 10
+            informative = metrics.normalised_loss is not None and metrics.normalised_loss < _AT_CHANCE
+            self.left_blank = self.left_blank or (varied and informative)
             self.n_collapsed, self.warned = 0, False
             return KEEP
         self.n_collapsed += 1
-        if (
-            not self.spoke
-            or self.n_collapsed < settings.patience
-            or settings.action == "ignore"
-            or self.warned
-        ):
+        if settings.action == "ignore" or not self.left_blank or self.warned:
+            return KEEP
+        if self.n_collapsed < settings.patience:
             return KEEP
         reason = (
-            f"{100 * numbers.blank_share:.1f} % of frames blank, {numbers.n_distinct} different phonemes,"
-            f" output {numbers.length_ratio:.2f} of its target's length, for {self.n_collapsed} steps"
+            f"{100 * metrics.blank_share:.1f} % of frames blank, {metrics.n_distinct} different phonemes,"
+            f" output length {metrics.length_ratio:.2f} of the target length, for {self.n_collapsed} steps"
         )
         self.warned = True
         if settings.action == "rewind":
             return self._rewind("collapse", reason)
         return Verdict(settings.action, "collapse", reason)
 
-    def _judge_norm(self, rate: float) -> Verdict:
+    def _judge_grad_norm(self, lr: float) -> Verdict:
         settings = self.settings.adaptive
-        if settings.threshold is None or len(self.norms) < settings.window:
+        if settings.threshold is None or len(self.grad_norms) < settings.window:
             return KEEP
-        mean = sum(self.norms) / len(self.norms)
-        if mean <= settings.threshold or self.n_adapted >= settings.max_times:
+        mean = sum(self.grad_norms) / len(self.grad_norms)
+        if mean <= settings.threshold or self.n_reductions >= settings.max_reductions:
             return KEEP
-        if rate * settings.factor < settings.floor:
+        if lr * settings.factor < settings.min_lr:
             return KEEP
-        self.n_adapted += 1
-        self.norms.clear()
-        return Verdict("cool", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}")
+        self.n_reductions += 1
+        self.grad_norms.clear()
+        return Verdict(
+            "reduce_lr", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}"
+        )
 
     def _rewind(self, kind: str, reason: str) -> Verdict:
         if self.n_rewinds >= self.settings.max_rewinds:
-            return Verdict("stop", kind, f"{reason}, and {self.n_rewinds} rewinds did not help")
+            return Verdict("stop", kind, f"{reason}, after {self.n_rewinds} rewinds")
         return Verdict("rewind", kind, reason)
 
-    def to_json(self) -> dict[str, Any]:
-        plain = {k: v for k, v in vars(self).items() if k != "settings"}
-        return {k: list(v) if isinstance(v, deque) else v for k, v in plain.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain values, for a checkpoint."""
+        state = {name: value for name, value in vars(self).items() if name != "settings"}
+        return {name: list(value) if isinstance(value, deque) else value for name, value in state.items()}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        for name, value in saved.items():
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `to_dict` returned."""
+        for name, value in state.items():
             if isinstance(kept := getattr(self, name, None), deque):
                 kept.clear()
                 kept.extend(value)
             else:
                 setattr(self, name, value)
+
+
+def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a guard under its present names."""
+    return {_RENAMED_STATE.get(name, name): value for name, value in state.items()}

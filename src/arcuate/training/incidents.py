@@ -1,30 +1,29 @@
 """Evidence: what went wrong, when, with which numbers and which trials."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from arcuate.data.batching import Batch
 from arcuate.models.io import save_tensors
 from arcuate.run import Run
-from arcuate.training.guard import Numbers, Verdict
+from arcuate.training.guard import Verdict
+from arcuate.training.metrics import StepMetrics
 from arcuate.training.state import Training
 
 MAX_KEPT = 20
 
 
-def record(training: Training, verdict: Verdict, numbers: Numbers, drawn: Sequence[Batch]) -> dict[str, Any]:
+def record(
+    training: Training, verdict: Verdict, numbers: StepMetrics, drawn: Sequence[Batch]
+) -> dict[str, Any]:
     """One line of incidents.jsonl; numbers that are not finite are written as text, for null would hide them."""
-    values = asdict(numbers)
-    values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
-    plain = {k: v if abs(v) < float("inf") else str(v) for k, v in values.items()}
     return {
         "step": training.step,
         "position": drawn[0].position,
         "kind": verdict.kind,
         "action": verdict.action,
         "reason": verdict.reason,
-        "numbers": plain,
+        "numbers": numbers.to_dict(),
         "trials": [t.id for b in drawn for t in b.trials],
     }
 

@@ -12,19 +12,19 @@ from arcuate.data.alphabet import BLANK
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.errors import UserError
+from arcuate.files import append_jsonl
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
-from arcuate.run import append_line
 from arcuate.seeds import derive_seed
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
 from arcuate.training.config import TrainingConfig
 from arcuate.training.distributed import Encode, World
-from arcuate.training.guard import Numbers, Verdict
+from arcuate.training.guard import Verdict
 from arcuate.training.incidents import keep_batch, record
-from arcuate.training.metrics import Tally
-from arcuate.training.optim import fill_absent, set_rates
+from arcuate.training.metrics import IntervalMetrics, StepMetrics
+from arcuate.training.optim import fill_absent_gradients, set_learning_rates
 from arcuate.training.precision import autocast
 from arcuate.training.signals import Stop
 from arcuate.training.state import Training, memory_mb
@@ -74,13 +74,14 @@ def train(
 
         numbers = backward(training, encode, drawn, device, world)
         verdict = training.guard.judge(numbers, rates.get("rest", max(rates.values())))
-        if verdict.action in ("keep", "cool", "warn"):
+        if verdict.applies_update:
             training.scaler.step(training.optimizer)
             training.scaler.update()
             training.averages.update(model, training.step + 1)
         training.step += 1
         training.position += settings.accumulate
-        training.tally.add(numbers, verdict, sum(b.n_counted for b in drawn), waiting)
+        skipped_by = None if verdict.applies_update else verdict.kind
+        training.tally.add(numbers, sum(b.n_counted for b in drawn), waiting, skipped_by)
         leaving = world.any(stop.requested)
 
         if verdict.action != "keep":
@@ -112,15 +113,15 @@ def rates_now(training: Training) -> dict[str, float]:
     stage, step, n_steps = training.stage, training.step, training.recipe.train.steps
     scale = training.rate_scale
     if stage is not None:
-        scale *= stage.rate
-        if stage.schedule == "anew" and stage.steps is not None:
+        scale *= stage.lr_factor
+        if stage.schedule == "restart" and stage.steps is not None:
             step, n_steps = step - training.progress.began, stage.steps
-    return set_rates(training.optimizer, training.recipe, step, scale, training.plateaus, n_steps)
+    return set_learning_rates(training.optimizer, training.recipe, step, scale, training.plateaus, n_steps)
 
 
 def backward(
     training: Training, encode: Encode, drawn: Sequence[Batch], device: torch.device, world: World
-) -> Numbers:
+) -> StepMetrics:
     """Gradients of the mean loss per trial over all batches drawn, clipped; and what the step looked like."""
     recipe, model, weights = training.recipe, training.model, training.loss
     n_trials = sum(b.n_trials for b in drawn)  # over all processes
@@ -142,7 +143,7 @@ def backward(
     if world.size > 1:
         seen, heard = world.sum(seen), world.sum(heard)
     if recipe.optimizer.absent_sessions == "decay":
-        fill_absent(training.optimizer)
+        fill_absent_gradients(training.optimizer)
     training.scaler.unscale_(training.optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.clip_norm or float("inf"))
     heard[BLANK] = 0
@@ -151,10 +152,12 @@ def backward(
     ).tolist()  # the one look at the device
     loss_sum, blank, frames, tokens_read, tokens_said, _, *sums, norm, distinct = read
     means = {head: total / n_trials for head, total in zip(LOSS_NAMES, sums, strict=True) if head in by_head}
-    return Numbers(
+    return StepMetrics(
         loss=loss_sum / n_trials,
         grad_norm=norm,
-        ignorance=ignorance(means, weights, tokens_said / n_trials, frames / n_trials, len(heard)),
+        normalised_loss=normalised_loss(
+            means, weights, tokens_said / n_trials, frames / n_trials, len(heard)
+        ),
         blank_share=blank / max(frames, 1),
         n_distinct=int(distinct),
         length_ratio=tokens_read / max(tokens_said, 1),
@@ -162,10 +165,10 @@ def backward(
     )
 
 
-def ignorance(
+def normalised_loss(
     losses: dict[str, float], settings: LossSettings, n_tokens: float, n_frames: float, n_classes: int
 ) -> float | None:
-    """Loss per token of the first head that counts, over that of a blind guess; numbers are means over trials.
+    """LossSettings per token of the first head that counts, over that of a blind guess; numbers are means over trials.
 
     Where no head reads tokens, nothing is known of that.
     """
@@ -225,8 +228,8 @@ def summarise_outputs(
 def log(
     training: Training, rates: dict[str, float], device: torch.device, watcher: Watcher, world: World
 ) -> None:
-    row = training.tally.row(training.step, rates, memory_mb(device))
-    training.tally = Tally()
+    row = training.tally.to_row(training.step, rates, memory_mb(device))
+    training.tally = IntervalMetrics()
     write(training, watcher, row, world)
     if not training.recipe.guard.enabled:
         refuse_nonfinite(training, row, world)
@@ -258,25 +261,25 @@ def checkpoint(training: Training, improved: bool, scheduled: bool, world: World
 def act(
     training: Training,
     verdict: Verdict,
-    numbers: Numbers,
+    numbers: StepMetrics,
     drawn: Sequence[Batch],
     watcher: Watcher,
     world: World,
 ) -> None:
     """Do what the guard says, and keep the evidence."""
     row = record(training, verdict, numbers, drawn)
-    if verdict.action == "cool":
+    if verdict.action == "reduce_lr":
         training.rate_scale *= training.recipe.guard.adaptive.factor
     if verdict.action == "rewind":
         row |= rewind(training, world, to_start=verdict.kind == "stuck")
     if world.writes:
         if training.recipe.guard.keep_batches and verdict.kind == "non_finite":
             row["batch"] = keep_batch(training.run, training.step, drawn)
-        append_line(training.run.incidents_file, row)
+        append_jsonl(training.run.incidents_file, row)
         watcher.incident(row)
     if verdict.action == "stop":
         rate_key = (
-            "schedule.rate" if "rate" in type(training.recipe.schedule).model_fields else "schedule.peak"
+            "schedule.lr" if "lr" in type(training.recipe.schedule).model_fields else "schedule.peak_lr"
         )
         raise UserError(
             f"training was stopped at step {training.step}: {verdict.reason}; lower the learning rate ({rate_key}),"
@@ -304,9 +307,11 @@ def rewind(training: Training, world: World, to_start: bool = False) -> dict[str
         point(training.run, "last", target.folder)
         forget_newer(training.run, target)
     training.rewound_to = target.step
-    training.rate_scale *= training.recipe.guard.stuck.cool if to_start else training.recipe.guard.cool
-    training.guard.rewound(to_start)
-    training.tally = Tally()
+    training.rate_scale *= (
+        training.recipe.guard.stuck.lr_factor if to_start else training.recipe.guard.lr_factor
+    )
+    training.guard.after_rewind(to_start)
+    training.tally = IntervalMetrics()
     rows = training.take_back_rows() if world.writes else []
     world.wait()
     return {"rewound_to": target.step, "rate_scale": training.rate_scale, "rows": rows}
@@ -317,7 +322,7 @@ def write(training: Training, watcher: Watcher, row: dict[str, Any], world: Worl
         place = min(training.progress.index, len(training.recipe.stages) - 1)
         row |= {"stage": training.stage.name, "stage_index": place}
     if world.writes:
-        append_line(training.run.metrics_file, row)
+        append_jsonl(training.run.metrics_file, row)
         watcher.row(row)
 
 
@@ -327,7 +332,7 @@ def refuse_nonfinite(training: Training, row: dict[str, Any], world: World) -> N
     if broken:
         incident = {"step": row["step"], "kind": "non_finite", "values": broken}
         if world.writes:
-            append_line(training.run.incidents_file, incident)
+            append_jsonl(training.run.incidents_file, incident)
         raise UserError(
             f"{' and '.join(broken)} became NaN or infinite by step {row['step']} with the guard off; lower the"
             " learning rate, set train.clip_norm, or set guard.enabled=true; the last checkpoint is kept"

@@ -1,15 +1,35 @@
-"""What happened since the last log line: sums with counts, divided once."""
+"""Metrics of one optimizer step, and their means over a logging interval."""
 
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from arcuate.training.guard import Numbers, Verdict
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What one optimizer step looked like, over all its batches and all processes."""
+
+    loss: float  # mean per trial
+    grad_norm: float  # before clipping
+    normalised_loss: (
+        float | None
+    )  # loss per token / chance-level loss, log(number of classes); None: no token head
+    blank_share: float  # fraction of frames whose most probable class is the blank
+    n_distinct: int  # different phonemes in the greedy output
+    length_ratio: float  # length of the greedy output / length of the targets
+    losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
+
+    def to_dict(self) -> dict[str, float | str | None]:
+        """Return plain values for incidents.jsonl; non-finite numbers become text, because JSON has none."""
+        values = asdict(self)
+        values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
+        return {name: v if v is None or math.isfinite(v) else str(v) for name, v in values.items()}
 
 
 @dataclass
-class Tally:
-    """Adds up the numbers of the steps since the last row of metrics.jsonl."""
+class IntervalMetrics:
+    """Sums over the steps since the last row of metrics.jsonl, divided once when the row is written."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -21,30 +41,31 @@ class Tally:
     n_finite: int = 0
     n_steps: int = 0
     n_trials: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)  # steps without an update, by the rule that decided
     waiting_s: float = 0.0
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, numbers: Numbers, verdict: Verdict, n_trials: int, waiting_s: float) -> None:
+    def add(self, metrics: StepMetrics, n_trials: int, waiting_s: float, skipped_by: str | None) -> None:
+        """Add one step; `skipped_by` names the guard's rule if its update was not applied."""
         self.n_steps += 1
         self.n_trials += n_trials
         self.waiting_s += waiting_s
-        if verdict.action in ("skip", "rewind", "stop"):
-            self.skipped[verdict.kind] = self.skipped.get(verdict.kind, 0) + 1
-        if verdict.kind == "non_finite":
+        if skipped_by is not None:
+            self.skipped[skipped_by] = self.skipped.get(skipped_by, 0) + 1
+        if skipped_by == "non_finite":
             return
         self.n_finite += 1
-        self.loss += numbers.loss
-        self.grad_norm += numbers.grad_norm
-        self.grad_norm_max = max(self.grad_norm_max, numbers.grad_norm)
-        self.blank_share += numbers.blank_share
-        self.n_distinct += numbers.n_distinct
-        self.length_ratio += numbers.length_ratio
-        for head, loss in numbers.losses.items():
+        self.loss += metrics.loss
+        self.grad_norm += metrics.grad_norm
+        self.grad_norm_max = max(self.grad_norm_max, metrics.grad_norm)
+        self.blank_share += metrics.blank_share
+        self.n_distinct += metrics.n_distinct
+        self.length_ratio += metrics.length_ratio
+        for head, loss in metrics.losses.items():
             self.losses[head] = self.losses.get(head, 0.0) + loss
 
-    def row(self, step: int, rates: dict[str, float], memory_mb: float | None) -> dict[str, Any]:
-        """One line of metrics.jsonl over the steps added so far; means over the finite ones."""
+    def to_row(self, step: int, learning_rates: dict[str, float], memory_mb: float | None) -> dict[str, Any]:
+        """Return one row of metrics.jsonl over the steps added so far; means are over the finite ones."""
         n = self.n_finite
 
         def mean(total: float) -> float | None:
@@ -60,9 +81,9 @@ class Tally:
             "blank_share": mean(self.blank_share),
             "n_distinct": mean(self.n_distinct),
             "length_ratio": mean(self.length_ratio),
-            "lr": rates.get("rest"),
-            "lr_bias": rates.get("bias"),
-            "lr_session": rates.get("session"),
+            "lr": learning_rates.get("rest"),
+            "lr_bias": learning_rates.get("bias"),
+            "lr_session": learning_rates.get("session"),
             "skipped": self.skipped,
             "n_trials": self.n_trials,
             "cost": {
@@ -72,5 +93,6 @@ class Tally:
             },
         }
 
-    def to_json(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("started", "waiting_s")}
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sums as plain values, for a checkpoint; times are not part of it."""
+        return {name: value for name, value in vars(self).items() if name not in ("started", "waiting_s")}

@@ -18,12 +18,12 @@ from torch import Tensor
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
+from arcuate.files import read_jsonl, write_jsonl
 from arcuate.models.config import SpeakingModeSettings
 from arcuate.models.mode import MODES
 from arcuate.models.mode import SpeakingMode as Head
 from arcuate.models.model import Model
 from arcuate.progress import Progress
-from arcuate.run import read_jsonl, write_lines
 
 CERTAIN = 1e3  # log odds that a label adds to its block
 RIDGE, STEEPNESS = 0.1, 2.0  # of the regression: penalty per trial, and logits per unit of its answer
@@ -153,7 +153,7 @@ def mean_of(energy: np.ndarray, weights: np.ndarray, instead: float) -> float:
 
 
 def write_modes(path: Path, modes: Modes) -> None:
-    write_lines(path, ({"trial": trial, "vocalised": p} for trial, p in modes.vocalised.items()))
+    write_jsonl(path, ({"trial": trial, "vocalised": p} for trial, p in modes.vocalised.items()))
 
 
 def read_modes(path: Path) -> Modes:

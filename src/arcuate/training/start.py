@@ -19,7 +19,7 @@ from arcuate.training.checkpoint import (
     point,
     sweep_up,
 )
-from arcuate.training.config import ABOUT, TrainingConfig, read_config
+from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, read_config
 from arcuate.training.distributed import World
 from arcuate.training.optim import restore_optimizer
 from arcuate.training.state import Training, fitting
@@ -103,7 +103,7 @@ def go_on(training: Training, environment: dict[str, Any], say: Say) -> Checkpoi
 def refuse_other_recipe(run: Run, recipe: TrainingConfig) -> None:
     changed = [
         c
-        for c in diff(read_config(run), recipe, ignore=ABOUT)
+        for c in diff(read_config(run), recipe, ignore=DESCRIPTIVE_KEYS)
         if c.path.split(".")[0] not in FREE and c.path != "data.workers"
     ]
     if changed:

@@ -11,24 +11,25 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
+from arcuate.files import read_jsonl, sync, write_jsonl
 from arcuate.losses.config import LossSettings
 from arcuate.models.model import Model
-from arcuate.run import Run, read_jsonl, write_lines
+from arcuate.run import Run
 from arcuate.training.averaging import Averages
-from arcuate.training.checkpoint import Best, Checkpoint, check_like, point, prune, save_checkpoint, sync
-from arcuate.training.config import Stage, TrainingConfig
-from arcuate.training.curriculum import StageProgress, let_learn, stage_at, weighed
+from arcuate.training.checkpoint import Best, Checkpoint, check_like, point, prune, save_checkpoint
+from arcuate.training.config import TrainingConfig
+from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss
 from arcuate.training.guard import Guard
-from arcuate.training.metrics import Tally
+from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
 from arcuate.training.optim import (
-    PlateauState,
-    after_validation,
-    carry_over,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
+    set_trainable,
+    transfer_state,
 )
+from arcuate.training.schedule import PlateauState, update_plateau
 
 MOVING_STEPS = 200
 
@@ -42,9 +43,9 @@ class Training:
     def __init__(self, model: Model, recipe: TrainingConfig, run: Run, mixed: str) -> None:
         self.model, self.recipe, self.run = model, recipe, run
         self.progress = StageProgress()
-        let_learn(model, self.stage)
+        set_trainable(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
-        self.averages = Averages(model, recipe.ema, recipe.average)
+        self.averages = Averages(model, recipe.ema, recipe.swa)
         self.guard = Guard(recipe.guard)
         self.scaler = torch.amp.GradScaler("cuda", enabled=mixed == "fp16")
         self.mixed = mixed  # the precision to use once it is on
@@ -56,19 +57,19 @@ class Training:
         self.best = Best()  # since the last stage began
         self.bests: dict[str, Best] = {}  # of the stages before
         self.validations: list[tuple[int, float]] = []
-        self.tally = Tally()
+        self.tally = IntervalMetrics()
         self.good: list[int] = []  # steps of checkpoints to come back to
         self.rewound_to: int | None = None
         self.modes: Modes | None = None  # of training trials, where the model has a head for them
 
     @property
     def stage(self) -> Stage | None:
-        return stage_at(self.recipe, self.progress.index)
+        return stage_at(self.recipe.stages, self.progress.index)
 
     @property
     def loss(self) -> LossSettings:
         """The losses as they count now."""
-        return weighed(self.recipe.loss, self.stage)
+        return stage_loss(self.recipe.loss, self.stage)
 
     @property
     def finished(self) -> bool:
@@ -87,7 +88,7 @@ class Training:
             "step": self.step,
             "stage": self.stage.name,
             "next": later[0].name if later and self.step < self.recipe.train.steps else None,
-            "without_gain": self.progress.n_bad if self.progress.is_tired(self.stage) else None,
+            "without_gain": self.progress.n_bad if self.progress.is_out_of_patience(self.stage) else None,
             "best_per": self.best.per,
             "ends_at": min(self.step + sum(s.steps or 0 for s in later), self.recipe.train.steps),
         }
@@ -105,12 +106,12 @@ class Training:
         if self.progress.index >= len(self.recipe.stages):
             return
         self.best, self.good, self.rewound_to = Best(), [], None
-        self.guard.new_stage()
-        if self.stage.schedule == "anew":
+        self.guard.start_stage()
+        if self.stage.schedule == "restart":
             self.plateaus = (PlateauState(), PlateauState())
-        let_learn(self.model, self.stage)
+        set_trainable(self.model, self.stage)
         old, self.optimizer = self.optimizer, make_optimizer(self.model, self.recipe.optimizer)
-        carry_over(old, self.optimizer)
+        transfer_state(old, self.optimizer)
 
     @property
     def precision(self) -> str:
@@ -121,8 +122,8 @@ class Training:
         recipe = self.recipe
         session = recipe.session_schedule or recipe.schedule
         self.plateaus = (
-            after_validation(recipe.schedule, self.plateaus[0], per),
-            after_validation(session, self.plateaus[1], per),
+            update_plateau(recipe.schedule, self.plateaus[0], per),
+            update_plateau(session, self.plateaus[1], per),
         )
         if self.stage is not None:
             self.progress = self.progress.after_validation(self.stage, per)
@@ -139,7 +140,7 @@ class Training:
 
         One that a signal asked for is no place to rewind to: an uninterrupted run has none there.
         """
-        if scheduled and self.guard.healthy:
+        if scheduled and self.guard.is_healthy:
             self.good = self.worth_returning_to()
         for file in (self.run.metrics_file, self.run.incidents_file):
             sync(file)  # the checkpoint counts on these rows
@@ -156,7 +157,7 @@ class Training:
     def worth_returning_to(self) -> list[int]:
         """The two newest good checkpoints, this one included; and the first, until the model has learned something."""
         earlier = [s for s in self.good if s < self.step]
-        first = [] if self.guard.learned else earlier[:-1][:1]
+        first = [] if self.guard.has_learnt else earlier[:-1][:1]
         return [*first, *earlier[-1:], self.step]
 
     def to_json(self) -> dict[str, Any]:
@@ -166,8 +167,8 @@ class Training:
             "plateaus": [asdict(p) for p in self.plateaus],
             "best": asdict(self.best),
             "validations": self.validations,
-            "tally": self.tally.to_json(),
-            "guard": self.guard.to_json(),
+            "tally": self.tally.to_dict(),
+            "guard": self.guard.to_dict(),
             "good": self.good,
             "rewound_to": self.rewound_to,
             "averages": self.averages.counts(),
@@ -187,7 +188,7 @@ class Training:
         self.progress, self.bests = saved.progress, saved.bests
         self.restore_weights(checkpoint)
         with fitting(checkpoint):
-            check_like(Guard(self.recipe.guard).to_json(), saved.guard, "guard")
+            check_like(Guard(self.recipe.guard).to_dict(), saved.guard, "guard")
         self.guard.restore(saved.guard)
         self.position, self.rate_scale, self.plateaus = saved.position, saved.rate_scale, saved.plateaus
         self.best, self.validations, self.tally = saved.best, saved.validations, saved.tally
@@ -203,7 +204,7 @@ class Training:
             whole = load_model(checkpoint.folder).state_dict()
             self.model.load_state_dict(whole | own)
             self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
-            let_learn(self.model, self.stage)
+            set_trainable(self.model, self.stage)
             self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
             restore_optimizer(self.optimizer, tensors)
             if saved.scaler:
@@ -229,7 +230,7 @@ class Training:
     def take_back_rows(self) -> list[dict[str, Any]]:
         """Remove from metrics.jsonl the rows of steps that a rewind undoes, and return them."""
         rows = read_jsonl(self.run.metrics_file)
-        write_lines(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
+        write_jsonl(self.run.metrics_file, (r for r in rows if r["step"] <= self.step))
         return [r for r in rows if r["step"] > self.step]
 
 

@@ -1,147 +1,369 @@
-"""What the word search keeps between frames: the beam, the log of words, and the numbers it weighs them with."""
+"""The beam: memory layout of its entries and back-pointers, pruning, recombination and the step to the next frame.
+
+Pruning of one frame's candidates, in this order: threshold (score at least best − threshold), recombination of
+histories with the same future, then histogram pruning to the beam size. Recombination comes before the size limit so
+that duplicates of one hypothesis do not use up the beam.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.backpointers import borrow
-from arcuate.decoding.word_search.lookahead import Ahead
+from arcuate.decoding.compiled import NEVER, Row, hash_append, log_add, unmanaged
+from arcuate.decoding.word_search.lookahead import (
+    NOT_CACHED,
+    Lookahead,
+    bigram_context,
+    cache_successors,
+    find_row,
+)
 from arcuate.decoding.word_search.tree import Tree
-from arcuate.language.ngram.query import NGramArrays
+from arcuate.language.ngram.query import NGramArrays, backoff
 
-# One reading so far: the words before, and a place in the lexicon tree.
-TOKEN = np.dtype(
+_N_BINS = 512  # of the histogram that finds the beam-size cut
+
+# One hypothesis: its complete words, a position in the lexicon tree, and its scores in nat.
+BEAM_ENTRY = np.dtype(
     [
-        ("identity", np.uint64),  # of the words so far
-        ("log_blank", np.float64),  # sound: alignments that end in blank
-        ("log_token", np.float64),  # sound: alignments that end in the last token
-        ("lm", np.float64),  # n-gram score of the words so far, unweighted
-        ("bonus", np.float64),  # word bonuses and weights of the words so far
-        ("ahead", np.float32),  # the best the n-gram may still give from here, unweighted
-        ("base", np.float32),  # back-offs down to the last word
-        ("floor", np.float32),  # the same and the last word's own: for words without a bigram
+        ("history_hash", np.uint64),  # hash of the complete words
+        ("log_blank", np.float64),  # acoustic score of the alignments that end in blank
+        ("log_token", np.float64),  # acoustic score of the alignments that end in the last token
+        ("lm", np.float64),  # n-gram score of the complete words, unweighted
+        ("bonus", np.float64),  # word bonuses of the complete words
+        ("lookahead", np.float32),  # best n-gram score of the word in progress, unweighted
+        ("context_backoff", np.float32),  # back-offs from lm_state down to its last word
+        ("unigram_backoff", np.float32),  # the same plus the last word's back-off: words without a bigram
         ("lm_state", np.int32),
         ("node", np.int32),  # in the tree; 0 between words
-        ("row", np.int32),  # in the sprout of the last word; -1 where no bigram leads
-        ("history", np.int32),  # row of the log, -1 before the first word
-        ("word", np.int32),  # a word that just ended and is not in the log yet, or -1
-        ("first", np.int32),  # frame of the first token of the word that is being read, or that just ended
-        ("last", np.int32),  # last token, -1 before the first
+        ("row", np.int32),  # successor row of the node in the lookahead cache; -1 without explicit bigrams
+        ("backpointer", np.int32),  # row of the last complete word; -1 before the first
+        ("pending_word", np.int32),  # word that ended in this frame and has no back-pointer yet, or -1
+        ("first_frame", np.int32),  # of the word in progress, or of the pending word
+        ("last_token", np.int32),  # -1 before the first
     ],
     align=True,
 )
 
-# One row of the log: a word after a history (word >= 0), or two histories that became one (word < 0).
-RECORD = np.dtype(
+# One back-pointer: a word (word >= 0), or the recombination of two histories (word < 0).
+BACKPOINTER = np.dtype(
     [
-        ("lm", np.float64),  # up to here
-        ("bonus", np.float64),  # up to here
-        ("before", np.int32),  # the row before; where two became one, that of the better
-        ("other", np.int32),  # where two became one: the worse, and by how much
-        ("loss", np.float32),
+        ("lm", np.float64),  # n-gram score up to here
+        ("bonus", np.float64),  # word bonuses up to here
+        ("previous", np.int32),  # previous row; of a recombination: the better history
+        ("alternative", np.int32),  # of a recombination: the worse history, else -1
+        ("score_gap", np.float32),  # of a recombination: by how much it is worse
         ("word", np.int32),
-        ("first", np.int32),  # frames of the word's first and last token
-        ("last", np.int32),
+        ("first_frame", np.int32),  # frames of the word's first and last token
+        ("last_frame", np.int32),
     ],
     align=True,
 )
 
 
-class Weights(NamedTuple):
-    """The settings as the compiled search sees them."""
+class SearchWeights(NamedTuple):
+    """`DecodingConfig` as the compiled search sees it."""
 
     lm: float
-    word: float  # per word
-    silence: float  # per silence
-    join: float  # per word that begins without a silence before it
-    threshold: float  # keep what is at most this much worse than the best
-    width: int  # keep at most so many
-    blank: int  # class indices
-    boundary: int  # -1: no class for silence
-    summing: bool  # sum over alignments; False: the best one
-    merging: bool  # histories that the n-gram cannot tell apart become one
+    word: float
+    silence: float
+    missing_silence: float
+    threshold: float
+    beam: int
+    blank: int  # class index
+    boundary: int  # class index; -1: no silence class
+    sum_alignments: bool  # False: best alignment only
+    merge_histories: bool
 
 
-class Memo(NamedTuple):
-    """Answers of the n-gram that were asked before; a fixed number of places, the newest stays."""
+class LmCache(NamedTuple):
+    """Direct-mapped cache of n-gram queries; a new query replaces the old one in its slot."""
 
     keys: np.ndarray  # (power of two,) int64, state and word
     log_probs: np.ndarray  # float32
     states: np.ndarray  # int32
 
 
-class Models(NamedTuple):
-    """Everything that stays the same over a trial."""
+class SearchModels(NamedTuple):
+    """Everything that is constant over a trial, and the caches of it."""
 
     tree: Tree
-    arrays: NGramArrays
-    ahead: Ahead
-    memo: Memo
+    ngram: NGramArrays
+    lookahead: Lookahead
+    lm_cache: LmCache
 
 
-class Pool(NamedTuple):
-    """Candidates of one frame, found by identity."""
+class Candidates(NamedTuple):
+    """Candidates of one frame in an open-addressing hash table."""
 
-    tokens: np.ndarray  # (room,) TOKEN
-    keys: np.ndarray  # (room,) uint64
-    priors: np.ndarray  # (room,) float64, all of a candidate's rank but its sound; then the rank itself
+    entries: np.ndarray  # (capacity,) BEAM_ENTRY
+    keys: np.ndarray  # (capacity,) uint64
+    scores: (
+        np.ndarray
+    )  # (capacity,) float64: without the acoustic score while expanding, with it from `prune` on
     slots: np.ndarray  # (power of two,) int32, candidate or -1
-    n: np.ndarray  # (2,) int64, how many, and whether there were more than fit
-    chains: np.ndarray  # (room,) int32, scratch: the next of those that became one with a better one
+    counts: np.ndarray  # (2,) int64: number of candidates, and 1 if there were more than fit
+    next_merged: np.ndarray  # (capacity,) int32, linked list of the candidates recombined with a better one
 
 
-@njit(cache=True, inline="always")
-def borrow_models(models: Models) -> Models:
-    """The same models for an inner loop; the caller goes on to own them."""
-    tree, arrays, ahead, memo = models.tree, models.arrays, models.ahead, models.memo
-    return Models(
-        Tree(
-            borrow(tree.firsts),
-            borrow(tree.parents),
-            borrow(tree.tokens),
-            borrow(tree.entry_firsts),
-            borrow(tree.entry_words),
-            borrow(tree.entry_nodes),
-            borrow(tree.lm_words),
-            borrow(tree.weights),
-        ),
-        NGramArrays(
-            borrow(arrays.words),
-            borrow(arrays.log_probs),
-            borrow(arrays.backoffs),
-            borrow(arrays.firsts),
-            borrow(arrays.suffixes),
-            borrow(arrays.nexts),
-        ),
-        Ahead(
-            borrow(ahead.unigrams),
-            borrow(ahead.roots),
-            borrow(ahead.heads),
-            borrow(ahead.nodes),
-            borrow(ahead.values),
-            borrow(ahead.children),
-            borrow(ahead.used),
-            borrow(ahead.marks),
-            borrow(ahead.extras),
-            borrow(ahead.entry_firsts),
-            borrow(ahead.entry_nodes),
-        ),
-        Memo(
-            borrow(memo.keys),
-            borrow(memo.log_probs),
-            borrow(memo.states),
-        ),
+def make_candidates(capacity: int) -> Candidates:
+    return Candidates(
+        entries=np.zeros(capacity, BEAM_ENTRY),
+        keys=np.empty(capacity, np.uint64),
+        scores=np.empty(capacity),
+        slots=np.empty(2 * capacity, np.int32),
+        counts=np.zeros(2, np.int64),
+        next_merged=np.empty(capacity, np.int32),
     )
 
 
 @njit(cache=True, inline="always")
-def borrow_pool(pool: Pool) -> Pool:
-    return Pool(
-        borrow(pool.tokens),
-        borrow(pool.keys),
-        borrow(pool.priors),
-        borrow(pool.slots),
-        borrow(pool.n),
-        borrow(pool.chains),
+def combine(a: float, b: float, weights: SearchWeights) -> float:
+    """Combine two alignments of one hypothesis: log-sum, or maximum."""
+    return log_add(a, b) if weights.sum_alignments else max(a, b)
+
+
+@njit(cache=True)
+def prune(candidates: Candidates, weights: SearchWeights) -> np.ndarray:
+    """Indices of the candidates that survive the frame, in order of insertion. Completes `scores`."""
+    n, best = candidates.counts[0], NEVER
+    for i in range(n):
+        entry = candidates.entries[i]
+        candidates.scores[i] += combine(entry.log_blank, entry.log_token, weights)
+        candidates.next_merged[i] = -1
+        best = max(best, candidates.scores[i])
+    kept = np.empty(n, np.int32)
+    m = 0
+    for i in range(n):
+        if candidates.scores[i] >= best - weights.threshold and candidates.scores[i] > NEVER:
+            kept[m] = i
+            m += 1
+    kept = kept[:m]
+    if weights.merge_histories:
+        kept = _recombine(candidates, kept)
+    if kept.shape[0] > weights.beam:
+        kept = _histogram_prune(candidates, kept, best, weights.beam)
+    return kept
+
+
+@njit(cache=True)
+def _recombine(candidates: Candidates, kept: np.ndarray) -> np.ndarray:
+    """Keep the best of the candidates with the same future; the others are linked to it by `next_merged`.
+
+    The future depends on tree node, n-gram state and last token only. Reuses the hash slots of the expansion.
+    """
+    slots, mask = candidates.slots, candidates.slots.shape[0] - 1
+    slots[:] = -1
+    winners = np.empty_like(kept)
+    m = 0
+    for k in range(kept.shape[0]):
+        i = kept[k]
+        at = np.int64(_future_hash(candidates.entries[i]) & np.uint64(mask))
+        while slots[at] >= 0 and not _same_future(
+            candidates.entries[winners[slots[at]]], candidates.entries[i]
+        ):
+            at = (at + 1) & mask
+        if slots[at] < 0:
+            slots[at] = m
+            winners[m] = i
+            m += 1
+            continue
+        rival = winners[slots[at]]
+        if candidates.scores[i] > candidates.scores[rival]:
+            winners[slots[at]] = i
+            candidates.next_merged[i] = rival
+        else:
+            candidates.next_merged[i] = candidates.next_merged[rival]
+            candidates.next_merged[rival] = i
+    return winners[:m]
+
+
+@njit(cache=True)
+def _future_hash(entry: Row) -> np.uint64:
+    return hash_append(
+        np.uint64(entry.lm_state),
+        (np.uint64(entry.node) << np.uint64(16)) | np.uint64(entry.last_token + 1),
+    )
+
+
+@njit(cache=True)
+def _same_future(a: Row, b: Row) -> bool:
+    return a.node == b.node and a.lm_state == b.lm_state and a.last_token == b.last_token
+
+
+@njit(cache=True)
+def _histogram_prune(candidates: Candidates, kept: np.ndarray, best: float, beam: int) -> np.ndarray:
+    """Keep exactly the `beam` best in O(n): only the scores of the histogram bin at the cut are sorted.
+
+    Ties at the cut are resolved in favour of earlier candidates, so the result does not depend on the bin width.
+    """
+    worst = best
+    for k in range(kept.shape[0]):
+        worst = min(worst, candidates.scores[kept[k]])
+    scale = (_N_BINS - 1) / max(best - worst, 1e-9)
+    counts = np.zeros(_N_BINS, np.int64)
+    for k in range(kept.shape[0]):
+        counts[np.int64((best - candidates.scores[kept[k]]) * scale)] += 1
+    edge, n_above = 0, 0
+    while n_above + counts[edge] <= beam:
+        n_above += counts[edge]
+        edge += 1
+    within = np.empty(counts[edge])
+    m = 0
+    for k in range(kept.shape[0]):
+        if np.int64((best - candidates.scores[kept[k]]) * scale) == edge:
+            within[m] = candidates.scores[kept[k]]
+            m += 1
+    within.sort()
+    n_free = beam - n_above  # places left for the bin at the cut
+    least = within[m - n_free] if n_free else np.inf
+    n_ties = n_free
+    for k in range(m):
+        n_ties -= within[k] > least
+    out = np.empty(beam, np.int32)
+    m = 0
+    for k in range(kept.shape[0]):
+        score = candidates.scores[kept[k]]
+        b = np.int64((best - score) * scale)
+        tied = b == edge and score == least and n_ties > 0
+        if b < edge or (b == edge and score > least) or tied:
+            n_ties -= tied
+            out[m] = kept[k]
+            m += 1
+    return out[:m]
+
+
+@njit(cache=True)
+def attach_successor_rows(candidates: Candidates, kept: np.ndarray, models: SearchModels) -> bool:
+    """Point entries whose word has just ended at their lookahead rows; return False if the cache is full."""
+    lookahead = models.lookahead
+    for k in range(kept.shape[0]):
+        entry = candidates.entries[kept[k]]
+        if entry.pending_word >= 0:
+            context, _ = bigram_context(lookahead, models.ngram, entry.lm_state)
+            if lookahead.roots[context] == NOT_CACHED and not cache_successors(
+                lookahead, models.ngram, models.tree, context
+            ):
+                return False
+            entry.row = max(lookahead.roots[context], -1)
+    return True
+
+
+@njit(cache=True)
+def collect_beam(
+    candidates: Candidates, kept: np.ndarray, t: int, backpointers: np.ndarray, n_rows: int
+) -> tuple[np.ndarray, int]:
+    """Copy the surviving candidates into the next beam and append back-pointers for words and recombinations.
+
+    Appends at most three rows per candidate: its word, the word of a recombined one, the recombination.
+    """
+    beam = np.empty(kept.shape[0], candidates.entries.dtype)
+    for k in range(kept.shape[0]):
+        i = kept[k]
+        n_rows = _append_word(candidates.entries[i], t, backpointers, n_rows)
+        other = candidates.next_merged[i]
+        while other >= 0:
+            n_rows = _append_word(candidates.entries[other], t, backpointers, n_rows)
+            n_rows = _append_recombination(candidates, i, other, backpointers, n_rows)
+            other = candidates.next_merged[other]
+        beam[k] = candidates.entries[i]
+    return beam, n_rows
+
+
+@njit(cache=True)
+def _append_word(entry: Row, t: int, backpointers: np.ndarray, n_rows: int) -> int:
+    if entry.pending_word < 0:
+        return n_rows
+    row = backpointers[n_rows]
+    row.lm, row.bonus = entry.lm, entry.bonus
+    row.previous, row.alternative, row.score_gap = entry.backpointer, -1, 0.0
+    row.word, row.first_frame, row.last_frame = entry.pending_word, entry.first_frame, t
+    entry.backpointer, entry.pending_word = n_rows, -1
+    return n_rows + 1
+
+
+@njit(cache=True)
+def _append_recombination(
+    candidates: Candidates, i: int, other: int, backpointers: np.ndarray, n_rows: int
+) -> int:
+    entry, row = candidates.entries[i], backpointers[n_rows]
+    row.lm, row.bonus = entry.lm, entry.bonus
+    row.previous, row.alternative = entry.backpointer, candidates.entries[other].backpointer
+    row.score_gap = candidates.scores[i] - candidates.scores[other]
+    row.word, row.first_frame, row.last_frame = -1, -1, -1
+    entry.backpointer = n_rows
+    return n_rows + 1
+
+
+@njit(cache=True)
+def refresh_lookahead(beam: np.ndarray, models: SearchModels) -> bool:
+    """Point every entry at the current lookahead cache after it was cleared; return False if the cache is full."""
+    lookahead = models.lookahead
+    for i in range(beam.shape[0]):
+        entry = beam[i]
+        context, context_backoff = bigram_context(lookahead, models.ngram, entry.lm_state)
+        if lookahead.roots[context] == NOT_CACHED and not cache_successors(
+            lookahead, models.ngram, models.tree, context
+        ):
+            return False
+        entry.row = find_row(lookahead, models.tree, context, entry.node)
+        entry.context_backoff = context_backoff
+        entry.unigram_backoff = context_backoff + backoff(models.ngram, context)
+        if entry.node == 0:
+            entry.lookahead = context_backoff + lookahead.best_next[context]
+    return True
+
+
+# Views without reference counting for the frame loop. Compiled code cannot iterate over tuples of different types, so
+# the fields are listed.
+
+
+@njit(cache=True, inline="always")
+def unmanaged_models(models: SearchModels) -> SearchModels:
+    tree, ngram, lookahead, lm_cache = models.tree, models.ngram, models.lookahead, models.lm_cache
+    return SearchModels(
+        Tree(
+            unmanaged(tree.first_children),
+            unmanaged(tree.parents),
+            unmanaged(tree.tokens),
+            unmanaged(tree.first_entries),
+            unmanaged(tree.entry_words),
+            unmanaged(tree.entry_nodes),
+            unmanaged(tree.lm_words),
+            unmanaged(tree.word_bonuses),
+        ),
+        NGramArrays(
+            unmanaged(ngram.words),
+            unmanaged(ngram.log_probs),
+            unmanaged(ngram.backoffs),
+            unmanaged(ngram.firsts),
+            unmanaged(ngram.suffixes),
+            unmanaged(ngram.nexts),
+        ),
+        Lookahead(
+            unmanaged(lookahead.best_unigrams),
+            unmanaged(lookahead.best_next),
+            unmanaged(lookahead.roots),
+            unmanaged(lookahead.row_nodes),
+            unmanaged(lookahead.row_scores),
+            unmanaged(lookahead.row_children),
+            unmanaged(lookahead.n_rows),
+            unmanaged(lookahead.scratch),
+            unmanaged(lookahead.entry_bonuses),
+            unmanaged(lookahead.first_entries),
+            unmanaged(lookahead.entry_nodes),
+        ),
+        LmCache(unmanaged(lm_cache.keys), unmanaged(lm_cache.log_probs), unmanaged(lm_cache.states)),
+    )
+
+
+@njit(cache=True, inline="always")
+def unmanaged_candidates(candidates: Candidates) -> Candidates:
+    return Candidates(
+        unmanaged(candidates.entries),
+        unmanaged(candidates.keys),
+        unmanaged(candidates.scores),
+        unmanaged(candidates.slots),
+        unmanaged(candidates.counts),
+        unmanaged(candidates.next_merged),
     )

@@ -1,440 +1,317 @@
-"""One frame of the word search, compiled: every reading stays, pauses, or takes one step in the lexicon tree."""
+"""Compiled frame loop of the word search: token passing over the lexicon tree (Young et al. 1989) with CTC topology.
+
+Different from textbook token passing: every beam entry carries two acoustic scores, as in CTC prefix beam search,
+and entries with equal word history, node and last token are merged within the frame. With sum_alignments the score of
+a word sequence is therefore the sum over all its alignments, silences and pronunciations.
+
+Recurrence. Let b and k be the log-scores of the alignments of entry e that end in blank and in its last token a, and
+p(c) the scaled log-probability of class c at this frame. `⊕` is log-sum, or max for best alignments.
+
+    stay     b' = (b ⊕ k) + p(blank)                        same entry
+             k' = k + p(a)                                  same entry: the last token is repeated
+    silence  k' = (b ⊕ k) + p(SIL) + silence                at the root; only b if a is already SIL
+    advance  k' = (b ⊕ k) + p(c)                            child node with token c; only b if c = a, because CTC
+                                                            needs a blank between equal tokens
+    end      the same arc, if a pronunciation ends at the child: back to the root with n-gram score and word bonus
+
+The rank of an entry adds weights.lm · (n-gram score + lookahead) + bonuses. A word that follows another without silence
+also gets `missing_silence`, on its first token.
+
+Pruning order within a frame: stay transitions first, which give a good running best score at once; then entries, arcs
+and word ends are skipped when even their optimistic rank is below best − threshold. What remains is a candidate, and
+`beam.prune` selects the next beam from all candidates.
+
+All scores are sums of logarithms in float64; log_add never exponentiates a positive number, and impossible events are
+−inf, which is tested before it could meet another infinity. Cost per frame: O(entries · arcs per node) arc tests, of
+which few pass the threshold; one hash insertion per passing arc.
+"""
 
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.backpointers import NEVER, Row, borrow, log_add, mix
-from arcuate.decoding.word_search.beam import Memo, Models, Pool, Weights, borrow_models, borrow_pool
-from arcuate.decoding.word_search.lookahead import UNBUILT, context_of, row_of, sprout
+from arcuate.decoding.compiled import NEVER, Row, hash_append, unmanaged
+from arcuate.decoding.word_search.beam import (
+    Candidates,
+    LmCache,
+    SearchModels,
+    SearchWeights,
+    attach_successor_rows,
+    collect_beam,
+    combine,
+    prune,
+    unmanaged_candidates,
+    unmanaged_models,
+)
+from arcuate.decoding.word_search.lookahead import bigram_context
 from arcuate.language.ngram.query import NGramArrays, advance, backoff
 
-
-@njit(cache=True)
-def spread(beam: np.ndarray, logp: np.ndarray, t: int, models: Models, weights: Weights, pool: Pool) -> None:
-    """All candidates of a frame that may survive it, into the pool."""
-    best = stay(beam, logp, weights, pool)
-    loudest = NEVER  # best class but blank
-    for c in range(logp.shape[0]):
-        if c != weights.blank:
-            loudest = max(loudest, logp[c])
-    for i in range(beam.shape[0]):
-        here = beam[i]
-        whole = either(here.log_blank, here.log_token, weights)
-        reach = whole + weights.lm * (here.lm + here.ahead) + here.bonus
-        if reach + loudest + max(weights.silence, weights.join, 0.0) < best - weights.threshold:
-            continue
-        if here.node == 0 and weights.boundary >= 0:
-            best = pause(here, whole, logp, weights, pool, best)
-        best = descend(here, whole, logp, t, models, weights, pool, best)
-
-
-@njit(cache=True, inline="always")
-def either(a: float, b: float, weights: Weights) -> float:
-    """Two ways to the same reading: their sum, or the better."""
-    return log_add(a, b) if weights.summing else max(a, b)
-
-
-@njit(cache=True, inline="always")
-def stay(beam: np.ndarray, logp: np.ndarray, weights: Weights, pool: Pool) -> float:
-    """Readings that remain where they are: a blank, or their last token prolonged. The best rank."""
-    best = NEVER
-    for i in range(beam.shape[0]):
-        here = beam[i]
-        at, _ = place(pool, key_of(here.identity, here.node, here.last))
-        if at < 0:
-            return best
-        new = pool.tokens[at]
-        pool.tokens[at] = here
-        new.log_blank = either(here.log_blank, here.log_token, weights) + logp[weights.blank]
-        new.log_token = here.log_token + logp[here.last] if here.last >= 0 else NEVER
-        pool.priors[at] = weights.lm * (here.lm + here.ahead) + here.bonus
-        best = max(best, pool.priors[at] + max(new.log_blank, new.log_token))
-    return best
-
-
-@njit(cache=True, inline="always")
-def pause(here: Row, whole: float, logp: np.ndarray, weights: Weights, pool: Pool, best: float) -> float:
-    """A silence between words; a second one only after a blank."""
-    before = here.log_blank if here.last == weights.boundary else whole
-    sound = before + logp[weights.boundary] + weights.silence
-    prior = weights.lm * (here.lm + here.ahead) + here.bonus
-    if sound + prior < best - weights.threshold or sound == NEVER:
-        return best
-    at, fresh = place(pool, key_of(here.identity, 0, weights.boundary))
-    if at < 0:
-        return best
-    new = pool.tokens[at]
-    if fresh:
-        pool.tokens[at] = here
-        new.last, new.log_blank, new.log_token = weights.boundary, NEVER, sound
-        pool.priors[at] = prior
-    else:
-        arrive(new, sound, here.history, -1, here.first, weights)
-    return max(best, sound + prior)
-
-
-@njit(cache=True, inline="always")
-def descend(
-    here: Row,
-    whole: float,
-    logp: np.ndarray,
-    t: int,
-    models: Models,
-    weights: Weights,
-    pool: Pool,
-    best: float,
-) -> float:
-    """One token further in the tree, with the words that end there."""
-    tree, ahead = models.tree, models.ahead
-    firsts, tokens, entry_firsts = tree.firsts, tree.tokens, tree.entry_firsts
-    nodes, unigrams = ahead.nodes, ahead.unigrams
-    prior = weights.lm * here.lm + here.bonus
-    if here.node == 0 and here.last >= 0 and here.last != weights.boundary:
-        prior += weights.join
-    bound = prior + weights.lm * here.ahead
-    p = end = 0
-    if here.row >= 0:
-        p, end = ahead.children[here.row], ahead.children[here.row + 1]
-    last, log_blank = here.last, here.log_blank
-    for node in range(firsts[here.node], firsts[here.node + 1]):
-        token = tokens[node]
-        sound = logp[token] + (log_blank if token == last else whole)
-        if sound + bound < best - weights.threshold or sound == NEVER:
-            continue
-        while p < end and nodes[p] < node:
-            p += 1
-        row, value = -1, here.floor + unigrams[node]
-        if p < end and nodes[p] == node:
-            row, value = p, max(value, here.base + ahead.values[p])
-        if sound + prior + weights.lm * value < best - weights.threshold:
-            continue
-        if firsts[node] < firsts[node + 1]:
-            best = enter(here, node, token, sound, prior, value, row, t, weights, pool, best)
-        for entry in range(entry_firsts[node], entry_firsts[node + 1]):
-            word = tree.entry_words[entry]
-            best = leave(here, word, token, sound + prior, t, models, weights, pool, best)
-    return best
-
-
-@njit(cache=True, inline="always")
-def enter(
-    here: Row,
-    node: int,
-    token: int,
-    sound: float,
-    prior: float,
-    value: float,
-    row: int,
-    t: int,
-    weights: Weights,
-    pool: Pool,
-    best: float,
-) -> float:
-    """A reading inside a word."""
-    joined = prior - weights.lm * here.lm - here.bonus  # what beginning without a silence is worth
-    at, fresh = place(pool, key_of(here.identity, node, token))
-    if at < 0:
-        return best
-    new = pool.tokens[at]
-    first = t if here.node == 0 else here.first
-    if fresh:
-        pool.tokens[at] = here
-        new.log_blank, new.log_token = NEVER, sound + joined
-        new.node, new.last, new.first = node, token, first
-        new.row, new.ahead = row, value
-        pool.priors[at] = prior - joined + weights.lm * value
-    else:
-        arrive(new, sound + joined, here.history, -1, first, weights)
-    return max(best, sound + prior + weights.lm * value)
-
-
-@njit(cache=True, inline="always")
-def leave(
-    here: Row,
-    word: int,
-    token: int,
-    score: float,
-    t: int,
-    models: Models,
-    weights: Weights,
-    pool: Pool,
-    best: float,
-) -> float:
-    """A reading whose word has just ended; `score` is all up to here but the word itself."""
-    lm, state = ask(models.memo, models.arrays, here.lm_state, models.tree.lm_words[word])
-    context, base = context_of(models.ahead, models.arrays, state)
-    value = base + models.ahead.roots[context]
-    bonus = weights.word + models.tree.weights[word]
-    rank = score + weights.lm * (lm + value) + bonus
-    if rank < best - weights.threshold:
-        return best
-    identity = mix(here.identity, np.uint64(word + 1))
-    at, fresh = place(pool, key_of(identity, 0, token))
-    if at < 0:
-        return best
-    new = pool.tokens[at]
-    sound = score - weights.lm * here.lm - here.bonus
-    first = t if here.node == 0 else here.first
-    if not fresh:
-        arrive(new, sound, here.history, word, first, weights)
-        return max(best, rank)
-    new.identity, new.log_blank, new.log_token = identity, NEVER, sound
-    new.lm, new.bonus, new.lm_state = here.lm + lm, here.bonus + bonus, state
-    new.ahead, new.base, new.floor = value, base, base + backoff(models.arrays, context)
-    new.node, new.row, new.last = 0, -1, token
-    new.history, new.word, new.first = here.history, word, first
-    pool.priors[at] = weights.lm * (new.lm + value) + new.bonus
-    return max(best, rank)
-
-
-@njit(cache=True, inline="always")
-def arrive(new: Row, sound: float, history: int, word: int, first: int, weights: Weights) -> None:
-    """One more way to a candidate that is there already; the better way tells the times of its words."""
-    if sound > max(new.log_blank, new.log_token):
-        new.history, new.word, new.first = history, word, first
-    new.log_token = either(new.log_token, sound, weights)
-
-
-@njit(cache=True, inline="always")
-def ask(memo: Memo, arrays: NGramArrays, state: int, word: int) -> tuple[float, int]:
-    """`advance`, from memory where the same was asked lately."""
-    key = (np.int64(state) << 32) | np.int64(word)
-    at = np.int64(mix(np.uint64(key), np.uint64(0)) & np.uint64(memo.keys.shape[0] - 1))
-    if memo.keys[at] != key:
-        log_prob, after = advance(arrays, state, word)
-        memo.keys[at], memo.log_probs[at], memo.states[at] = key, log_prob, after
-    return memo.log_probs[at], memo.states[at]
-
-
-@njit(cache=True, inline="always")
-def key_of(identity: np.uint64, node: int, last: int) -> np.uint64:
-    return mix(identity, (np.uint64(node) << np.uint64(16)) | np.uint64(last + 1))
-
-
-@njit(cache=True, inline="always")
-def place(pool: Pool, key: np.uint64) -> tuple[np.int64, bool]:
-    """The place of a candidate, and whether it is new there; -1 where the pool is full."""
-    mask = pool.slots.shape[0] - 1
-    at = np.int64(key & np.uint64(mask))
-    while pool.slots[at] >= 0:
-        if pool.keys[pool.slots[at]] == key:
-            return np.int64(pool.slots[at]), False
-        at = (at + 1) & mask
-    n = pool.n[0]
-    if n == pool.tokens.shape[0]:
-        pool.n[1] = 1
-        return np.int64(-1), False
-    pool.slots[at] = n
-    pool.keys[n] = key
-    pool.n[0] = n + 1
-    return n, True
-
-
-# From the candidates of a frame to the next beam: prune by score and by number, make equals one, log the words.
-
-DONE, POOL_FULL, LOG_FULL, SPROUTS_FULL = 0, 1, 2, 3
-N_BINS = 512
+DONE, CANDIDATES_FULL, BACKPOINTERS_FULL, LOOKAHEAD_FULL = 0, 1, 2, 3
 
 
 @njit(cache=True)
 def run_frames(
-    frames: np.ndarray,  # (F, V) float32, as weighed
-    beam: np.ndarray,  # (n,) TOKEN
-    t0: int,  # number of the first frame
-    log: np.ndarray,  # (room,) RECORD, appended to
-    n_log: int,
-    models: Models,
-    weights: Weights,
-    pool: Pool,
+    frames: np.ndarray,  # (F, V) float32, scaled
+    beam: np.ndarray,  # (n,) BEAM_ENTRY
+    t0: int,  # index of the first frame in the trial
+    backpointers: np.ndarray,  # (capacity,) BACKPOINTER, appended to
+    n_rows: int,
+    models: SearchModels,
+    weights: SearchWeights,
+    candidates: Candidates,
 ) -> tuple[np.ndarray, int, int, int]:
-    """The beam after the frames, rows in the log, how many frames are done, and why not more.
+    """Advance the beam over the frames; return (beam, back-pointer rows, frames done, status).
 
-    A frame that found too little room leaves no trace: make room and go on with it.
+    A status other than DONE names the buffer that was too small. The frame in question has changed nothing: enlarge
+    the buffer and continue with it.
     """
-    models, pool, log = borrow_models(models), borrow_pool(pool), borrow(log)
+    models, candidates = unmanaged_models(models), unmanaged_candidates(candidates)
+    backpointers = unmanaged(backpointers)
     for t in range(frames.shape[0]):
-        pool.n[:] = 0
-        pool.slots[:] = -1
-        spread(borrow(beam), borrow(frames[t]), t0 + t, models, weights, pool)
-        if pool.n[1]:
-            return beam, n_log, t, POOL_FULL
-        if n_log + 3 * pool.n[0] > log.shape[0]:
-            return beam, n_log, t, LOG_FULL
-        kept = choose(pool, weights)
-        if not prepare(pool, kept, models):
-            return beam, n_log, t, SPROUTS_FULL
-        beam, n_log = rebuild(pool, kept, t0 + t, log, n_log, models, weights)
-    return beam, n_log, frames.shape[0], DONE
+        candidates.counts[:] = 0
+        candidates.slots[:] = -1
+        _expand(unmanaged(beam), unmanaged(frames[t]), t0 + t, models, weights, candidates)
+        if candidates.counts[1]:
+            return beam, n_rows, t, CANDIDATES_FULL
+        if n_rows + 3 * candidates.counts[0] > backpointers.shape[0]:
+            return beam, n_rows, t, BACKPOINTERS_FULL
+        kept = prune(candidates, weights)
+        if not attach_successor_rows(candidates, kept, models):
+            return beam, n_rows, t, LOOKAHEAD_FULL
+        beam, n_rows = collect_beam(candidates, kept, t0 + t, backpointers, n_rows)
+    return beam, n_rows, frames.shape[0], DONE
 
 
 @njit(cache=True)
-def choose(pool: Pool, weights: Weights) -> np.ndarray:
-    """Candidates that go on, in the order they were found."""
-    n, best = pool.n[0], NEVER
-    for i in range(n):
-        token = pool.tokens[i]
-        pool.priors[i] += either(token.log_blank, token.log_token, weights)
-        pool.chains[i] = -1
-        best = max(best, pool.priors[i])
-    kept = np.empty(n, np.int32)
-    m = 0
-    for i in range(n):
-        if pool.priors[i] >= best - weights.threshold and pool.priors[i] > NEVER:
-            kept[m] = i
-            m += 1
-    kept = kept[:m]
-    if weights.merging:
-        kept = merge(pool, kept)
-    if kept.shape[0] > weights.width:
-        kept = cut(pool, kept, best, weights.width)
-    return kept
-
-
-@njit(cache=True)
-def merge(pool: Pool, kept: np.ndarray) -> np.ndarray:
-    """Of readings with the same future the best stays; the others hang on its chain."""
-    slots, mask = pool.slots, pool.slots.shape[0] - 1
-    slots[:] = -1
-    winners = np.empty_like(kept)
-    m = 0
-    for k in range(kept.shape[0]):
-        i = kept[k]
-        at = np.int64(future_of(pool.tokens[i]) & np.uint64(mask))
-        while slots[at] >= 0 and not same_future(pool.tokens[winners[slots[at]]], pool.tokens[i]):
-            at = (at + 1) & mask
-        if slots[at] < 0:
-            slots[at] = m
-            winners[m] = i
-            m += 1
-            continue
-        rival = winners[slots[at]]
-        if pool.priors[i] > pool.priors[rival]:
-            winners[slots[at]] = i
-            pool.chains[i] = rival
-        else:
-            pool.chains[i] = pool.chains[rival]
-            pool.chains[rival] = i
-    return winners[:m]
-
-
-@njit(cache=True)
-def future_of(token: Row) -> np.uint64:
-    return mix(
-        np.uint64(token.lm_state), (np.uint64(token.node) << np.uint64(16)) | np.uint64(token.last + 1)
-    )
-
-
-@njit(cache=True)
-def same_future(a: Row, b: Row) -> bool:
-    return a.node == b.node and a.lm_state == b.lm_state and a.last == b.last
-
-
-@njit(cache=True)
-def cut(pool: Pool, kept: np.ndarray, best: float, width: int) -> np.ndarray:
-    """The `width` best of the kept, found with a histogram instead of a sort."""
-    worst = best
-    for k in range(kept.shape[0]):
-        worst = min(worst, pool.priors[kept[k]])
-    scale = (N_BINS - 1) / max(best - worst, 1e-9)
-    counts = np.zeros(N_BINS, np.int64)
-    for k in range(kept.shape[0]):
-        counts[np.int64((best - pool.priors[kept[k]]) * scale)] += 1
-    edge, n_above = 0, 0
-    while n_above + counts[edge] <= width:
-        n_above += counts[edge]
-        edge += 1
-    within = np.empty(counts[edge])
-    m = 0
-    for k in range(kept.shape[0]):
-        if np.int64((best - pool.priors[kept[k]]) * scale) == edge:
-            within[m] = pool.priors[kept[k]]
-            m += 1
-    within.sort()
-    room = width - n_above  # places left for the bin at the edge, taken by its best
-    least = within[m - room] if room else np.inf
-    n_ties = room
-    for k in range(m):
-        n_ties -= within[k] > least
-    out = np.empty(width, np.int32)
-    m = 0
-    for k in range(kept.shape[0]):
-        rank = pool.priors[kept[k]]
-        b = np.int64((best - rank) * scale)
-        tied = b == edge and rank == least and n_ties > 0
-        if b < edge or (b == edge and rank > least) or tied:
-            n_ties -= tied
-            out[m] = kept[k]
-            m += 1
-    return out[:m]
-
-
-@njit(cache=True)
-def prepare(pool: Pool, kept: np.ndarray, models: Models) -> bool:
-    """Sprouts for the words that have just ended; False where there is no room for one."""
-    for k in range(kept.shape[0]):
-        token = pool.tokens[kept[k]]
-        if token.word >= 0:
-            context, _ = context_of(models.ahead, models.arrays, token.lm_state)
-            if models.ahead.heads[context] == UNBUILT and not sprout(
-                models.ahead, models.arrays, models.tree, context
-            ):
-                return False
-            token.row = max(models.ahead.heads[context], -1)
-    return True
-
-
-@njit(cache=True)
-def rebuild(
-    pool: Pool, kept: np.ndarray, t: int, log: np.ndarray, n_log: int, models: Models, weights: Weights
-) -> tuple[np.ndarray, int]:
-    """The next beam; words that ended and histories that became one go into the log."""
-    beam = np.empty(kept.shape[0], pool.tokens.dtype)
-    for k in range(kept.shape[0]):
-        i = kept[k]
-        n_log = write_word(pool.tokens[i], t, log, n_log)
-        other = pool.chains[i]
-        while other >= 0:
-            n_log = write_word(pool.tokens[other], t, log, n_log)
-            n_log = write_merge(pool, i, other, log, n_log)
-            other = pool.chains[other]
-        beam[k] = pool.tokens[i]
-    return beam, n_log
-
-
-@njit(cache=True)
-def write_word(token: Row, t: int, log: np.ndarray, n_log: int) -> int:
-    if token.word < 0:
-        return n_log
-    row = log[n_log]
-    row.lm, row.bonus = token.lm, token.bonus
-    row.before, row.other, row.loss = token.history, -1, 0.0
-    row.word, row.first, row.last = token.word, token.first, t
-    token.history, token.word = n_log, -1
-    return n_log + 1
-
-
-@njit(cache=True)
-def write_merge(pool: Pool, i: int, other: int, log: np.ndarray, n_log: int) -> int:
-    token, row = pool.tokens[i], log[n_log]
-    row.lm, row.bonus = token.lm, token.bonus
-    row.before, row.other = token.history, pool.tokens[other].history
-    row.loss = pool.priors[i] - pool.priors[other]
-    row.word, row.first, row.last = -1, -1, -1
-    token.history = n_log
-    return n_log + 1
-
-
-@njit(cache=True)
-def relocate(beam: np.ndarray, models: Models) -> bool:
-    """Look-ahead of every reading from the sprouts as they are now; False where there is no room for one."""
-    ahead = models.ahead
+def _expand(
+    beam: np.ndarray,
+    log_probs: np.ndarray,  # (V,)
+    t: int,
+    models: SearchModels,
+    weights: SearchWeights,
+    candidates: Candidates,
+) -> None:
+    """Insert all candidates of one frame that are within the threshold of the best so far."""
+    best = _stay(beam, log_probs, weights, candidates)
+    best_class = NEVER  # best class other than blank
+    for c in range(log_probs.shape[0]):
+        if c != weights.blank:
+            best_class = max(best_class, log_probs[c])
     for i in range(beam.shape[0]):
-        token = beam[i]
-        context, base = context_of(ahead, models.arrays, token.lm_state)
-        if ahead.heads[context] == UNBUILT and not sprout(ahead, models.arrays, models.tree, context):
-            return False
-        token.row = row_of(ahead, models.tree, context, token.node)
-        token.base, token.floor = base, base + backoff(models.arrays, context)
-        if token.node == 0:
-            token.ahead = base + ahead.roots[context]
-    return True
+        entry = beam[i]
+        total = combine(entry.log_blank, entry.log_token, weights)
+        rank = total + weights.lm * (entry.lm + entry.lookahead) + entry.bonus
+        if rank + best_class + max(weights.silence, weights.missing_silence, 0.0) < best - weights.threshold:
+            continue  # no arc of this entry can survive
+        if entry.node == 0 and weights.boundary >= 0:
+            best = _emit_silence(entry, total, log_probs, weights, candidates, best)
+        best = _advance_in_tree(entry, total, log_probs, t, models, weights, candidates, best)
+
+
+@njit(cache=True, inline="always")
+def _stay(beam: np.ndarray, log_probs: np.ndarray, weights: SearchWeights, candidates: Candidates) -> float:
+    """Blank and repetition of the last token. Returns the best rank."""
+    best = NEVER
+    for i in range(beam.shape[0]):
+        entry = beam[i]
+        at, _ = _find_or_insert(candidates, _key(entry.history_hash, entry.node, entry.last_token))
+        if at < 0:
+            return best
+        new = candidates.entries[at]
+        candidates.entries[at] = entry
+        new.log_blank = combine(entry.log_blank, entry.log_token, weights) + log_probs[weights.blank]
+        new.log_token = entry.log_token + log_probs[entry.last_token] if entry.last_token >= 0 else NEVER
+        candidates.scores[at] = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
+        best = max(best, candidates.scores[at] + max(new.log_blank, new.log_token))
+    return best
+
+
+@njit(cache=True, inline="always")
+def _emit_silence(
+    entry: Row,
+    total: float,
+    log_probs: np.ndarray,
+    weights: SearchWeights,
+    candidates: Candidates,
+    best: float,
+) -> float:
+    """Silence between words; a second one needs a blank before it."""
+    before = entry.log_blank if entry.last_token == weights.boundary else total
+    acoustic = before + log_probs[weights.boundary] + weights.silence
+    prior = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
+    if acoustic + prior < best - weights.threshold or acoustic == NEVER:
+        return best
+    at, inserted = _find_or_insert(candidates, _key(entry.history_hash, 0, weights.boundary))
+    if at < 0:
+        return best
+    new = candidates.entries[at]
+    if inserted:
+        candidates.entries[at] = entry
+        new.last_token, new.log_blank, new.log_token = weights.boundary, NEVER, acoustic
+        candidates.scores[at] = prior
+    else:
+        _merge_alignment(new, acoustic, entry.backpointer, -1, entry.first_frame, weights)
+    return max(best, acoustic + prior)
+
+
+@njit(cache=True, inline="always")
+def _advance_in_tree(
+    entry: Row,
+    total: float,
+    log_probs: np.ndarray,
+    t: int,
+    models: SearchModels,
+    weights: SearchWeights,
+    candidates: Candidates,
+    best: float,
+) -> float:
+    """Follow every arc of the tree node, and end the words whose pronunciation is complete.
+
+    Children and successor rows are both sorted by node, so they are matched like two sorted lists.
+    """
+    tree, lookahead = models.tree, models.lookahead
+    first_children, tokens, first_entries = tree.first_children, tree.tokens, tree.first_entries
+    row_nodes, best_unigrams = lookahead.row_nodes, lookahead.best_unigrams
+    prior = weights.lm * entry.lm + entry.bonus
+    if entry.node == 0 and entry.last_token >= 0 and entry.last_token != weights.boundary:
+        prior += weights.missing_silence
+    bound = prior + weights.lm * entry.lookahead
+    p = end = 0
+    if entry.row >= 0:
+        p, end = lookahead.row_children[entry.row], lookahead.row_children[entry.row + 1]
+    last_token, log_blank = entry.last_token, entry.log_blank
+    for node in range(first_children[entry.node], first_children[entry.node + 1]):
+        token = tokens[node]
+        acoustic = log_probs[token] + (log_blank if token == last_token else total)
+        # The parent's lookahead bounds the child's, so this test needs no lookup.
+        if acoustic + bound < best - weights.threshold or acoustic == NEVER:
+            continue
+        while p < end and row_nodes[p] < node:
+            p += 1
+        row, value = -1, entry.unigram_backoff + best_unigrams[node]
+        if p < end and row_nodes[p] == node:
+            row, value = p, max(value, entry.context_backoff + lookahead.row_scores[p])
+        if acoustic + prior + weights.lm * value < best - weights.threshold:
+            continue
+        if first_children[node] < first_children[node + 1]:
+            best = _enter_node(entry, node, token, acoustic, prior, value, row, t, weights, candidates, best)
+        for word_entry in range(first_entries[node], first_entries[node + 1]):
+            word = tree.entry_words[word_entry]
+            best = _end_word(entry, word, token, acoustic + prior, t, models, weights, candidates, best)
+    return best
+
+
+@njit(cache=True, inline="always")
+def _enter_node(
+    entry: Row,
+    node: int,
+    token: int,
+    acoustic: float,
+    prior: float,
+    value: float,  # lookahead at the node
+    row: int,
+    t: int,
+    weights: SearchWeights,
+    candidates: Candidates,
+    best: float,
+) -> float:
+    """Candidate inside a word."""
+    missing_silence = prior - weights.lm * entry.lm - entry.bonus
+    at, inserted = _find_or_insert(candidates, _key(entry.history_hash, node, token))
+    if at < 0:
+        return best
+    new = candidates.entries[at]
+    first_frame = t if entry.node == 0 else entry.first_frame
+    if inserted:
+        candidates.entries[at] = entry
+        new.log_blank, new.log_token = NEVER, acoustic + missing_silence
+        new.node, new.last_token, new.first_frame = node, token, first_frame
+        new.row, new.lookahead = row, value
+        candidates.scores[at] = prior - missing_silence + weights.lm * value
+    else:
+        _merge_alignment(new, acoustic + missing_silence, entry.backpointer, -1, first_frame, weights)
+    return max(best, acoustic + prior + weights.lm * value)
+
+
+@njit(cache=True, inline="always")
+def _end_word(
+    entry: Row,
+    word: int,
+    token: int,
+    score: float,  # complete score without the word itself
+    t: int,
+    models: SearchModels,
+    weights: SearchWeights,
+    candidates: Candidates,
+    best: float,
+) -> float:
+    """Candidate whose word has just ended: the n-gram score replaces the lookahead."""
+    lm, state = _lm_score(models.lm_cache, models.ngram, entry.lm_state, models.tree.lm_words[word])
+    context, context_backoff = bigram_context(models.lookahead, models.ngram, state)
+    value = context_backoff + models.lookahead.best_next[context]
+    bonus = weights.word + models.tree.word_bonuses[word]
+    rank = score + weights.lm * (lm + value) + bonus
+    if rank < best - weights.threshold:
+        return best
+    history_hash = hash_append(entry.history_hash, np.uint64(word + 1))
+    at, inserted = _find_or_insert(candidates, _key(history_hash, 0, token))
+    if at < 0:
+        return best
+    new = candidates.entries[at]
+    acoustic = score - weights.lm * entry.lm - entry.bonus
+    first_frame = t if entry.node == 0 else entry.first_frame
+    if not inserted:
+        _merge_alignment(new, acoustic, entry.backpointer, word, first_frame, weights)
+        return max(best, rank)
+    new.history_hash, new.log_blank, new.log_token = history_hash, NEVER, acoustic
+    new.lm, new.bonus, new.lm_state = entry.lm + lm, entry.bonus + bonus, state
+    new.lookahead, new.context_backoff = value, context_backoff
+    new.unigram_backoff = context_backoff + backoff(models.ngram, context)
+    new.node, new.row, new.last_token = 0, -1, token
+    new.backpointer, new.pending_word, new.first_frame = entry.backpointer, word, first_frame
+    candidates.scores[at] = weights.lm * (new.lm + value) + new.bonus
+    return max(best, rank)
+
+
+@njit(cache=True, inline="always")
+def _merge_alignment(
+    new: Row, acoustic: float, backpointer: int, word: int, first_frame: int, weights: SearchWeights
+) -> None:
+    """Add a further alignment to an existing candidate; the best alignment determines the word times."""
+    if acoustic > max(new.log_blank, new.log_token):
+        new.backpointer, new.pending_word, new.first_frame = backpointer, word, first_frame
+    new.log_token = combine(new.log_token, acoustic, weights)
+
+
+@njit(cache=True, inline="always")
+def _lm_score(cache: LmCache, ngram: NGramArrays, state: int, word: int) -> tuple[float, int]:
+    """Return the log-probability of a word after a state and the next state, cached."""
+    key = (np.int64(state) << 32) | np.int64(word)
+    at = np.int64(hash_append(np.uint64(key), np.uint64(0)) & np.uint64(cache.keys.shape[0] - 1))
+    if cache.keys[at] != key:
+        log_prob, after = advance(ngram, state, word)
+        cache.keys[at], cache.log_probs[at], cache.states[at] = key, log_prob, after
+    return cache.log_probs[at], cache.states[at]
+
+
+@njit(cache=True, inline="always")
+def _key(history_hash: np.uint64, node: int, last_token: int) -> np.uint64:
+    return hash_append(history_hash, (np.uint64(node) << np.uint64(16)) | np.uint64(last_token + 1))
+
+
+@njit(cache=True, inline="always")
+def _find_or_insert(candidates: Candidates, key: np.uint64) -> tuple[np.int64, bool]:
+    """Index of the candidate with this key, and whether it was inserted; (-1, False) if the table is full."""
+    mask = candidates.slots.shape[0] - 1
+    at = np.int64(key & np.uint64(mask))
+    while candidates.slots[at] >= 0:
+        if candidates.keys[candidates.slots[at]] == key:
+            return np.int64(candidates.slots[at]), False
+        at = (at + 1) & mask
+    n = candidates.counts[0]
+    if n == candidates.entries.shape[0]:
+        candidates.counts[1] = 1
+        return np.int64(-1), False
+    candidates.slots[at] = n
+    candidates.keys[n] = key
+    candidates.counts[0] = n + 1
+    return n, True

@@ -1,12 +1,15 @@
-"""Looking ahead: the best a word at or below a tree node can get from the n-gram, known before the word is.
+"""Language-model lookahead: the best n-gram score that the current word can still get, before the word is known.
 
-Every node has the best unigram below it. For the last word of a history the bigrams that the model has are sharper,
-and few: they are laid out as a small tree of their own (a "sprout") the first time the word ends a history. The value
-of node c after history s is then
+Lookahead over a lexicon tree (Ortmanns et al. 1996) lets pruning compare hypotheses in the middle of a word. Full
+bigram lookahead would need one value per node and context. Here every node stores its best unigram, and only the few
+bigrams that the model contains explicitly are added per context: the nodes on the paths to their words form a small
+subtree, the context's successor rows, which are computed on first use and cached. For node c after n-gram state s
 
-    base(s) + max(best explicit bigram below c, back-off(last word) + best unigram below c)
+    lookahead(s, c) = backoffs(s) + max(best explicit bigram below c, backoff(last word) + best unigram below c)
 
-where base(s) are the back-offs from s down to its last word. Sprouts are a memo and never part of a state.
+where backoffs(s) is the sum of back-off weights from s down to its last word. It is exact for a bigram
+model and an estimate for longer ones; the exact score replaces it when the word ends. The cache is never part of a
+search state.
 """
 
 from typing import Any, NamedTuple
@@ -14,180 +17,192 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.word_search.tree import Tree, smear
-from arcuate.language.ngram.query import LEAST, NGramArrays, backoff, price, shorter, span
+from arcuate.decoding.word_search.tree import Tree, max_below
+from arcuate.language.ngram.query import (
+    MIN_LOG_PROB,
+    NGramArrays,
+    backoff,
+    child_range,
+    clamp_log_prob,
+    shorter_context,
+)
 
-UNBUILT, EMPTY = -1, -2
+NOT_CACHED, NO_BIGRAMS = -1, -2
 
 
-class Ahead(NamedTuple):
-    """All that looking ahead needs. A context is a history of one word, by its number in the n-gram; 0 is none.
+class Lookahead(NamedTuple):
+    """Lookahead tables. A context is a history of one word: 1 + its n-gram word id; 0 is the empty context.
 
-    Row p of the sprouts: a tree node, its value, and its first child row (the next row's is where they end). The rows
-    of one sprout are in order of their nodes; its first row is the root.
+    Row p of the cache is a tree node, its score and its first child row; children end where those of the next row
+    start. The rows of one context are sorted by node, and the first one is the root.
     """
 
-    unigrams: np.ndarray  # (n_nodes,) float32, best unigram at or below each node
-    roots: np.ndarray  # (n_contexts,) float32, best value of any word after each context
-    heads: np.ndarray  # (n_contexts,) int32, first row of a context's sprout, or UNBUILT or EMPTY
-    nodes: np.ndarray  # (room,) int32
-    values: np.ndarray  # (room,) float32
-    children: np.ndarray  # (room,) int32
-    used: np.ndarray  # (1,) int64, rows in use
-    marks: np.ndarray  # (n_nodes,) float32, scratch: all -inf between calls
-    extras: np.ndarray  # (m,) float32, by entry: what the word weighs beyond the n-gram, in its units
-    entry_firsts: np.ndarray  # (n_lm_words + 1,) int32, entries by word of the n-gram
-    entry_nodes: np.ndarray  # (m,) int32, where each entry ends in the tree
+    best_unigrams: np.ndarray  # (n_nodes,) float32, best unigram at or below each node
+    best_next: np.ndarray  # (n_contexts,) float32, best score of any next word
+    roots: np.ndarray  # (n_contexts,) int32, first row of the context, or NOT_CACHED or NO_BIGRAMS
+    row_nodes: np.ndarray  # (capacity,) int32
+    row_scores: np.ndarray  # (capacity,) float32
+    row_children: np.ndarray  # (capacity,) int32
+    n_rows: np.ndarray  # (1,) int64, rows in use
+    scratch: np.ndarray  # (n_nodes,) float32, all -inf between calls
+    entry_bonuses: np.ndarray  # (m,) float32, word bonus of each entry divided by the LM weight
+    first_entries: np.ndarray  # (n_lm_words + 1,) int32, entries by n-gram word
+    entry_nodes: np.ndarray  # (m,) int32, tree node where the entry ends
 
 
-def look_ahead(
-    tree: Tree, arrays: NGramArrays, n_lm_words: int, lm_weight: float, room: int = 1 << 18
-) -> Ahead:
-    """The tables for one lexicon and one n-gram, with room for some sprouts to begin with."""
+def make_lookahead(
+    tree: Tree, arrays: NGramArrays, n_lm_words: int, lm_weight: float, capacity: int = 1 << 18
+) -> Lookahead:
+    """Compute the tables of one lexicon and one n-gram, with an empty cache."""
     with np.errstate(over="ignore"):
-        extras = tree.weights / np.float32(lm_weight) if lm_weight > 0 else np.zeros_like(tree.weights)
-    extras = np.clip(extras, LEAST, -LEAST)
-    unigrams = np.nan_to_num(arrays.log_probs[1 + tree.lm_words], nan=LEAST).clip(LEAST, 0.0)
-    said = tree.lm_words[tree.entry_words]  # (m,)
-    order = np.argsort(said, kind="stable")
+        bonuses = (
+            tree.word_bonuses / np.float32(lm_weight) if lm_weight > 0 else np.zeros_like(tree.word_bonuses)
+        )
+    bonuses = np.clip(bonuses, MIN_LOG_PROB, -MIN_LOG_PROB)
+    unigrams = np.nan_to_num(arrays.log_probs[1 + tree.lm_words], nan=MIN_LOG_PROB).clip(MIN_LOG_PROB, 0.0)
+    entry_lm_words = tree.lm_words[tree.entry_words]  # (m,)
+    order = np.argsort(entry_lm_words, kind="stable")
     n_contexts = min(n_lm_words + 1, len(arrays.backoffs))
-    ahead = Ahead(
-        unigrams=smear(tree, unigrams + extras),
-        roots=np.empty(n_contexts, np.float32),
-        heads=np.full(n_contexts, UNBUILT, np.int32),
-        nodes=np.empty(room, np.int32),
-        values=np.empty(room, np.float32),
-        children=np.empty(room, np.int32),
-        used=np.zeros(1, np.int64),
-        marks=np.full(len(tree.tokens), -np.inf, np.float32),
-        extras=extras[tree.entry_words[order]],
-        entry_firsts=np.searchsorted(said[order], np.arange(n_lm_words + 1)).astype(np.int32),
+    lookahead = Lookahead(
+        best_unigrams=max_below(tree, unigrams + bonuses),
+        best_next=np.empty(n_contexts, np.float32),
+        roots=np.full(n_contexts, NOT_CACHED, np.int32),
+        row_nodes=np.empty(capacity, np.int32),
+        row_scores=np.empty(capacity, np.float32),
+        row_children=np.empty(capacity, np.int32),
+        n_rows=np.zeros(1, np.int64),
+        scratch=np.full(len(tree.tokens), -np.inf, np.float32),
+        entry_bonuses=bonuses[tree.entry_words[order]],
+        first_entries=np.searchsorted(entry_lm_words[order], np.arange(n_lm_words + 1)).astype(np.int32),
         entry_nodes=tree.entry_nodes[order],
     )
-    best_next(ahead, arrays)
-    return ahead
+    _fill_best_next(lookahead, arrays)
+    return lookahead
 
 
-def with_room(ahead: Ahead) -> Ahead:
-    """The same tables with twice the room for sprouts."""
+def grow_cache(lookahead: Lookahead) -> Lookahead:
+    """Return the same tables with twice the cache capacity."""
     longer = {
-        name: np.concatenate([getattr(ahead, name), np.empty_like(getattr(ahead, name))])
-        for name in ("nodes", "values", "children")
+        name: np.concatenate([getattr(lookahead, name), np.empty_like(getattr(lookahead, name))])
+        for name in ("row_nodes", "row_scores", "row_children")
     }
-    return ahead._replace(**longer)
+    return lookahead._replace(**longer)
 
 
 @njit(cache=True)
-def best_next(ahead: Ahead, arrays: NGramArrays) -> None:
-    """Fill `roots`."""
-    for context in range(ahead.roots.shape[0]):
-        best = backoff(arrays, context) + ahead.unigrams[0]
+def _fill_best_next(lookahead: Lookahead, arrays: NGramArrays) -> None:
+    for context in range(lookahead.best_next.shape[0]):
+        best = backoff(arrays, context) + lookahead.best_unigrams[0]
         if context > 0:
-            low, end = span(arrays, context)
+            low, end = child_range(arrays, context)
             for at in range(low, end):
-                first, last = entries_of(ahead, arrays.words[at])
+                first, last = _entries_of(lookahead, arrays.words[at])
                 for entry in range(first, last):
-                    best = max(best, price(arrays.log_probs[at]) + ahead.extras[entry])
-        ahead.roots[context] = best
+                    best = max(best, clamp_log_prob(arrays.log_probs[at]) + lookahead.entry_bonuses[entry])
+        lookahead.best_next[context] = best
 
 
 @njit(cache=True, inline="always")
-def entries_of(ahead: Ahead, word: int) -> tuple[Any, Any]:
-    """Where the lexicon's entries of a word begin and end; none for a word that there is not."""
-    if 0 <= word < ahead.entry_firsts.shape[0] - 1:
-        return ahead.entry_firsts[word], ahead.entry_firsts[word + 1]
+def _entries_of(lookahead: Lookahead, word: int) -> tuple[Any, Any]:
+    """Range of the lexicon entries of an n-gram word; empty for ids outside the vocabulary."""
+    if 0 <= word < lookahead.first_entries.shape[0] - 1:
+        return lookahead.first_entries[word], lookahead.first_entries[word + 1]
     return 0, 0
 
 
 @njit(cache=True)
-def context_of(ahead: Ahead, arrays: NGramArrays, state: int) -> tuple[int, float]:
-    """The last word of a history as a context, and the back-offs on the way down to it."""
-    base = 0.0
-    while state >= ahead.heads.shape[0]:
-        base += backoff(arrays, state)
-        state = shorter(arrays, state)
-    return state, base
+def bigram_context(lookahead: Lookahead, arrays: NGramArrays, state: int) -> tuple[int, float]:
+    """Reduce an n-gram state to its last word; return that context and the sum of back-offs on the way."""
+    backoffs = 0.0
+    while state >= lookahead.roots.shape[0]:
+        backoffs += backoff(arrays, state)
+        state = shorter_context(arrays, state)
+    return state, backoffs
 
 
 @njit(cache=True)
-def sprout(ahead: Ahead, arrays: NGramArrays, tree: Tree, context: int) -> bool:
-    """Lay out the sprout of a context; False where there is no room for it yet."""
+def cache_successors(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, context: int) -> bool:
+    """Compute the successor rows of a context; return False if the cache is full.
+
+    Marks every node on the path from a successor word to the root, sorts the marked nodes and links each to its
+    children. O(k log k) for k marked nodes.
+    """
     if context == 0 or arrays.firsts[context] == arrays.firsts[context + 1]:
-        ahead.heads[context] = EMPTY
+        lookahead.roots[context] = NO_BIGRAMS
         return True
-    first = ahead.used[0]
-    n = mark(ahead, arrays, tree, context, first)
+    first = lookahead.n_rows[0]
+    n = _mark_successors(lookahead, arrays, tree, context, first)
     if n < 0:
         return False
-    rows = ahead.nodes[first : first + n]
-    rows.sort()
+    rows = lookahead.row_nodes[first : first + n]
+    rows.sort()  # breadth-first numbering: parents come first and siblings are adjacent
     at = first + 1
     for p in range(first, first + n):
-        ahead.values[p] = ahead.marks[ahead.nodes[p]]
-        ahead.children[p] = at
-        while at < first + n and tree.parents[ahead.nodes[at]] == ahead.nodes[p]:
+        lookahead.row_scores[p] = lookahead.scratch[lookahead.row_nodes[p]]
+        lookahead.row_children[p] = at
+        while at < first + n and tree.parents[lookahead.row_nodes[at]] == lookahead.row_nodes[p]:
             at += 1
     for p in range(first, first + n):
-        ahead.marks[ahead.nodes[p]] = -np.inf
+        lookahead.scratch[lookahead.row_nodes[p]] = -np.inf
     if n:
-        ahead.children[first + n] = at
-        ahead.used[0] = first + n + 1
-    ahead.heads[context] = first if n else EMPTY
+        lookahead.row_children[first + n] = at  # sentinel: end of the last row's children
+        lookahead.n_rows[0] = first + n + 1
+    lookahead.roots[context] = first if n else NO_BIGRAMS
     return True
 
 
-def sprout_all(ahead: Ahead, arrays: NGramArrays, tree: Tree, max_rows: int) -> Ahead:
-    """The same tables with the sprouts of the likeliest contexts laid out, as many as `max_rows` hold; room is left."""
-    n_contexts = len(ahead.heads)
+def cache_likely_contexts(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, max_rows: int) -> Lookahead:
+    """Cache the successor rows of the most probable contexts, up to `max_rows` rows, and leave spare capacity."""
+    n_contexts = len(lookahead.roots)
     order = np.argsort(-arrays.log_probs[:n_contexts], kind="stable")
     done = 0
-    while done < n_contexts and ahead.used[0] <= max_rows:
-        done = sprout_some(ahead, arrays, tree, order, done, max_rows)
-        if done < n_contexts and ahead.used[0] <= max_rows:
-            ahead = with_room(ahead)
-    return with_room(ahead) if 2 * ahead.used[0] > len(ahead.nodes) else ahead
+    while done < n_contexts and lookahead.n_rows[0] <= max_rows:
+        done = _cache_contexts(lookahead, arrays, tree, order, done, max_rows)
+        if done < n_contexts and lookahead.n_rows[0] <= max_rows:
+            lookahead = grow_cache(lookahead)
+    return grow_cache(lookahead) if 2 * lookahead.n_rows[0] > len(lookahead.row_nodes) else lookahead
 
 
 @njit(cache=True)
-def sprout_some(
-    ahead: Ahead, arrays: NGramArrays, tree: Tree, order: np.ndarray, done: int, max_rows: int
+def _cache_contexts(
+    lookahead: Lookahead, arrays: NGramArrays, tree: Tree, order: np.ndarray, done: int, max_rows: int
 ) -> int:
-    """Go on laying out sprouts in this order until all are, the room is full or `max_rows` are; how many are done."""
-    while done < order.shape[0] and ahead.used[0] <= max_rows:
+    """Cache contexts in this order until all are done, the cache is full or `max_rows` is reached; return the count."""
+    while done < order.shape[0] and lookahead.n_rows[0] <= max_rows:
         context = order[done]
-        if ahead.heads[context] == UNBUILT and not sprout(ahead, arrays, tree, context):
+        if lookahead.roots[context] == NOT_CACHED and not cache_successors(lookahead, arrays, tree, context):
             break
         done += 1
     return done
 
 
 @njit(cache=True)
-def mark(ahead: Ahead, arrays: NGramArrays, tree: Tree, context: int, first: int) -> int:
-    """Mark every node on the way from the root to a word that follows; the number of nodes, -1 without room."""
+def _mark_successors(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, context: int, first: int) -> int:
+    """Write the best bigram below each node into `scratch` and list the nodes; return their number, or -1 if full."""
     n = 0
-    low, end = span(arrays, context)
+    low, end = child_range(arrays, context)
     for at in range(low, end):
-        begin, last = entries_of(ahead, arrays.words[at])
+        begin, last = _entries_of(lookahead, arrays.words[at])
         for entry in range(begin, last):
-            value = np.float32(price(arrays.log_probs[at]) + ahead.extras[entry])
-            node = ahead.entry_nodes[entry]
-            while node >= 0 and ahead.marks[node] < value:
-                if ahead.marks[node] == -np.inf:
-                    if first + n + 2 > ahead.nodes.shape[0]:
+            score = np.float32(clamp_log_prob(arrays.log_probs[at]) + lookahead.entry_bonuses[entry])
+            node = lookahead.entry_nodes[entry]
+            while node >= 0 and lookahead.scratch[node] < score:  # above it a better word is marked already
+                if lookahead.scratch[node] == -np.inf:
+                    if first + n + 2 > lookahead.row_nodes.shape[0]:
                         for p in range(first, first + n):
-                            ahead.marks[ahead.nodes[p]] = -np.inf
+                            lookahead.scratch[lookahead.row_nodes[p]] = -np.inf
                         return -1
-                    ahead.nodes[first + n] = node
+                    lookahead.row_nodes[first + n] = node
                     n += 1
-                ahead.marks[node] = value
+                lookahead.scratch[node] = score
                 node = tree.parents[node]
     return n
 
 
 @njit(cache=True)
-def row_of(ahead: Ahead, tree: Tree, context: int, node: int) -> int:
-    """The row of a node in the sprout of a context, or -1: down from the root, one ancestor after another."""
-    row = ahead.heads[context]
+def find_row(lookahead: Lookahead, tree: Tree, context: int, node: int) -> int:
+    """Row of a node among the successor rows of a context, or -1. Descends from the root."""
+    row = lookahead.roots[context]
     depth = 0
     above = node
     while above > 0:
@@ -198,13 +213,13 @@ def row_of(ahead: Ahead, tree: Tree, context: int, node: int) -> int:
         target = node
         for _ in range(level):
             target = tree.parents[target]
-        row = child_row(ahead, row, target)
+        row = _child_row(lookahead, row, target)
     return max(row, -1)
 
 
 @njit(cache=True)
-def child_row(ahead: Ahead, row: int, node: int) -> int:
-    for p in range(ahead.children[row], ahead.children[row + 1]):
-        if ahead.nodes[p] == node:
+def _child_row(lookahead: Lookahead, row: int, node: int) -> int:
+    for p in range(lookahead.row_children[row], lookahead.row_children[row + 1]):
+        if lookahead.row_nodes[p] == node:
             return p
     return -1

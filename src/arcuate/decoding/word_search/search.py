@@ -1,8 +1,8 @@
-"""The word search: frames, lexicon and n-gram to the best word sequences, whole or frame by frame.
+"""Word search: frame log-probabilities, a lexicon and an n-gram to the best word sequences.
 
-Tokens pass through the lexicon tree; a token is a place in the tree, the state of the n-gram after the words before,
-and two scores of the sound (ending in blank or not). The n-gram is asked the moment a pronunciation is complete, and
-looked ahead to before that. `WordSearch` holds nothing of a trial: `start`, `step` and `finish` take and return it.
+`WordSearch` holds nothing of a trial. `start`, `step` and `finish` take and return an immutable `WordState`; decoding a
+complete trial is one `step`. One frame is computed in `kernel.py` (recurrence) and `beam.py` (pruning), with
+`lookahead.py` and `tree.py` as its tables; `nbest.py` reads the result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,43 +10,63 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from arcuate.decoding.backpointers import Log, empty_log
+from arcuate.decoding.compiled import Backpointers
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis, WordTime
 from arcuate.decoding.log_probs import check_log_probs
-from arcuate.decoding.word_search.beam import RECORD, TOKEN, Memo, Models, Pool, Weights
-from arcuate.decoding.word_search.kernel import LOG_FULL, POOL_FULL, SPROUTS_FULL, relocate, run_frames
-from arcuate.decoding.word_search.lookahead import look_ahead, sprout_all, with_room
-from arcuate.decoding.word_search.nbest import best_paths, endings, forget, n_settled, read_words
-from arcuate.decoding.word_search.tree import Tree, grow_tree
+from arcuate.decoding.word_search.beam import (
+    BACKPOINTER,
+    BEAM_ENTRY,
+    Candidates,
+    LmCache,
+    SearchModels,
+    SearchWeights,
+    make_candidates,
+    refresh_lookahead,
+)
+from arcuate.decoding.word_search.kernel import (
+    BACKPOINTERS_FULL,
+    CANDIDATES_FULL,
+    LOOKAHEAD_FULL,
+    run_frames,
+)
+from arcuate.decoding.word_search.lookahead import cache_likely_contexts, grow_cache, make_lookahead
+from arcuate.decoding.word_search.nbest import (
+    best_paths,
+    compact,
+    final_hypotheses,
+    n_common_words,
+    trace_words,
+)
+from arcuate.decoding.word_search.tree import Tree, build_tree
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
 
-MEMO = 1 << 15
-LOG_ROWS = 1 << 17  # forget what is not needed before a log grows beyond this
-SPROUT_ROWS = 1 << 22  # lay all sprouts out anew before they take more than this
-WARM_ROWS = 1 << 25  # lay out no more than this ahead of time: 12 bytes each
+_LM_CACHE_SIZE = 1 << 15
+_MAX_BACKPOINTERS = 1 << 17  # unreachable back-pointers are removed before a buffer grows beyond this
+_MAX_CACHE_ROWS = 1 << 22  # the lookahead cache is cleared before it exceeds this
+_WARM_UP_ROWS = 1 << 25  # upper limit of rows cached by warm_up, 12 bytes each
 
 
 @dataclass(frozen=True, eq=False)
 class WordState:
-    """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
+    """Search state within a trial. `step` returns a new one and leaves the old one valid."""
 
-    beam: np.ndarray  # (n,) TOKEN
-    log: Log  # of RECORD
+    beam: np.ndarray  # (n,) BEAM_ENTRY
+    backpointers: Backpointers
     n_frames: int = 0
-    generation: int = 0  # of the sprouts that the beam points into
+    generation: int = 0  # of the lookahead cache that the beam points into
 
 
 @dataclass(eq=False)
-class Memory:
-    """What a search may forget at any time without changing a result: scratch space and memos."""
+class _Workspace:
+    """Scratch memory and caches of a search. Clearing them changes no result."""
 
-    models: Models
-    pool: Pool
+    models: SearchModels
+    candidates: Candidates
     generation: int = 0
-    warm_rows: int = 0  # room that was made ahead of time
+    warm_up_rows: int = 0  # cache capacity made by warm_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,173 +77,172 @@ class WordSearch:
     words: Sequence[str]  # of the lexicon
     model: LanguageModel
     classes: tuple[str, ...]
-    boundary: int  # class of the silence between words, -1 where there is none; blank is 0
+    boundary: int  # class of the silence between words, or -1; blank is class 0
     settings: DecodingConfig = field(default_factory=DecodingConfig)
-    oov_words: tuple[str, ...] = ()  # words of the lexicon that the n-gram does not know
-    memory: Memory = field(init=False)
+    oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
+    workspace: _Workspace = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", Memory(self._models(), make_pool(1 << 13)))
+        object.__setattr__(self, "workspace", _Workspace(self._models(), make_candidates(1 << 13)))
 
-    def _models(self) -> Models:
-        ahead = look_ahead(self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight)
-        memo = Memo(np.full(MEMO, -1, np.int64), np.empty(MEMO, np.float32), np.empty(MEMO, np.int32))
-        return Models(self.tree, self.model.arrays, ahead, memo)
+    def _models(self) -> SearchModels:
+        lookahead = make_lookahead(
+            self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight
+        )
+        cache = LmCache(
+            np.full(_LM_CACHE_SIZE, -1, np.int64),
+            np.empty(_LM_CACHE_SIZE, np.float32),
+            np.empty(_LM_CACHE_SIZE, np.int32),
+        )
+        return SearchModels(self.tree, self.model.arrays, lookahead, cache)
+
+    def with_settings(self, settings: DecodingConfig) -> "WordSearch":
+        """The same lexicon and n-gram with other settings."""
+        return replace(self, settings=settings)
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> SearchWeights:
         s = self.settings
-        return Weights(
+        return SearchWeights(
             lm=float(s.lm_weight),
             word=float(s.word_bonus),
             silence=float(s.silence_bonus),
-            join=float(s.missing_silence_bonus),
+            missing_silence=float(s.missing_silence_bonus),
             threshold=float(s.threshold),
-            width=int(s.beam),
+            beam=int(s.beam),
             blank=0,
             boundary=self.boundary,
-            summing=s.alignments == "sum",
-            merging=s.merge_histories,
+            sum_alignments=s.alignments == "sum",
+            merge_histories=s.merge_histories,
         )
 
-    def warm_up(self, max_rows: int = WARM_ROWS) -> None:
-        """Do now what would make single frames late: compile, make room, lay out the sprouts of likely words."""
-        memory = self.memory
-        memory.pool = make_pool(max(1 << 15, len(memory.pool.tokens)))
-        memory.models = memory.models._replace(
-            ahead=sprout_all(memory.models.ahead, self.model.arrays, self.tree, max_rows)
+    def warm_up(self, max_rows: int = _WARM_UP_ROWS) -> None:
+        """Compile, allocate, and cache the lookahead of likely words, so that no single frame is late."""
+        workspace = self.workspace
+        workspace.candidates = make_candidates(max(1 << 15, len(workspace.candidates.entries)))
+        workspace.models = workspace.models._replace(
+            lookahead=cache_likely_contexts(
+                workspace.models.lookahead, self.model.arrays, self.tree, max_rows
+            )
         )
-        memory.warm_rows = len(memory.models.ahead.nodes)
-        even = np.full((4, len(self.classes)), -np.log(len(self.classes)), np.float32)
-        state = self.step(self.start(), even)
+        workspace.warm_up_rows = len(workspace.models.lookahead.row_nodes)
+        uniform = np.full((4, len(self.classes)), -np.log(len(self.classes)), np.float32)
+        state = self.step(self.start(), uniform)
         self.partial(state), self.n_settled(state)
         self.finish(state, n_best=2)
 
+    def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
+        """Decode a complete trial (F, V)."""
+        return self.finish(self.step(self.start(), log_probs), n_best)
+
     def start(self) -> WordState:
-        beam = np.zeros(1, TOKEN)
-        beam["log_token"], beam["last"], beam["first"] = -np.inf, -1, -1
-        beam["history"], beam["word"], beam["row"] = -1, -1, -1
+        beam = np.zeros(1, BEAM_ENTRY)
+        beam["log_token"], beam["last_token"], beam["first_frame"] = -np.inf, -1, -1
+        beam["backpointer"], beam["pending_word"], beam["row"] = -1, -1, -1
         beam["lm_state"] = self.model.start
-        return WordState(beam, empty_log(RECORD, 1 << 12), generation=-1)
+        return WordState(beam, Backpointers.empty(BACKPOINTER, 1 << 12), generation=-1)
 
     def step(self, state: WordState, log_probs: np.ndarray) -> WordState:
-        """The state after more frames: (F, V) natural-log probabilities."""
-        frames = self.weigh(check_log_probs(log_probs, self.classes))
+        """Advance the state over further frames: (F, V) natural-log probabilities."""
+        frames = check_log_probs(log_probs, self.classes) * np.float32(self.settings.acoustic_scale)
+        frames[:, 0] -= self.settings.blank_penalty
         return self._run(state, frames)
 
-    def weigh(self, frames: np.ndarray) -> np.ndarray:
-        """The sound as it counts: scaled, blank made dearer."""
-        scaled = frames * np.float32(self.settings.acoustic_scale)
-        scaled[:, 0] -= self.settings.blank_penalty
-        return scaled
-
     def _run(self, state: WordState, frames: np.ndarray) -> WordState:
-        memory, weights = self.memory, self.weights
-        beam, log = self._located(state), state.log.with_room(1 << 10)
+        workspace, weights = self.workspace, self.weights
+        beam, backpointers = self._refreshed_beam(state), state.backpointers.reserve(1 << 10)
         done = 0
         while done < len(frames):
-            beam, n_log, n, why = run_frames(
+            beam, n_rows, n, status = run_frames(
                 frames[done:],
                 beam,
                 state.n_frames + done,
-                log.rows,
-                log.n,
-                memory.models,
+                backpointers.rows,
+                backpointers.n,
+                workspace.models,
                 weights,
-                memory.pool,
+                workspace.candidates,
             )
-            done, log = done + n, log.appended(n_log)
-            if why == POOL_FULL:
-                memory.pool = make_pool(2 * len(memory.pool.tokens))
-            elif why == LOG_FULL:
-                beam, log = tidy(beam, log, 3 * int(memory.pool.n[0]))
-            elif why == SPROUTS_FULL:
-                memory.models = memory.models._replace(ahead=with_room(memory.models.ahead))
-        return WordState(beam, log, state.n_frames + done, memory.generation)
+            done, backpointers = done + n, backpointers.appended(n_rows)
+            if status == CANDIDATES_FULL:
+                workspace.candidates = make_candidates(2 * len(workspace.candidates.entries))
+            elif status == BACKPOINTERS_FULL:
+                beam, backpointers = _make_room(beam, backpointers, 3 * int(workspace.candidates.counts[0]))
+            elif status == LOOKAHEAD_FULL:
+                self._grow_lookahead()
+        return WordState(beam, backpointers, state.n_frames + done, workspace.generation)
 
-    def _located(self, state: WordState) -> np.ndarray:
-        """The beam with rows that point into the sprouts as they are now."""
-        memory = self.memory
-        if memory.models.ahead.used[0] > max(SPROUT_ROWS, memory.warm_rows):
-            memory.models.ahead.heads[:] = -1
-            memory.models.ahead.used[0] = 0
-            memory.generation += 1
-        if state.generation == memory.generation:
+    def _grow_lookahead(self) -> None:
+        models = self.workspace.models
+        self.workspace.models = models._replace(lookahead=grow_cache(models.lookahead))
+
+    def _refreshed_beam(self, state: WordState) -> np.ndarray:
+        """The beam with rows of the current lookahead cache. Clears the cache when it is too large."""
+        workspace = self.workspace
+        lookahead = workspace.models.lookahead
+        if lookahead.n_rows[0] > max(_MAX_CACHE_ROWS, workspace.warm_up_rows):
+            lookahead.roots[:] = -1
+            lookahead.n_rows[0] = 0
+            workspace.generation += 1
+        if state.generation == workspace.generation:
             return state.beam
         beam = state.beam.copy()
-        while not relocate(beam, memory.models):
-            memory.models = memory.models._replace(ahead=with_room(memory.models.ahead))
+        while not refresh_lookahead(beam, workspace.models):
+            self._grow_lookahead()
         return beam
 
     def partial(self, state: WordState) -> list[str]:
-        """The words of the best reading so far; a word still being said is not among them."""
+        """Complete words of the best hypothesis so far."""
         if not len(state.beam):
             return []
-        rank = np.maximum(state.beam["log_blank"], state.beam["log_token"])
-        prior = self.settings.lm_weight * (state.beam["lm"] + state.beam["ahead"]) + state.beam["bonus"]
-        best = int(np.argmax(rank + prior))
-        rows = read_words(state.log.rows, state.beam["history"][best])
-        return [self.words[w] for w in state.log.rows["word"][rows]]
+        acoustic = np.maximum(state.beam["log_blank"], state.beam["log_token"])
+        prior = self.settings.lm_weight * (state.beam["lm"] + state.beam["lookahead"]) + state.beam["bonus"]
+        best = int(np.argmax(acoustic + prior))
+        rows = trace_words(state.backpointers.rows, state.beam["backpointer"][best])
+        return [self.words[w] for w in state.backpointers.rows["word"][rows]]
 
     def n_settled(self, state: WordState) -> int:
-        """How many words from the beginning on no later frame can change: all readings have them in common."""
-        return int(n_settled(state.log.rows, state.beam["history"])) if len(state.beam) else 0
+        """Number of leading words that all hypotheses share; no later frame can change them."""
+        if not len(state.beam):
+            return 0
+        return int(n_common_words(state.backpointers.rows, state.beam["backpointer"]))
 
     def finish(self, state: WordState, n_best: int = 1) -> list[Hypothesis]:
-        """The best readings of all that was heard, best first, the end of the sentence included.
+        """N-best list of all frames so far, including the end-of-sentence probability.
 
-        None where no word of the lexicon, nor silence, can be what was heard: some class had no probability at all.
+        Empty if the frames rule out every word of the lexicon and silence: a required class had probability zero.
         """
         settings = self.settings
-        ends = endings(
+        ends = final_hypotheses(
             state.beam, self.model.arrays, self.model.eos, settings.lm_weight, settings.alignments == "sum"
         )
-        scores, bounds, rows = best_paths(state.log.rows, *ends, n_best, 20 * n_best)
+        scores, offsets, rows = best_paths(state.backpointers.rows, *ends, n_best, 20 * n_best)
         return [
-            self._hypothesis(state, scores[i], rows[bounds[i] : bounds[i + 1]]) for i in range(len(scores))
+            self._hypothesis(state, scores[i], rows[offsets[i] : offsets[i + 1]]) for i in range(len(scores))
         ]
 
     def _hypothesis(self, state: WordState, scores: np.ndarray, rows: np.ndarray) -> Hypothesis:
         total, lm, bonus = (float(x) for x in scores)
-        said = state.log.rows[rows]
+        words = state.backpointers.rows[rows]
         return Hypothesis(
             (),
             {"acoustic": total - self.settings.lm_weight * lm - bonus, "lm": lm, "bonus": bonus},
-            tuple(self.words[w] for w in said["word"]),
-            tuple(WordTime(int(a), int(b)) for a, b in zip(said["first"], said["last"], strict=True)),
+            tuple(self.words[w] for w in words["word"]),
+            tuple(
+                WordTime(int(a), int(b))
+                for a, b in zip(words["first_frame"], words["last_frame"], strict=True)
+            ),
             total,
         )
 
-    def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
-        """A whole trial: streaming with one chunk."""
-        return self.finish(self.step(self.start(), log_probs), n_best)
 
-    def with_settings(self, settings: DecodingConfig) -> "WordSearch":
-        """The same lexicon and n-gram under other weights."""
-        return replace(self, settings=settings)
-
-
-def make_pool(room: int) -> Pool:
-    return Pool(
-        tokens=np.zeros(room, TOKEN),
-        keys=np.empty(room, np.uint64),
-        priors=np.empty(room),
-        slots=np.empty(2 * room, np.int32),
-        n=np.zeros(2, np.int64),
-        chains=np.empty(room, np.int32),
-    )
-
-
-def tidy(beam: np.ndarray, log: Log, n_more: int) -> tuple[np.ndarray, Log]:
-    """Room for more rows: by forgetting those that nothing leads to, by a longer log where that is not enough."""
-    if log.n + n_more <= LOG_ROWS:
-        return beam, log.with_room(max(n_more, log.n))
-    beam, new = beam.copy(), np.empty(max(LOG_ROWS, 2 * log.n), RECORD)
-    n = int(forget(log.rows, log.n, beam, new))
-    return beam, Log(new, [n], n).with_room(n_more)
-
-
-# A word search from its parts: a lexicon, a language model, weights, and words added on the way.
+def _make_room(beam: np.ndarray, backpointers: Backpointers, n_more: int) -> tuple[np.ndarray, Backpointers]:
+    """Make room for `n_more` rows: grow the buffer up to a limit, then remove unreachable rows first."""
+    if backpointers.n + n_more <= _MAX_BACKPOINTERS:
+        return beam, backpointers.reserve(max(n_more, backpointers.n))
+    beam, rows = beam.copy(), np.empty(max(_MAX_BACKPOINTERS, 2 * backpointers.n), BACKPOINTER)
+    n = int(compact(backpointers.rows, backpointers.n, beam, rows))
+    return beam, Backpointers(rows, [n], n).reserve(n_more)
 
 
 def build_word_search(
@@ -234,28 +253,28 @@ def build_word_search(
     boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> WordSearch:
-    """A search over the words of a lexicon; `weights` in nat make some words likelier (hot words, names).
+    """Build a search over the words of a lexicon. `weights` in nat favour some words (hot words, names).
 
-    Blank is class 0 and the boundary the last class, as `FrameScores` arranges them; `boundary=-1` for alphabets
-    without one. Words that the model does not know are scored as its unknown word.
+    Blank is class 0 and the boundary the last class, as in `FrameLogProbs`; pass `boundary=-1` if there is none. Words
+    that the n-gram does not contain are scored as its unknown word.
     """
     if not len(lexicon):
-        raise UserError("the lexicon is empty; a search needs at least one word")
+        raise UserError("the lexicon is empty; a word search needs at least one word")
     classes = lexicon.classes
-    edge = len(classes) - 1 if boundary is None else boundary
-    said = set(np.unique(lexicon.tokens).tolist())
-    if 0 in said or edge in said:
+    boundary = len(classes) - 1 if boundary is None else boundary
+    used = set(np.unique(lexicon.tokens).tolist())
+    if 0 in used or boundary in used:
         raise UserError(f"{lexicon.name}: pronunciations must not contain the blank or the word boundary")
     ids = model.words.find_all(lexicon.words).astype(np.int32)
     oov_words = tuple(lexicon.words[i] for i in np.flatnonzero(ids < 0))
-    extra = np.array([(weights or {}).get(word, 0.0) for word in lexicon.words], np.float32)
+    bonuses = np.array([(weights or {}).get(word, 0.0) for word in lexicon.words], np.float32)
     absent = [word for word in weights or {} if word not in lexicon]
     if absent:
         raise UserError(f"{absent[0]!r} has a weight but no pronunciation; add it to the lexicon first")
-    tree = grow_tree(
-        lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), extra
+    tree = build_tree(
+        lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses
     )
-    return WordSearch(tree, lexicon.words, model, classes, edge, settings or DecodingConfig(), oov_words)
+    return WordSearch(tree, lexicon.words, model, classes, boundary, settings or DecodingConfig(), oov_words)
 
 
 def with_words(
@@ -264,12 +283,11 @@ def with_words(
     words: Mapping[str, float],
     pronunciations: Mapping[str, list[tuple[str, ...]]] | None = None,
 ) -> tuple[WordSearch, Lexicon]:
-    """The search with further words, each with its weight; said as given, else as the dictionary or a rule says."""
+    """Add words with their weights. Pronunciations not given come from the dictionary or from G2P."""
     given = pronunciations or {}
     longer = lexicon.with_entries((word, phones) for word in given for phones in given[word])
     longer = longer.with_words(word for word in words if word not in longer)
-    known = {word: float(w) for word, w in zip(search.words, search.tree.weights, strict=True) if w}
-    boundary = search.boundary
+    known = {word: float(w) for word, w in zip(search.words, search.tree.word_bonuses, strict=True) if w}
     return build_word_search(
-        longer, search.model, search.settings, boundary=boundary, weights=known | dict(words)
+        longer, search.model, search.settings, boundary=search.boundary, weights=known | dict(words)
     ), longer

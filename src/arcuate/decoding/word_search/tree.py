@@ -1,7 +1,8 @@
-"""The lexicon as a prefix tree over tokens, in flat arrays: all pronunciations, all homophones, no limits.
+"""The lexicon as a prefix tree over tokens, in flat arrays.
 
-Nodes are numbered breadth first, so the children of a node stand side by side: those of node i are
-`firsts[i]` to `firsts[i + 1]`. Node 0 is the root, where words begin and end.
+Nodes are numbered breadth first, so the children of node i are the range `first_children[i]` to
+`first_children[i + 1]`. Node 0 is the root, where words start and end. All pronunciations and all homophones are kept:
+an entry is one (word, pronunciation) pair and belongs to the node where the pronunciation ends.
 """
 
 from typing import NamedTuple
@@ -11,75 +12,78 @@ from numba import njit
 
 
 class Tree(NamedTuple):
-    """The tree as compiled code sees it. `entries` are words at nodes, side by side as well."""
+    """Prefix tree of n nodes with m entries of w words, as the compiled search sees it."""
 
-    firsts: np.ndarray  # (n + 1,) int32, first child
+    first_children: np.ndarray  # (n + 1,) int32
     parents: np.ndarray  # (n,) int32
-    tokens: np.ndarray  # (n,) int16, the token that leads here; -1 at the root
-    entry_firsts: np.ndarray  # (n + 1,) int32, first entry of a node
-    entry_words: np.ndarray  # (m,) int32, number of the word in the lexicon
+    tokens: np.ndarray  # (n,) int16, token on the arc into the node; -1 at the root
+    first_entries: np.ndarray  # (n + 1,) int32, entries of node i: first_entries[i] to first_entries[i + 1]
+    entry_words: np.ndarray  # (m,) int32, lexicon index of the word
     entry_nodes: np.ndarray  # (m,) int32
-    lm_words: np.ndarray  # (w,) int32, the word of the n-gram for each word of the lexicon
-    weights: np.ndarray  # (w,) float32, what a word is worth beyond the n-gram (hot words)
+    lm_words: np.ndarray  # (w,) int32, n-gram word id of each lexicon word
+    word_bonuses: np.ndarray  # (w,) float32, score added to a word beyond the n-gram (hot words)
 
 
-def grow_tree(
+def build_tree(
     words: np.ndarray,  # (m,) word of each entry
-    tokens: np.ndarray,  # all pronunciations one after another
+    tokens: np.ndarray,  # all pronunciations, concatenated
     offsets: np.ndarray,  # (m + 1,)
     lm_words: np.ndarray,
-    weights: np.ndarray,
+    word_bonuses: np.ndarray,
 ) -> Tree:
-    """The prefix tree of all entries; pronunciations must not be empty."""
+    """Build the prefix tree of all entries. Pronunciations must not be empty."""
     lengths = np.diff(offsets)
     longest = int(lengths.max())
     grid = np.full((len(lengths), longest), -1, np.int16)  # (m, longest), padded with -1, which sorts first
     grid[np.arange(longest) < lengths[:, None]] = tokens
     order = np.lexsort((words, *grid.T[::-1]))
-    firsts, parents, node_tokens, ends = grow(grid[order])
-    by_node = np.argsort(ends, kind="stable")
-    entry_nodes = ends[by_node].astype(np.int32)
+    first_children, parents, node_tokens, end_nodes = _build_levels(grid[order])
+    by_node = np.argsort(end_nodes, kind="stable")
+    entry_nodes = end_nodes[by_node].astype(np.int32)
     return Tree(
-        firsts=firsts,
+        first_children=first_children,
         parents=parents,
         tokens=node_tokens,
-        entry_firsts=np.searchsorted(entry_nodes, np.arange(len(node_tokens) + 1)).astype(np.int32),
+        first_entries=np.searchsorted(entry_nodes, np.arange(len(node_tokens) + 1)).astype(np.int32),
         entry_words=np.asarray(words, np.int32)[order][by_node],
         entry_nodes=entry_nodes,
         lm_words=np.ascontiguousarray(lm_words, np.int32),
-        weights=np.ascontiguousarray(weights, np.float32),
+        word_bonuses=np.ascontiguousarray(word_bonuses, np.float32),
     )
 
 
-def grow(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Level by level from sorted rows: a new node wherever a row differs from the one before it so far."""
+def _build_levels(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Create the nodes level by level from sorted rows: a new node wherever a row differs from the previous one."""
     n_rows, longest = grid.shape
-    at = np.zeros(n_rows, np.int64)  # node of each row at the level above
-    ends = np.zeros(n_rows, np.int64)
+    row_nodes = np.zeros(n_rows, np.int64)  # node of each row at the level above
+    end_nodes = np.zeros(n_rows, np.int64)
     parents, tokens = [np.array([-1], np.int32)], [np.array([-1], np.int16)]
     n_nodes = 1
     for level in range(longest):
         column = grid[:, level]
         alive = np.flatnonzero(column >= 0)
         new = np.ones(len(alive), bool)
-        new[1:] = (at[alive][1:] != at[alive][:-1]) | (column[alive][1:] != column[alive][:-1])
-        parents.append(at[alive][new].astype(np.int32))
+        new[1:] = (row_nodes[alive][1:] != row_nodes[alive][:-1]) | (column[alive][1:] != column[alive][:-1])
+        parents.append(row_nodes[alive][new].astype(np.int32))
         tokens.append(column[alive][new])
-        at[alive] = n_nodes + np.cumsum(new) - 1
-        ends[alive] = at[alive]
+        row_nodes[alive] = n_nodes + np.cumsum(new) - 1
+        end_nodes[alive] = row_nodes[alive]
         n_nodes += int(new.sum())
     all_parents, all_tokens = np.concatenate(parents), np.concatenate(tokens)
-    firsts = (1 + np.searchsorted(all_parents[1:], np.arange(n_nodes + 1))).astype(np.int32)
-    return firsts, all_parents, all_tokens, ends
+    first_children = (1 + np.searchsorted(all_parents[1:], np.arange(n_nodes + 1))).astype(np.int32)
+    return first_children, all_parents, all_tokens, end_nodes
 
 
 @njit(cache=True)
-def smear(tree: Tree, scores: np.ndarray) -> np.ndarray:
-    """For every node the best score of any word at or below it (n,); `scores` by word of the lexicon."""
+def max_below(tree: Tree, word_scores: np.ndarray) -> np.ndarray:
+    """Best score of any word at or below each node (n,): language-model smearing. `word_scores` is (w,).
+
+    Children have higher numbers than their parents, so one backward pass is enough: O(n + m).
+    """
     best = np.full(tree.tokens.shape[0], -np.inf, np.float32)
     for entry in range(tree.entry_words.shape[0]):
         node = tree.entry_nodes[entry]
-        best[node] = max(best[node], scores[tree.entry_words[entry]])
+        best[node] = max(best[node], word_scores[tree.entry_words[entry]])
     for node in range(best.shape[0] - 1, 0, -1):
         parent = tree.parents[node]
         best[parent] = max(best[parent], best[node])

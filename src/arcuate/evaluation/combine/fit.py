@@ -12,10 +12,9 @@ from scipy.optimize import minimize
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.lists import CandidateList, finite_number
 from arcuate.evaluation.combine.mbr import expected_errors
+from arcuate.files import write_text
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.run import write_aside
 
-# Criterion and its weight where nothing was fitted: from ten-seed lists of two participants together (docs/combine.md,
 # with what weights from one of them do for the other). Decoders lose sounds more often than they invent them, hence
 # the reward of length.
 OWN: tuple[tuple[str, float], ...] = (
@@ -189,7 +188,7 @@ def write_weights(path: Path, names: Sequence[str], weights: np.ndarray, about: 
         "weights": {name: round(float(w), 6) for name, w in zip(names, weights, strict=True)},
         "about": dict(about),
     }
-    write_aside(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
 def read_weights(path: Path, names: Sequence[str]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
 from arcuate.errors import UserError
-from arcuate.run import save_npz
+from arcuate.files import save_npz
 
 Mean = Literal["arithmetic", "geometric"]
 FLOOR = -1e4  # instead of minus infinity, which one model alone could force on a geometric mean

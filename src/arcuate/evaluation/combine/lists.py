@@ -12,8 +12,8 @@ from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.frames import refuse_other_trials
 from arcuate.evaluation.combine.mbr import softmax
+from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.run import read_jsonl
 
 MAX_CANDIDATES = 10_000  # per trial; the risk needs their square
 

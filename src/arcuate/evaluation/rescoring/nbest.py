@@ -11,7 +11,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.combine.choose import n_words, word_errors
 from arcuate.evaluation.combine.fit import Choice, cross_fit, fold_of
 from arcuate.evaluation.combine.lists import CandidateList, finite_number, parse_list
-from arcuate.run import read_jsonl
+from arcuate.files import read_jsonl
 
 
 @dataclass(frozen=True, eq=False)

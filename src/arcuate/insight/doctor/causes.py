@@ -237,7 +237,7 @@ def _rate_at(facts: Facts, step: int | None) -> float | None:
 
 
 def _peak(facts: Facts) -> float | None:
-    told = _setting(facts, "schedule.peak") or _setting(facts, "schedule.rate")
+    told = _setting(facts, "schedule.peak_lr") or _setting(facts, "schedule.lr")
     rates = facts.log.lr.finite.values
     peak = told if isinstance(told, float) else float(rates.max()) if len(rates) else 0.0
     return peak if peak > 0 else None
@@ -253,4 +253,4 @@ def _round(value: float) -> str:
 
 def _rate(facts: Facts) -> str:
     """What the rate is called in the recipe of this run."""
-    return "schedule.rate" if "schedule.rate" in facts.log.settings else "schedule.peak"
+    return "schedule.lr" if "schedule.lr" in facts.log.settings else "schedule.peak_lr"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from arcuate.files import write_text
 from arcuate.insight.doctor.curve import Log, Series
 from arcuate.insight.doctor.diagnosis import Diagnosis
 from arcuate.insight.doctor.read import Reading
@@ -37,7 +38,6 @@ from arcuate.insight.report.markup import (
     tag,
 )
 from arcuate.insight.report.page import POLICY
-from arcuate.run import write_aside
 
 LOWEST, HIGHEST = 0.01, 1.2  # error rates beyond are drawn at the edge; untrained models reach 5
 WIDE, TALL, FAR_RIGHT, FLOOR = 1120, 430, 1100, 384  # the error rate has a chart as wide as the page
@@ -167,7 +167,7 @@ MOST_RUNS = 24  # drawn, of a file with many
 
 
 def write_page(path: Path, diagnosis: Diagnosis, reading: Reading) -> None:
-    write_aside(path, page(diagnosis, reading))
+    write_text(path, page(diagnosis, reading))
 
 
 def page(diagnosis: Diagnosis, reading: Reading) -> str:

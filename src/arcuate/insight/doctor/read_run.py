@@ -8,11 +8,12 @@ from typing import Any
 from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
+from arcuate.files import read_json
 from arcuate.insight.doctor.assemble import assemble
 from arcuate.insight.doctor.columns import Collector, flatten, line_blocks
 from arcuate.insight.doctor.curve import Log
 from arcuate.insight.doctor.read_tables import read_jsonl
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 from arcuate.training.checks import coupling_warnings
 
 MUTE_BLANK, MUTE_CLASSES = 0.98, 3  # an output with nearly only blanks, or with so few phonemes, says nothing
@@ -131,7 +132,8 @@ def _sentence(row: dict[str, Any]) -> str:
     did = {
         "skip": "skipped the step",
         "rewind": "rewound",
-        "cool": "lowered the rate",
+        "reduce_lr": "lowered the rate",
+        "cool": "lowered the rate",  # in runs of earlier versions
         "stop": "stopped the run",
     }
     action = did.get(str(row.get("action")), str(row.get("action") or "noted it"))

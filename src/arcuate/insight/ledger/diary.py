@@ -9,6 +9,7 @@ from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
 from arcuate.experiments.recipe import OFFICIAL, load_recipe
+from arcuate.files import read_json
 from arcuate.insight.ledger.entries import Entry
 from arcuate.insight.ledger.parents import SEEDS, Parent, only_seeds, parents
 from arcuate.insight.ledger.scores import (
@@ -18,7 +19,6 @@ from arcuate.insight.ledger.scores import (
     selected_there,
     side_by_side,
 )
-from arcuate.run import read_json
 from arcuate.training.checks import coupling_warnings
 
 MAX_CHANGES = 12

@@ -8,9 +8,10 @@ from typing import Any
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, run_recipe
+from arcuate.files import read_json
 from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.progress import Progress
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 
 MARKS = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folder has at least two of them
 MAX_DEPTH = 6

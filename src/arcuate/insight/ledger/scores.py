@@ -8,7 +8,8 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast
-from arcuate.run import Run, read_json, read_jsonl
+from arcuate.files import read_json, read_jsonl
+from arcuate.run import Run
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import yaml
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import read_json, read_jsonl
 from arcuate.insight.report.markup import number, whole
-from arcuate.run import Run, read_json, read_jsonl
+from arcuate.run import Run
 
 ORDER = ("val", "test", "dev", "train")  # which results to show where none are asked for
 

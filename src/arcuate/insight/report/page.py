@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from arcuate.files import read_jsonl, write_text
 from arcuate.insight.report.confusion import confusion
 from arcuate.insight.report.curves import curves
 from arcuate.insight.report.decodings import decodings
@@ -13,12 +14,12 @@ from arcuate.insight.report.markup import Html, document, join, tag
 from arcuate.insight.report.raster import raster
 from arcuate.insight.report.sessions import calibration, calibration_of, sessions
 from arcuate.insight.report.setup import environment_section, recipe_section
-from arcuate.run import Run, read_jsonl, write_aside
+from arcuate.run import Run
 
 
 def write_report(run: Run, split: str | None = None) -> Path:
     """Write the report of a run beside its files; `split` None shows the most telling results there are."""
-    write_aside(run.report_file, page(gather(run, split)))
+    write_text(run.report_file, page(gather(run, split)))
     return run.report_file
 
 

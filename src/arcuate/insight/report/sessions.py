@@ -6,6 +6,7 @@ from typing import Any
 
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import read_json
 from arcuate.insight.report.axes import Scale, band, columns_axis, dot, linear, path, rows_axis, rule, text
 from arcuate.insight.report.evidence import Decoding, Evidence, Results
 from arcuate.insight.report.markup import (
@@ -22,7 +23,7 @@ from arcuate.insight.report.markup import (
     tag,
     whole,
 )
-from arcuate.run import Run, read_json
+from arcuate.run import Run
 
 LEFT, TOP, PLOT = 62, 16, 210
 MAX_BLOCKS = 600

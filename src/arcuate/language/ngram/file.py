@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.files import check_target, replacing
+from arcuate.files import atomic_write, check_writable
 from arcuate.progress import Progress
 
 FORMAT, VERSION = "arcuate-lm", 1
@@ -54,7 +54,7 @@ def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
     """A file in the making beside its final place; put there only when it is whole."""
     refuse_existing(path, force)
     try:
-        with replacing(path) as stream:
+        with atomic_write(path) as stream:
             yield stream
     except OSError as error:
         raise UserError(explain(error, path)) from error
@@ -64,7 +64,7 @@ def refuse_existing(path: Path, force: bool, *inputs: Path | str) -> None:
     """Before the work: no folder, no input, nothing that is there already; a pipe may be written into."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file for the model")
-    check_target(path, *inputs)
+    check_writable(path, *inputs)
     if (path.is_file() or (path.is_symlink() and not path.exists())) and not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another name")
 

@@ -8,7 +8,7 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text
-from arcuate.language.ngram.query import conditional
+from arcuate.language.ngram.query import score_ngrams
 from arcuate.language.ngram.trie import build_trie, to_tables
 from arcuate.language.ngram.vocabulary import BOS, EOS, UNK, ZERO, Table, Tables, Vocabulary, vocabulary_of
 from arcuate.progress import Progress
@@ -148,7 +148,7 @@ def _mixed(
         has_word = own[:, -1] >= 0
         own[own < 0] = model.unk
         log_probs = np.empty(len(ids))
-        conditional(model.arrays, own, log_probs)
+        score_ngrams(model.arrays, own, log_probs)
         probs += weight * np.where(has_word, np.exp(log_probs), 0.0)
     return probs
 
@@ -160,7 +160,7 @@ def _with_backoffs(
     table = orders[-1]
     trie, _ = build_trie(Tables(vocabulary, tuple(orders)))
     shorter = np.empty(len(ids))
-    conditional(trie, np.ascontiguousarray(ids[:, 1:]), shorter)
+    score_ngrams(trie, np.ascontiguousarray(ids[:, 1:]), shorter)
     n = len(table)
     left = np.maximum(1 - np.bincount(parents, probs, n), _LEAST)
     spread = np.maximum(1 - np.bincount(parents, np.exp(shorter), n), _LEAST)

@@ -1,12 +1,16 @@
-"""The trie of n-grams as arrays, and the one question a search asks of it.
+"""Compiled queries of a back-off n-gram model stored as a trie in flat arrays.
 
-Nodes are numbered order by order, within an order by context and then by word: 0 is the empty context, node 1 + w the
-unigram of word w, and the children of a node stand side by side. n-grams below the longest order are contexts too
-("inner": they have a back-off, children and a suffix); those of the longest order only name the state that follows.
+Nodes are numbered order by order, and within an order by context and then by word: node 0 is the empty context, node
+1 + w is the unigram of word w, and the children of a node are consecutive and sorted by word. n-grams below the longest
+order are contexts too ("inner" nodes: they have a back-off weight, children and a suffix link); those of the longest
+order only store the state that follows.
 
-A file may say anything: every index read from it is checked before it is used, and a suffix must have a lower
-number than its node, and every price lies between LEAST and nought, so a damaged file gives wrong numbers at worst,
-never a crash or an endless loop.
+A query follows suffix links until the word is found: p(w | h) = p(hw) if the model has hw, else backoff(h) · p(w | h'),
+where h' drops the first word of h. Each step is one binary search among the children: O(order · log children).
+
+Files are not trusted. Every index read from a file is checked before use, a suffix must have a lower number than its
+node, and every value is clamped to [MIN_LOG_PROB, 0] or, for back-offs, [MIN_LOG_PROB, MAX_BACKOFF]. A damaged file can
+give wrong numbers, but never NaN, a crash or an endless loop.
 """
 
 from typing import NamedTuple
@@ -14,66 +18,67 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-LEAST = -1e30  # nat: what NaN and minus infinity count as; sums of them stay finite
-MOST = 228.0  # nat: no back-off counts for more, as 99 in an ARPA file
+MIN_LOG_PROB = -1e30  # nat; replaces NaN and minus infinity, so that sums stay finite
+MAX_BACKOFF = 228.0  # nat; 99 in an ARPA file
 
 
 class NGramArrays(NamedTuple):
-    """All of a model that is asked during a search; read-only, usually in a file that processes share."""
+    """Trie of a model; read-only, usually mapped from a file that several processes share."""
 
     words: np.ndarray  # (n_nodes,) int32, last word of each n-gram; -1 for the empty context
     log_probs: np.ndarray  # (n_nodes,) float32, nat
     backoffs: np.ndarray  # (n_inner,) float32, nat
-    firsts: np.ndarray  # (n_inner + 1,) int32, number of the first child; ends where the next node's begin
-    suffixes: np.ndarray  # (n_inner,) int32, longest useful context without the first word
+    firsts: np.ndarray  # (n_inner + 1,) int32, first child of each context; ends where the next one starts
+    suffixes: np.ndarray  # (n_inner,) int32, longest relevant context without the first word
     nexts: np.ndarray  # (n_nodes - n_inner,) int32, state after an n-gram of the longest order
 
 
 @njit(cache=True)
 def advance(arrays: NGramArrays, state: int, word: int) -> tuple[float, int]:
-    """Log-probability (nat) of a word after a state, and the state after it.
+    """Log-probability (nat) of a word after a state, and the next state.
 
-    A state is the longest context that can still matter: one integer, equal for histories with equal futures.
+    A state is the node of the longest context that can still change a probability. Histories with equal states have
+    equal futures, so a search may recombine them.
     """
     total = 0.0
     node = state
     while node > 0:
-        at = child(arrays, node, word)
+        at = find_child(arrays, node, word)
         if at >= 0:
-            return price(total + arrays.log_probs[at]), state_after(arrays, at)
+            return clamp_log_prob(total + arrays.log_probs[at]), state_after(arrays, at)
         total += backoff(arrays, node)
-        node = shorter(arrays, node)
+        node = shorter_context(arrays, node)
     at = 1 + word
-    return price(total + arrays.log_probs[at]), state_after(arrays, at)
+    return clamp_log_prob(total + arrays.log_probs[at]), state_after(arrays, at)
 
 
 @njit(cache=True, inline="always")
-def price(log_prob: float) -> float:
-    """A log-probability whatever the file says: nothing is more than certain, NaN is the worst there is."""
+def clamp_log_prob(log_prob: float) -> float:
+    """Clamp to [MIN_LOG_PROB, 0]; NaN becomes MIN_LOG_PROB."""
     if log_prob > 0.0:
         return 0.0
-    return log_prob if log_prob >= LEAST else LEAST
+    return log_prob if log_prob >= MIN_LOG_PROB else MIN_LOG_PROB
 
 
 @njit(cache=True, inline="always")
 def backoff(arrays: NGramArrays, node: int) -> float:
-    """The back-off of a context; it may be above nought, but not without bounds."""
+    """Back-off weight of a context, clamped. It may be positive: pruned models have such weights."""
     value = float(arrays.backoffs[node])
-    if value > MOST:
-        return MOST
-    return value if value >= LEAST else LEAST
+    if value > MAX_BACKOFF:
+        return MAX_BACKOFF
+    return value if value >= MIN_LOG_PROB else MIN_LOG_PROB
 
 
 @njit(cache=True, inline="always")
-def span(arrays: NGramArrays, node: int) -> tuple[int, int]:
-    """Where the children of a context begin and end; within the model, whatever the file says."""
+def child_range(arrays: NGramArrays, node: int) -> tuple[int, int]:
+    """First child of a context and the end of its children, clamped to the array."""
     return max(int(arrays.firsts[node]), 0), min(int(arrays.firsts[node + 1]), arrays.words.shape[0])
 
 
 @njit(cache=True)
-def child(arrays: NGramArrays, node: int, word: int) -> int:
-    """The n-gram that a word makes of a context, or -1; children are in order of their words."""
-    low, end = span(arrays, node)
+def find_child(arrays: NGramArrays, node: int, word: int) -> int:
+    """Node of the n-gram (context, word), or -1. Binary search: children are sorted by word."""
+    low, end = child_range(arrays, node)
     high = end
     while low < high:
         middle = (low + high) >> 1
@@ -87,27 +92,27 @@ def child(arrays: NGramArrays, node: int, word: int) -> int:
 
 
 @njit(cache=True)
-def shorter(arrays: NGramArrays, node: int) -> int:
-    """The context without its first word; always a lower number, so following it ends."""
+def shorter_context(arrays: NGramArrays, node: int) -> int:
+    """Context without its first word. Its number is always lower, so following suffixes terminates."""
     suffix = int(arrays.suffixes[node])
     return suffix if 0 <= suffix < node else 0
 
 
 @njit(cache=True)
 def state_after(arrays: NGramArrays, at: int) -> int:
-    """The state that an n-gram leads to: itself, if it is a context that changes anything."""
+    """State that an n-gram leads to: itself if it has children or a back-off, else a shorter context."""
     n_inner = arrays.backoffs.shape[0]
     if at >= n_inner:
         after = int(arrays.nexts[at - n_inner])
         return after if 0 <= after < n_inner else 0
     if arrays.firsts[at] != arrays.firsts[at + 1] or arrays.backoffs[at] != 0.0:
         return at
-    return shorter(arrays, at)
+    return shorter_context(arrays, at)
 
 
 @njit(cache=True)
 def score_words(arrays: NGramArrays, state: int, words: np.ndarray, out: np.ndarray) -> int:
-    """Log-probabilities of a run of words, one each into `out`; gives the state after the last."""
+    """Write the log-probability of each word of a sequence into `out`; return the state after the last."""
     for i in range(words.shape[0]):
         out[i], state = advance(arrays, state, words[i])
     return state
@@ -115,7 +120,7 @@ def score_words(arrays: NGramArrays, state: int, words: np.ndarray, out: np.ndar
 
 @njit(cache=True)
 def score_sentences(arrays: NGramArrays, start: int, eos: int, words: np.ndarray, out: np.ndarray) -> None:
-    """Log-probability of each word of sentences that follow one another, each ended by `eos`."""
+    """Write the log-probability of each word of concatenated sentences into `out`; `eos` ends a sentence."""
     state = start
     for i in range(words.shape[0]):
         out[i], state = advance(arrays, state, words[i])
@@ -124,8 +129,8 @@ def score_sentences(arrays: NGramArrays, start: int, eos: int, words: np.ndarray
 
 
 @njit(cache=True)
-def conditional(arrays: NGramArrays, ngrams: np.ndarray, out: np.ndarray) -> None:
-    """Log-probability of the last word of each n-gram (n, k) after the words before it."""
+def score_ngrams(arrays: NGramArrays, ngrams: np.ndarray, out: np.ndarray) -> None:
+    """Write log p(last word | preceding words) of each n-gram (n, k) into `out`."""
     for i in range(ngrams.shape[0]):
         state, log_prob = 0, 0.0
         for j in range(ngrams.shape[1]):

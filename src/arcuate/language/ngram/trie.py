@@ -13,7 +13,7 @@ from numba import njit
 from arcuate.errors import UserError
 from arcuate.language.ngram.file import check_crc, damaged, refuse_existing, write_arrays, writing
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.query import NGramArrays, advance, child
+from arcuate.language.ngram.query import NGramArrays, advance, find_child
 from arcuate.language.ngram.vocabulary import LN10, Table, Tables, Vocabulary
 from arcuate.progress import Progress
 
@@ -165,7 +165,7 @@ def locate(arrays: NGramArrays, ids: np.ndarray) -> np.ndarray:
     for i in range(ids.shape[0]):
         node = 1 + int(ids[i, 0])
         for j in range(1, ids.shape[1]):
-            node = child(arrays, node, ids[i, j])
+            node = find_child(arrays, node, ids[i, j])
             if node < 0:
                 break
         found[i] = node
@@ -194,7 +194,7 @@ def link(arrays: NGramArrays) -> None:
 @njit(cache=True)
 def longest_ending(arrays: NGramArrays, context: int, word: int) -> int:
     while context > 0:
-        found = child(arrays, context, word)
+        found = find_child(arrays, context, word)
         if found >= 0:
             return found
         context = arrays.suffixes[context]

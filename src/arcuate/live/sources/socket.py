@@ -17,12 +17,12 @@ from fastapi import WebSocket, WebSocketDisconnect
 
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
+from arcuate.files import to_json_line
 from arcuate.live.access import TokenBucket
 from arcuate.live.broadcast import parse_command
 from arcuate.live.config import Limits
 from arcuate.live.messages import Chunk, End, Item, Mark
 from arcuate.live.session import LiveSession
-from arcuate.run import to_line
 
 _HEADER = struct.Struct("<IId")
 _UNKNOWN = 0xFFFFFFFF
@@ -106,4 +106,4 @@ class FrameReceiver:
             if not session.put(item, wait=False):
                 raise UserError("decoding is behind and these bins were dropped; send them more slowly")
         except UserError as error:
-            await socket.send_text(to_line({"type": "rejected", "message": str(error)}))
+            await socket.send_text(to_json_line({"type": "rejected", "message": str(error)}))

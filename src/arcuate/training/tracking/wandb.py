@@ -14,7 +14,8 @@ import wandb
 
 from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.run import Run, read_json, read_jsonl, write_json
+from arcuate.files import read_json, read_jsonl, write_json
+from arcuate.run import Run
 from arcuate.training.config import TrainingConfig
 from arcuate.training.tracking.callbacks import Say, scalars
 from arcuate.training.tracking.config import Wandb

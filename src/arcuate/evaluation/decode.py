@@ -1,0 +1,345 @@
+"""Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arcuate.data.text import normalise_text
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
+from arcuate.errors import UserError
+from arcuate.evaluation.transcribe import (
+    Transcript,
+    TranscriptionMetrics,
+    parse_weights,
+    read_weights,
+    summarise_transcripts,
+    transcribe,
+)
+from arcuate.evaluation.word_errors import Reference, digest_references, mark_leakage, read_references
+from arcuate.files import check_writable, to_frame, write_jsonl
+from arcuate.language.lexicon import Lexicon, open_lexicon
+from arcuate.language.ngram.io import open_model
+from arcuate.progress import Progress, logger
+from arcuate.run import RunLike, open_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
+    from arcuate.models.transducer import Transducer
+
+_MAX_WORD_WEIGHT = 1000.0  # nat, of a word added at run time; more would outweigh any acoustic score
+
+
+@dataclass(frozen=True)
+class SearchDescription:
+    """The models and limits of a word search."""
+
+    scores: str
+    lm: str
+    lm_order: int
+    lexicon: str
+    n_lexicon_words: int
+    n_pronunciations: int
+    beam: int
+    threshold: float
+    head: str
+
+
+@dataclass(frozen=True, eq=False)
+class Transcription(Sequence[Transcript]):
+    """Result of `decode`: a sequence of transcripts with error rates and cost."""
+
+    transcripts: tuple[Transcript, ...]
+    metrics: TranscriptionMetrics
+    search: SearchDescription
+    tuned_on_these: bool | None  # the weights were tuned on these trials; None: unknown
+    out: Path | None
+
+    @property
+    def wer(self) -> float | None:
+        """Word error rate; None if no trial has a reference."""
+        return self.metrics.words.wer
+
+    @property
+    def cer(self) -> float | None:
+        """Letter error rate; None if no trial has a reference."""
+        return self.metrics.words.cer
+
+    def __len__(self) -> int:
+        return len(self.transcripts)
+
+    def __iter__(self) -> Iterator[Transcript]:
+        return iter(self.transcripts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.transcripts[index]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary."""
+        return {
+            **self.metrics.to_dict(),
+            **asdict(self.search),
+            "tuned_on_these": self.tuned_on_these,
+            "out": None if self.out is None else str(self.out),
+        }
+
+    def to_frame(self) -> Any:
+        """One line per trial as a pandas DataFrame."""
+        return to_frame(transcript.to_row(self.search.lm) for transcript in self.transcripts)
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """What to decode, and the models and limits of the search."""
+
+    source: Path  # an .npz file, or a run folder
+    lexicon: str = "default"
+    lm: str = "default"
+    config: Path | None = None
+    references: Path | None = None
+    beam: int | None = None
+    threshold: float | None = None
+    split: str = "val"
+    data: Path | None = None
+    words: tuple[str, ...] = ()  # added at run time: word, word=weight or word=weight=PHONEMES
+    head: str = "ctc"
+    checkpoint: str = "best"
+
+    @property
+    def inputs(self) -> tuple[Path | str | None, ...]:
+        """Files that are read and must not be overwritten."""
+        return self.source, self.references, self.config, self.lexicon, self.lm
+
+
+@dataclass(frozen=True, eq=False)
+class DecodingTask:
+    """Trials and a search, loaded."""
+
+    search: WordSearch
+    trials: tuple[np.ndarray, ...]
+    references: list[Reference]
+    description: SearchDescription
+    tuned: dict[str, Any]  # record of `arcuate tune` in the settings file
+    joint: "tuple[JointWordSearch, tuple[HeadOutputs, ...]] | None" = None  # with head="both"
+
+
+@dataclass(frozen=True, eq=False)
+class _Trials:
+    """Frame log-probabilities and references of all trials."""
+
+    log_probs: tuple[np.ndarray, ...]
+    classes: tuple[str, ...]
+    boundary: int
+    references: list[Reference]
+    transducer: "Transducer | None" = None  # with head="both"
+    frames: "tuple[Tensor, ...]" = ()  # encoder outputs, with head="both"
+
+
+def decode(
+    source: RunLike,
+    *,
+    split: str = "val",
+    lexicon: str | Path = "default",
+    lm: str | Path = "default",
+    out: str | Path | None = None,
+    n_best: int = 10,
+    config: str | Path | None = None,
+    references: str | Path | None = None,
+    beam: int | None = None,
+    threshold: float | None = None,
+    words: Sequence[str] = (),
+    data: str | Path | None = None,
+    head: str = "ctc",
+    checkpoint: str = "best",
+    progress: Progress | None = None,
+) -> Transcription:
+    """Decode a run folder or an .npz file of frame log-probabilities to words.
+
+    `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
+    word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` (ctc or both) and `checkpoint` apply to runs.
+    `out`: write one JSON line per trial with its n-best list.
+    """
+    options = DecodingOptions(
+        Path(os.fspath(source)),
+        str(lexicon),
+        str(lm),
+        _optional_path(config),
+        _optional_path(references),
+        beam,
+        threshold,
+        split,
+        _optional_path(data),
+        tuple(words),
+        head,
+        checkpoint,
+    )
+    target = _optional_path(out)
+    check_writable(target, *options.inputs)
+    task = open_task(options, progress)
+    if task.joint is not None:
+        transcripts = transcribe(*task.joint, task.references, n_best, progress)
+    else:
+        transcripts = transcribe(task.search, task.trials, task.references, n_best, progress)
+    transcription = Transcription(
+        tuple(transcripts),
+        summarise_transcripts(transcripts, task.description.lm),
+        task.description,
+        _tuned_on(task),
+        target,
+    )
+    if target is not None:
+        write_jsonl(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
+    if n := transcription.metrics.n_without_hypothesis:
+        logger.info(
+            f"{n} trials have no hypothesis: classes of probability 0 rule out every word sequence; their text is empty"
+        )
+    if warning := transcription.metrics.words.leakage_warning:
+        logger.info(warning)
+    return transcription
+
+
+def open_task(options: DecodingOptions, progress: Progress | None = None) -> DecodingTask:
+    """Load the trials, the lexicon and the language model, and build the search."""
+    settings, tuned = read_weights(options.config) if options.config else (DecodingConfig(), {})
+    limits = {"beam": options.beam, "threshold": options.threshold}
+    given = {name: value for name, value in limits.items() if value is not None}
+    settings = parse_weights(settings.model_dump() | given, "the command line")
+    if options.head not in ("ctc", "both"):
+        raise UserError(f"--head {options.head!r} is unknown; choose ctc or both")
+    if options.head == "both" and not options.source.is_dir():
+        raise UserError("--head both needs a run folder; a file of frame scores contains the CTC head only")
+    read = _decode_run if options.source.is_dir() else _read_file
+    trials = read(options, settings, progress)
+    lexicon = open_lexicon(options.lexicon, trials.classes)
+    lm = open_model(options.lm, progress)
+    if tuple(lexicon.classes) != trials.classes:
+        raise UserError(
+            f"the classes of the lexicon {options.lexicon} differ from those of the frame scores; give a lexicon over"
+            f" {' '.join(trials.classes[:4])} …"
+        )
+    lexicon, weights = _add_words(lexicon, options.words)
+    search = build_word_search(lexicon, lm, settings, boundary=trials.boundary, weights=weights)
+    if trials.boundary < 0:
+        logger.info(
+            "none of the classes is a word boundary (SIL, | or similar); if there is one, name it as `boundary` in"
+            " --config"
+        )
+    if search.oov_words:
+        logger.info(
+            f"{len(search.oov_words):,} of {len(lexicon.words):,} lexicon words are not in the vocabulary of the"
+            f" language model and are scored as its unknown word, such as {', '.join(search.oov_words[:3])}"
+        )
+    description = SearchDescription(
+        options.source.name,
+        lm.name or options.lm,
+        lm.order,
+        lexicon.name or options.lexicon,
+        len(lexicon.words),
+        len(lexicon),
+        settings.beam,
+        settings.threshold,
+        options.head,
+    )
+    references = mark_leakage(trials.references, lm)
+    joint = None
+    if trials.transducer is not None:
+        from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
+
+        outputs = tuple(
+            HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True)
+        )
+        joint = JointWordSearch(search, lexicon, trials.transducer), outputs
+    return DecodingTask(search, trials.log_probs, references, description, tuned, joint)
+
+
+def _read_file(options: DecodingOptions, settings: DecodingConfig, progress: Progress | None) -> _Trials:
+    """Read an .npz file of frame log-probabilities."""
+    scores = read_log_probs(options.source, settings.boundary, settings.fold)
+    ids = scores.ids or tuple(str(i) for i in range(len(scores.trials)))
+    references = (
+        read_references(options.references, len(scores.trials), scores.ids)
+        if options.references
+        else [Reference(identity) for identity in ids]
+    )
+    for frames, reference in zip(scores.trials, references, strict=True):
+        check_log_probs(frames, scores.classes, f"trial {reference.id}")
+    return _Trials(scores.trials, scores.classes, scores.boundary, references)
+
+
+def _decode_run(options: DecodingOptions, settings: DecodingConfig, progress: Progress | None) -> _Trials:
+    """Compute the frame log-probabilities of a split; the texts in the store are the references."""
+    from arcuate.data.alphabet import CLASSES, SILENCE
+    from arcuate.decoding.transducer import require_transducer
+    from arcuate.evaluation.evaluate import check_transducer, find_source, score_split
+
+    both, run = options.head == "both", open_run(options.source)
+    if both:
+        check_transducer(find_source(run, options.checkpoint))
+    scored = score_split(
+        run, options.split, options.data, options.checkpoint, keep_frames=both, progress=progress
+    )
+    results = scored.results
+    log_probs = [
+        reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None
+    ]
+    references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
+    if options.references:
+        references = read_references(options.references, len(log_probs), [r.id for r in references])
+    if not both:
+        return _Trials(tuple(log_probs), CLASSES, SILENCE, references)
+    transducer = require_transducer(scored.model.transducer, str(options.source))
+    frames = tuple(r.frames for r in results if r.frames is not None)
+    return _Trials(tuple(log_probs), CLASSES, SILENCE, references, transducer, frames)
+
+
+def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:
+    """Add words given as `word`, `word=weight` or `word=weight=PH ON EMES`; returns their weights too."""
+    weights: dict[str, float] = {}
+    for given in words:
+        word, weight, phones = _parse_word(given, lexicon)
+        weights[word] = weight
+        if phones is not None:
+            unknown = [p for p in phones if p not in lexicon.classes]
+            if unknown or not phones:
+                wrong = (
+                    f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
+                )
+                raise UserError(f"--word {given!r}: {wrong}")
+            lexicon = lexicon.with_entries([(word, phones)])
+    return lexicon.with_words(word for word in weights if word not in lexicon), weights
+
+
+def _parse_word(given: str, lexicon: Lexicon) -> tuple[str, float, list[str] | None]:
+    """Word, weight and pronunciation of one --word; a word that is not in the lexicon is normalised."""
+    typed, *rest = given.split("=")
+    word = typed if typed in lexicon else normalise_text(typed)
+    expected = "should be word, word=weight or word=weight=PHONEMES"
+    if len(rest) > 2 or len(word.split()) != 1:
+        raise UserError(f"--word {given!r} {expected}")
+    try:
+        weight = float(rest[0]) if rest and rest[0] else 0.0
+    except ValueError:
+        raise UserError(f"--word {given!r} {expected}") from None
+    if not -_MAX_WORD_WEIGHT <= weight <= _MAX_WORD_WEIGHT:
+        raise UserError(
+            f"--word {given!r}: expected a weight between -{_MAX_WORD_WEIGHT:g} and {_MAX_WORD_WEIGHT:g} nat"
+        )
+    return word, weight, rest[1].split() if len(rest) > 1 else None
+
+
+def _tuned_on(task: DecodingTask) -> bool | None:
+    """Whether the weights were tuned on these trials; None for trials without references."""
+    if not any(r.text for r in task.references):
+        return None
+    return bool(task.tuned) and task.tuned.get("digest") == digest_references(task.references)
+
+
+def _optional_path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

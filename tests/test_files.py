@@ -1,0 +1,161 @@
+"""Atomic writes (links stay, pipes are written directly, folders are rejected) and the exclusive lock."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.files import LockHeld, atomic_folder, check_writable, exclusive_lock, save_npz, write_text
+from arcuate.language.ngram.file import map_arrays, write_arrays
+
+
+def write_page(path: Path) -> None:
+    write_text(path, "whole\n")
+
+
+def write_npz(path: Path) -> None:
+    save_npz(path, {"x": np.arange(5)})
+
+
+def write_model_file(path: Path) -> None:
+    write_arrays(path, {"x": np.arange(5, dtype=np.int32)}, {}, force=True)
+
+
+WRITERS = [write_page, write_npz, write_model_file]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_link_stays_and_its_target_is_written(write: Callable[[Path], None], tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "below" / "target"
+    link.symlink_to(target)
+    for _ in range(2):  # a target that is not there yet, then one that is
+        write(link)
+        assert link.is_symlink() and target.is_file() and target.stat().st_size
+    assert [p.name for p in target.parent.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_pipe_is_written_into(write: Callable[[Path], None], tmp_path: Path) -> None:
+    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=write, args=(pipe,), daemon=True)
+    writing.start()
+    with pipe.open("rb") as stream:
+        received = stream.read()
+    writing.join()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    write(plain)
+    if write is write_npz:  # a stream that cannot go back is packed a little differently
+        (tmp_path / "received").write_bytes(received)
+        with np.load(tmp_path / "received") as file:
+            assert file["x"].tolist() == [0, 1, 2, 3, 4]
+    else:
+        assert received == plain.read_bytes()
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_folder_is_refused_by_name(write: Callable[[Path], None], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path.name} is a folder"):
+        write(tmp_path)
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(UserError, match="broken link"):
+        write_page(tmp_path / "link")
+
+
+def test_model_files_keep_their_contents(tmp_path: Path) -> None:
+    write_model_file(tmp_path / "m")
+    parts, _ = map_arrays(tmp_path / "m", {"x": "I32"}, frozenset())
+    assert parts["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_inputs_and_impossible_places_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("x")
+    check_writable(tmp_path / "new" / "out", tmp_path / "in", "default", None)
+    check_writable(None, tmp_path / "in")
+    with pytest.raises(UserError, match="is an input of this command"):
+        check_writable(tmp_path / "in", tmp_path / "in")
+    with pytest.raises(UserError, match="is not a folder"):
+        check_writable(tmp_path / "in" / "out")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_is_replaced_when_complete_and_kept_on_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for text in ("old", "new"):
+        with atomic_folder(folder) as temporary:
+            (temporary / "a").write_text(text)
+    with pytest.raises(RuntimeError), atomic_folder(folder):
+        raise RuntimeError
+    assert (folder / "a").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_lock_is_exclusive_and_is_released_by_its_holder_alone(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "lock"
+    with exclusive_lock(path, "busy"):
+        with pytest.raises(LockHeld, match="busy"), exclusive_lock(path, "busy", remove=True):
+            pass
+        assert path.exists()  # the attempt that failed did not remove the holder's file
+        with pytest.raises(LockHeld), exclusive_lock(path, "busy"):
+            pass
+    with exclusive_lock(path, "busy", remove=True):
+        assert path.exists()
+    assert not path.exists()
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from arcuate.files import exclusive_lock
+with exclusive_lock(Path(sys.argv[1]), "busy"):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_kernel_releases_the_lock_of_a_killed_process_though_its_child_lives(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(LockHeld), exclusive_lock(path, "busy"):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with exclusive_lock(path, "busy"):
+            os.kill(child, 0)  # alive
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_waiting_for_a_lock(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with exclusive_lock(tmp_path / "lock", "", wait=True):
+            order.append("second")
+
+    with exclusive_lock(tmp_path / "lock", ""):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
