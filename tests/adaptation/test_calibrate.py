@@ -28,7 +28,7 @@ from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, UNLABELLED
 from support.forking import arcuate
 
-FEW = ("--set", "steps=60", "--set", "rate=0.02")
+FEW = ("--set", "steps=60", "--set", "lr=0.02")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -132,7 +132,7 @@ def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
             "--set",
             "other_lr_factor=0",
             "--set",
-            "like=mean",
+            "init=mean",
             "--set",
             "steps=5",
         ),
