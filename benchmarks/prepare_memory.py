@@ -25,7 +25,7 @@ N_BINS = 900  # 45 × 240 trials of 18 s with 512 channels are 20 GB
 _PREPARE = """
 import json, sys, time
 from pathlib import Path
-from arcuate.data.prepare import prepare
+from arcuate.data.prepare import prepare_store
 from arcuate.data.store import Store
 import numpy as np
 
@@ -36,7 +36,7 @@ def peak_mb():
 
 before = peak_mb()
 start = time.perf_counter()
-report = prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+report = prepare_store(Path(sys.argv[1]), Path(sys.argv[2]))
 seconds = time.perf_counter() - start
 prepared = peak_mb()
 store = Store.open(sys.argv[2])

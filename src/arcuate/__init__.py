@@ -1,25 +1,32 @@
 """Arcuate: intracortical recordings of attempted speech to text."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from arcuate.data.prepare import prepare as prepare
+    from arcuate.data.simulation import simulate as simulate
     from arcuate.decoding.decoder import load as load
+    from arcuate.evaluation.evaluate import evaluate as evaluate
+    from arcuate.experiments.train import train as train
     from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
 
 __version__ = "0.1.0"
 
+__all__ = ["StreamingDecoder", "__version__", "evaluate", "load", "prepare", "simulate", "train"]
 
-__all__ = ["StreamingDecoder", "__version__", "load"]
+_MODULES = {
+    "simulate": "arcuate.data.simulation",
+    "prepare": "arcuate.data.prepare",
+    "train": "arcuate.experiments.train",
+    "evaluate": "arcuate.evaluation.evaluate",
+    "load": "arcuate.decoding.decoder",
+    "StreamingDecoder": "arcuate.live.decoder",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`arcuate.load` and `StreamingDecoder` pull in torch only when they are asked for."""
-    if name == "load":
-        from arcuate.decoding.decoder import load
-
-        return load
-    if name == "StreamingDecoder":
-        from arcuate.live.decoder import StreamingDecoder
-
-        return StreamingDecoder
-    raise AttributeError(f"module 'arcuate' has no attribute {name!r}")
+    """Import a public name on first use, because most of them need torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'arcuate' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

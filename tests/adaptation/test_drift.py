@@ -51,10 +51,10 @@ def test_later_sessions_have_their_dates_and_do_not_change_the_others(
     tmp_path: Path, simulated: Path
 ) -> None:
     sessions = Store.open(simulated / "store").sessions
-    created = simulate(
+    shorter = simulate(
         tmp_path, layout="b2t25", n_sessions=2, n_trials=20, n_electrodes=24, difficulty="easy", seed=3
     )
-    assert list(sessions[:2]) == created["sessions"]
+    assert sessions[:2] == shorter.sessions
     from arcuate.data.sessions import days_between
 
     assert [days_between(s, sessions[1]) for s in sessions[2:]] == [5, 60]

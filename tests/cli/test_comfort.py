@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli._prepare import leakage_line, prepare_store
 from arcuate.cli._recipes import diff_command
 from arcuate.cli.console import TimeLeft, bar, counted
 from arcuate.cli.evaluate import headline
+from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
-from arcuate.data.prepare import prepare
+from arcuate.data.prepare import prepare_store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
 from arcuate.evaluation.metrics import Score
@@ -126,16 +126,17 @@ def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [Made(noise())])
-    prepare_store(tmp_path / "source", tmp_path / "store")
-    said = capsys.readouterr()
-    assert "1 trial in 1 session, 8 channels" in said.out
-    assert "leakage: 0 recordings in two splits" in said.err
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    print_summary(report, tmp_path / "store")
+    assert "1 trial in 1 session, 8 channels" in capsys.readouterr().out
+    assert report.leakage is not None
+    assert "leakage: 0 recordings in two splits" in leakage_line(report.leakage)
 
 
 def test_the_line_about_leakage_counts_what_is_shared(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [Made(noise(seed=1))])
-    report = prepare(tmp_path / "source", tmp_path / "store")
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert report.leakage is not None
     line = leakage_line(report.leakage)
     assert "1 recording in two splits" in line and "1 of 1 val sentences in train" in line

@@ -1,4 +1,4 @@
-"""Prepare as a whole: what is reported, what is written, and with which exit code."""
+"""Preparation: the report, the written store, and unreadable sources."""
 
 import csv
 import json
@@ -10,11 +10,13 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli._prepare import prepare_command
-from arcuate.data.prepare import look, prepare
+from arcuate.cli.prepare import print_report
+from arcuate.data.prepare import inspect_source, prepare, prepare_store
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from support.cli import one_object
 from support.fabricate import Made, noise, write_hdf5, write_mat
+from support.forking import arcuate
 
 SESSION = "t15.2023.08.11"
 LATER = "t15.2023.08.13"
@@ -38,22 +40,25 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_report_says_what_scripts_rely_on(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = prepare_command(source, tmp_path / "store", as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert code == 0
-    assert (said["trials"], said["sessions"], said["n_channels"], said["layout"]) == (6, 2, 8, "b2t25")
-    assert [(row["trial"], row["reason"], row["number"]) for row in said["rejected"]] == [
+def test_the_report_has_the_keys_that_scripts_rely_on(source: Path, tmp_path: Path) -> None:
+    found = json.loads(json.dumps(prepare_store(source, tmp_path / "store").to_dict()))
+    assert (found["trials"], found["sessions"], found["n_channels"], found["layout"]) == (6, 2, 8, "b2t25")
+    assert [(row["trial"], row["reason"], row["number"]) for row in found["rejected"]] == [
         (f"{SESSION}/train/0001", "non-finite", 1)
     ]
-    assert [row["trial"] for row in said["flagged"]] == [f"{SESSION}/val/0000"]
-    assert said["unreadable"] == []
-    assert said["splits"]["train"] == {"trials": 3, "usable": 2, "n_bins": 180}
+    assert [row["trial"] for row in found["flagged"]] == [f"{SESSION}/val/0000"]
+    assert found["unreadable"] == []
+    assert found["splits"]["train"] == {"trials": 3, "usable": 2, "n_bins": 180}
 
 
-def test_bad_trials_stay_in_the_store_and_out_of_training(source: Path, tmp_path: Path) -> None:
+def test_prepare_returns_the_opened_store_with_its_report(source: Path, tmp_path: Path) -> None:
+    store = prepare(str(source), str(tmp_path / "store"))
+    assert len(store.trials) == 6 and store.read_bins(store.trials[0]).shape == (60, 8)
+    assert store.report is not None and store.report.trials == 6
+    assert Store.open(store.path).report is None
+
+
+def test_bad_trials_are_stored_and_excluded_from_training(source: Path, tmp_path: Path) -> None:
     prepare(source, tmp_path / "store")
     store = Store.open(tmp_path / "store")
     assert len(store.trials) == 6
@@ -64,7 +69,7 @@ def test_bad_trials_stay_in_the_store_and_out_of_training(source: Path, tmp_path
 
 
 def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     assert report.leakage is not None
     assert report.leakage["trials"] == {"train-val": 1, "train-test": 0, "val-test": 0}
     assert report.leakage["texts"]["val in train"] == {"n": 1, "of": 2, "share": 0.5}
@@ -72,7 +77,7 @@ def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
 
 
 def test_every_case_is_in_the_table(source: Path, tmp_path: Path) -> None:
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     with (tmp_path / "store" / "quality.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["trial"], row["action"]) for row in rows] == [
@@ -83,66 +88,66 @@ def test_every_case_is_in_the_table(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_source_twice_gives_the_same_store(source: Path, tmp_path: Path) -> None:
-    reports = [prepare(source, tmp_path / name) for name in ("a", "b")]
+    reports = [prepare_store(source, tmp_path / name) for name in ("a", "b")]
     assert reports[0].hashes == reports[1].hashes
     for name in ("manifest.json", "quality.csv", f"sessions/{SESSION}.h5"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
 def test_a_changed_value_changes_the_hash_of_its_split_alone(source: Path, tmp_path: Path) -> None:
-    before = prepare(source, tmp_path / "a").hashes
+    before = prepare_store(source, tmp_path / "a").hashes
     with h5py.File(source / SESSION / "data_val.hdf5", "a") as file:
         file["trial_0001/input_features"][0, 0] += 1
-    after = prepare(source, tmp_path / "b").hashes
+    after = prepare_store(source, tmp_path / "b").hashes
     assert {split for split in before if before[split] != after[split]} == {"val"}
 
 
-def test_unreadable_files_are_named_and_the_others_continue(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_files_are_reported_and_skipped(source: Path, tmp_path: Path) -> None:
     (source / LATER / "data_train.hdf5").write_bytes(b"broken")
-    code = prepare_command(source, tmp_path / "store", as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert (code, said["trials"], said["sessions"]) == (1, 5, 1)
-    assert [row["trial"] for row in said["unreadable"]] == [f"{LATER}/train"]
-    assert f"{LATER}/train" in [row["trial"] for row in said["rejected"]]
+    done = arcuate("prepare", source, tmp_path / "store", "--json")
+    found = one_object(done.stdout)
+    assert (done.returncode, found["trials"], found["sessions"]) == (1, 5, 1)
+    assert [row["trial"] for row in found["unreadable"]] == [f"{LATER}/train"]
+    assert f"{LATER}/train" in [row["trial"] for row in found["rejected"]]
     assert len(Store.open(tmp_path / "store").trials) == 5
 
 
 def test_an_unreadable_trial_leaves_the_others_of_its_file(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000/input_features"]
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     (row,) = report.rows("missing")
     assert (row.trial, row.detail) == (f"{SESSION}/train/0000", "input_features is missing")
-    assert (report.exit_code, report.trials) == (1, 5)
+    assert (len(report.unreadable), report.trials) == (1, 5)
 
 
 def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "source" / SESSION / "data_train.hdf5"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"broken")
-    report = prepare(tmp_path / "source", tmp_path / "store")
-    assert (report.exit_code, report.written, report.trials) == (1, False, 0)
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    assert (len(report.unreadable), report.written, report.trials) == (1, False, 0)
     assert not (tmp_path / "store").exists()
+    with pytest.raises(UserError, match=r"no trial in .* could be read: data_train\.hdf5"):
+        prepare(tmp_path / "source", tmp_path / "store")
 
 
 def test_a_file_without_trials_is_no_data(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [])
-    report = prepare(tmp_path / "source", tmp_path / "store")
-    assert (report.exit_code, report.written) == (1, False)
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    assert (len(report.unreadable), report.written) == (1, False)
 
 
 def test_trials_with_another_number_of_channels_are_missing(tmp_path: Path) -> None:
     odd_first = [Made(noise(60, 3)), *(Made(noise(60, 8, seed=i)) for i in range(3))]
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", odd_first)
-    report = prepare(tmp_path / "source", tmp_path / "store")
-    assert (report.n_channels, report.trials, report.exit_code) == (8, 3, 1)
+    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    assert (report.n_channels, report.trials, len(report.unreadable)) == (8, 3, 1)
     assert report.rows("missing")[0].reason == "channel count"
 
 
 def test_a_dry_run_counts_and_writes_nothing(source: Path, tmp_path: Path) -> None:
-    report = look(source)
+    report = inspect_source(source)
     assert (report.trials, report.n_channels, report.written) == (6, 8, False)
     assert {split: counts["trials"] for split, counts in report.splits.items()} == {
         "train": 3,
@@ -150,7 +155,8 @@ def test_a_dry_run_counts_and_writes_nothing(source: Path, tmp_path: Path) -> No
         "test": 1,
     }
     assert report.files[f"{SESSION}/val"] == 2
-    assert prepare_command(source, tmp_path / "store", dry_run=True) == 0
+    done = arcuate("prepare", source, tmp_path / "store", "--dry-run")
+    assert done.returncode == 0 and "nothing was written" in done.stdout
     assert not (tmp_path / "store").exists()
 
 
@@ -159,9 +165,9 @@ def test_the_24_layout_is_prepared(tmp_path: Path) -> None:
     for partition in ("train", "test", "competitionHoldOut"):
         bins = [noise(60, 4, seed=len(partition) + i) for i in range(2)]
         write_mat(root / partition / "t12.2022.04.28.mat", bins, ["Bring it.", "Xyzzyqua."], [3, 4])
-    report = prepare(tmp_path, tmp_path / "store")
+    report = prepare_store(tmp_path, tmp_path / "store")
     store = Store.open(tmp_path / "store")
-    assert (report.layout, store.n_channels, report.exit_code) == ("b2t24", 8, 0)
+    assert (report.layout, store.n_channels, report.unreadable) == ("b2t24", 8, [])
     assert {(info.split, info.text) for info in store.trials} == {
         ("train", "Bring it."),
         ("train", "Xyzzyqua."),
@@ -174,7 +180,7 @@ def test_the_24_layout_is_prepared(tmp_path: Path) -> None:
     assert store.manifest["features"] == "tx1+spikePow:6v"
 
 
-def test_the_wrong_place_is_a_users_mistake(source: Path, tmp_path: Path) -> None:
+def test_wrong_paths_raise_user_errors(source: Path, tmp_path: Path) -> None:
     prepare(source, tmp_path / "store")
     with pytest.raises(UserError, match="already a prepared store"):
         prepare(tmp_path / "store", tmp_path / "again")
@@ -184,17 +190,17 @@ def test_the_wrong_place_is_a_users_mistake(source: Path, tmp_path: Path) -> Non
         prepare(source, Path("/proc/nowhere/store"))
 
 
-def test_a_table_for_people_names_every_part(
+def test_the_printed_tables_name_every_part(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source / LATER / "data_train.hdf5").write_bytes(b"broken")
-    prepare_command(source, tmp_path / "store")
-    said = capsys.readouterr()
-    for part in ("train", "val", "test", "leakage", "non-finite", "kept out of training", "5 trials"):
-        assert part in said.out, part
-    assert f"could not read {LATER}/train" in said.err
+    print_report(prepare_store(source, tmp_path / "store"), tmp_path / "store")
+    printed = capsys.readouterr()
+    for part in ("train", "val", "test", "leakage", "non-finite", "excluded from training", "5 trials"):
+        assert part in printed.out, part
+    assert f"could not read {LATER}/train" in printed.err
 
 
 def test_preparing_needs_no_torch() -> None:
-    code = "import sys, arcuate.cli._prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, arcuate.data.prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

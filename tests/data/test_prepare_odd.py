@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli._prepare import prepare_command
-from arcuate.data.prepare import PrepareReport, prepare
+from arcuate.cli.prepare import print_report
+from arcuate.data.prepare import PrepareReport, inspect_source, prepare, prepare_store
 from arcuate.data.readers import find_source, side_files
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -55,7 +55,7 @@ def test_a_sentence_that_is_no_utf8_is_replaced_and_said(source: Path, tmp_path:
             file["trial_0000"].attrs["sentence_label"] = np.bytes_(b"caf\xe9 now")
     else:
         set_label(path, b"caf\xe9 now")
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     (row,) = report.quality
     assert (row.trial, row.reason, row.action) == (f"{SESSION}/train/0000", "text encoding", "kept")
     assert Store.open(tmp_path / "store").trials[0].text == "caf� now"
@@ -65,7 +65,7 @@ def test_character_codes_that_are_no_characters_are_replaced_and_said(source: Pa
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000"].attrs["sentence_label"]
         file["trial_0000"]["transcription"] = np.array([72, 0xD800, 105, 0, 0], dtype=np.int32)
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     assert [row.reason for row in report.quality] == ["text encoding"]
     assert Store.open(tmp_path / "store").trials[0].text == "H�i"
 
@@ -73,7 +73,7 @@ def test_character_codes_that_are_no_characters_are_replaced_and_said(source: Pa
 def test_an_entry_whose_name_is_no_utf8_is_named(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         file.create_group(b"not\xffes")
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     (row,) = report.quality
     assert row.reason == "unexpected entry" and "not" in row.detail
     assert table(tmp_path / "store")[0]["detail"] == row.detail
@@ -93,25 +93,26 @@ def test_a_session_folder_whose_name_is_no_utf8_is_unreadable_and_the_others_go_
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_hdf5(odd_folder(source) / "data_train.hdf5", [Made(noise(), attributes={"session": None})])
-    code = prepare_command(source, tmp_path / "store", as_json=True)
-    said = json.loads(capsys.readouterr().out.encode("utf-8"))
-    assert (code, said["trials"]) == (1, 2)
-    assert [row["trial"] for row in said["unreadable"]] == ["t15.�/train"]
-    assert prepare_command(source, tmp_path / "dry", dry_run=True) == 1
-    capsys.readouterr().out.encode("utf-8")
+    report = prepare_store(source, tmp_path / "store")
+    found = json.loads(json.dumps(report.to_dict(), ensure_ascii=False).encode("utf-8"))
+    assert found["trials"] == 2
+    assert [row["trial"] for row in found["unreadable"]] == ["t15.�/train"]
+    dry_run = inspect_source(source)
+    print_report(dry_run, tmp_path / "dry")
+    assert dry_run.unreadable and capsys.readouterr().out.encode("utf-8")
 
 
 def test_a_mat_file_whose_name_or_sentence_is_no_text(tmp_path: Path) -> None:
     train = tmp_path / "c" / "train"
     path = write_mat(train / "t12.2022.04.28.mat", [noise()], ["Yes."])
     (train / os.fsdecode(b"t12.\xff.mat")).write_bytes(path.read_bytes())
-    report = prepare(tmp_path / "c", tmp_path / "store")
+    report = prepare_store(tmp_path / "c", tmp_path / "store")
     assert actions(report) == {"t12.�/train": "missing"}
 
 
 def test_a_mode_that_is_no_text_does_not_stop_the_store(source: Path, tmp_path: Path) -> None:
     row = {"session": SESSION, "split": "train", "number": 0, "mode": "\ud800silent"}
-    (source / side_files.MODE_TABLE).write_text(json.dumps(row) + "\n")
+    (source / side_files.TRUTH_FILE).write_text(json.dumps(row) + "\n")
     prepare(source, tmp_path / "store")
     assert Store.open(tmp_path / "store").trials[0].mode == "�silent"
 
@@ -126,14 +127,15 @@ def test_renamed_data_files_are_named_and_left_alone(
         write_hdf5(source / SESSION / name, [Made(noise())])
     write_hdf5(source / "t15.2023.09.01" / "data_train.h5", [Made(noise())])
     (source / SESSION / "notes.txt").touch()
-    code = prepare_command(source, tmp_path / "store")
-    said = capsys.readouterr()
-    assert code == 0
+    report = prepare_store(source, tmp_path / "store")
+    print_report(report, tmp_path / "store")
+    printed = capsys.readouterr()
+    assert not report.unreadable
     expected = [f"{SESSION}/{name}" for name in ("DATA_TEST.HDF5", "data_dev.hdf5", "data_val.h5")]
     expected.append("t15.2023.09.01/data_train.h5")
     rows = [row for row in table(tmp_path / "store") if row["reason"] == "unrecognised file"]
     assert [(row["trial"], row["action"]) for row in rows] == [(name, "ignored") for name in expected]
-    assert f"{SESSION}/data_val.h5" in said.err and "data_val.hdf5" in said.err
+    assert f"{SESSION}/data_val.h5" in printed.err and "data_val.hdf5" in printed.err
 
 
 def test_renamed_files_of_the_24_layout_are_named(tmp_path: Path) -> None:
@@ -143,21 +145,21 @@ def test_renamed_files_of_the_24_layout_are_named(tmp_path: Path) -> None:
     (root / "holdOut").mkdir()
     (root / "holdOut" / "t12.2022.05.05.mat").write_bytes(path.read_bytes())
     (root / "test" / "t12.2022.05.05.mat").mkdir(parents=True)
-    report = prepare(root, tmp_path / "store")
+    report = prepare_store(root, tmp_path / "store")
     assert actions(report) == {
         "train/t12.2022.05.05.MAT": "ignored",
         "holdOut/t12.2022.05.05.mat": "ignored",
         "t12.2022.05.05/val": "missing",
     }
-    assert report.exit_code == 1
+    assert report.unreadable
 
 
 def test_a_data_file_that_is_a_folder_is_unreadable(source: Path, tmp_path: Path) -> None:
     (source / SESSION / "data_val.hdf5").mkdir()
     (source / "t15.2023.09.01" / "data_train.hdf5").mkdir(parents=True)
-    report = prepare(source, tmp_path / "store")
+    report = prepare_store(source, tmp_path / "store")
     assert actions(report) == {f"{SESSION}/val": "missing", "t15.2023.09.01/train": "missing"}
-    assert report.exit_code == 1
+    assert report.unreadable
 
 
 # --- what may not be opened ------------------------------------------------------------------------------
@@ -188,8 +190,8 @@ def test_a_closed_session_folder_is_unreadable_and_the_others_go_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close(source / LATER, monkeypatch)
-    report = prepare(source, tmp_path / "store")
-    assert (report.exit_code, report.trials) == (1, 1)
+    report = prepare_store(source, tmp_path / "store")
+    assert (len(report.unreadable), report.trials) == (1, 1)
     (row,) = report.rows("missing")
     assert row.trial == LATER and "Permission denied" in row.detail
 
@@ -209,32 +211,32 @@ def test_nothing_found_because_a_folder_is_closed_says_so(
 ) -> None:
     (tmp_path / "private").mkdir()
     close(tmp_path / "private", monkeypatch)
-    with pytest.raises(UserError, match="private cannot be looked into"):
+    with pytest.raises(UserError, match="private cannot be listed"):
         find_source(tmp_path)
 
 
 def test_a_link_to_nothing_or_to_itself_is_unreadable(source: Path, tmp_path: Path) -> None:
     (source / "t15.2023.09.01").symlink_to(tmp_path / "unmounted")
     (source / "t15.2023.09.02").symlink_to(source / "t15.2023.09.02")
-    report = prepare(source, tmp_path / "store")
-    assert (report.exit_code, report.trials) == (1, 2)
+    report = prepare_store(source, tmp_path / "store")
+    assert report.unreadable and report.trials == 2
     assert actions(report) == {"t15.2023.09.01": "missing", "t15.2023.09.02": "missing"}
 
 
-@pytest.mark.parametrize("name", [side_files.CORPUS_TABLE, side_files.MODE_TABLE])
+@pytest.mark.parametrize("name", [side_files.DESCRIPTION_FILE, side_files.TRUTH_FILE])
 def test_a_side_file_that_cannot_be_read_does_not_stop_the_rest(
     source: Path, tmp_path: Path, name: str
 ) -> None:
     (source / name).symlink_to(source / name)
-    report = prepare(source, tmp_path / "store")
-    assert (report.exit_code, report.trials) == (1, 2)
+    report = prepare_store(source, tmp_path / "store")
+    assert report.unreadable and report.trials == 2
     assert actions(report) == {name: "missing"}
 
 
 def test_a_corpus_table_the_csv_reader_refuses_does_not_stop_the_rest(source: Path, tmp_path: Path) -> None:
-    (source / side_files.CORPUS_TABLE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
-    report = prepare(source, tmp_path / "store")
-    assert actions(report) == {side_files.CORPUS_TABLE: "missing"}
+    (source / side_files.DESCRIPTION_FILE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
+    report = prepare_store(source, tmp_path / "store")
+    assert actions(report) == {side_files.DESCRIPTION_FILE: "missing"}
 
 
 def test_labels_are_whole_after_all_this(source: Path, tmp_path: Path) -> None:

@@ -77,14 +77,14 @@ def test_two_copies_are_refused(tmp_path: Path) -> None:
         find_source(tmp_path)
 
 
-def test_an_empty_or_foreign_folder_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_folder_without_recordings_names_the_expected_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data_\{train,val,test\}\.hdf5.*it is empty"):
         find_source(tmp_path)
     (tmp_path / "holiday.jpg").touch()
     with pytest.raises(UserError, match=r"it holds holiday\.jpg"):
         find_source(tmp_path)
     (tmp_path / "t15_copyTask_neuralData.zip").touch()
-    with pytest.raises(UserError, match="unpacked first"):
+    with pytest.raises(UserError, match="unpack it first"):
         find_source(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The simulated files: the official layouts to the letter, same seed same bytes, the truth beside them."""
+"""Simulated files: exact official layouts, same seed same bytes, ground truth beside them."""
 
 import csv
 import hashlib
@@ -19,8 +19,8 @@ from scipy.io import loadmat
 from arcuate.data import alphabet as tokens
 from arcuate.data.pronunciation import pronounce
 from arcuate.data.readers import find_source
-from arcuate.data.simulation import LAYOUTS, TRUTH, simulate
-from arcuate.data.simulation.cohort import DESCRIPTION, session_names
+from arcuate.data.simulation import LAYOUTS, TRUTH_FILE, simulate
+from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
 from arcuate.errors import UserError
 
@@ -47,7 +47,7 @@ def b2t24(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def truth(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / TRUTH).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / TRUTH_FILE).read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -115,7 +115,7 @@ def test_first_trial_of_a_block_is_normalised_by_itself(b2t25: Path) -> None:
 
 
 def test_description_counts_every_trial(b2t25: Path) -> None:
-    with (b2t25 / DESCRIPTION).open(encoding="utf-8") as file:
+    with (b2t25 / DESCRIPTION_FILE).open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = ["Date", "Post-implant day", "Block number", "Number of sentences", "Corpus", "Split"]
     assert list(rows[0]) == columns
@@ -183,33 +183,33 @@ def test_truth_matches_the_files(b2t25: Path) -> None:
                 assert group.attrs["sentence_label"] == line["text"]
 
 
-def test_progress_hears_every_trial(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    summary = simulate(
+def test_progress_is_reported_for_every_trial(tmp_path: Path) -> None:
+    reported: list[tuple[int, int]] = []
+    result = simulate(
         tmp_path,
         layout="b2t25",
         n_sessions=1,
         n_trials=5,
         n_electrodes=4,
-        progress=lambda done, total: heard.append((done, total)),
+        progress=lambda done, total, description: reported.append((done, total)),
     )
-    assert heard == [(i, 5) for i in range(1, 6)]
-    assert summary["trials"] == {"train": 3, "val": 1, "test": 1}
+    assert reported == [(i, 5) for i in range(1, 6)]
+    assert result.trials == result.to_dict()["trials"] == {"train": 3, "val": 1, "test": 1}
 
 
-def test_foreign_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None:
+def test_real_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"layout": "b2t25", "n_sessions": 1, "n_trials": 3, "n_electrodes": 4}
     (tmp_path / "hdf5_data_final" / "t15.2023.08.11").mkdir(parents=True)
-    for replace in (False, True):
+    for force in (False, True):
         with pytest.raises(UserError, match="already holds recordings"):
-            simulate(tmp_path, replace=replace, **arguments)
+            simulate(tmp_path, force=force, **arguments)
     with pytest.raises(UserError, match="already holds recordings"):
         simulate(b2t25, **arguments)
 
 
 def test_own_recordings_are_replaced_on_request(tmp_path: Path) -> None:
     simulate(tmp_path, layout="b2t25", n_sessions=2, n_trials=3, n_electrodes=4, seed=1)
-    simulate(tmp_path, layout="b2t25", n_sessions=1, n_trials=3, n_electrodes=4, seed=2, replace=True)
+    simulate(tmp_path, layout="b2t25", n_sessions=1, n_trials=3, n_electrodes=4, seed=2, force=True)
     assert len(list((tmp_path / "hdf5_data_final").iterdir())) == 1
     assert {line["seed"] for line in truth(tmp_path)} == {2}
 
@@ -224,7 +224,7 @@ def test_own_recordings_are_replaced_on_request(tmp_path: Path) -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 10**400}, "seed"),
         ({"n_sessions": -3}, "1 session"),
-        ({"layout": "b2t23"}, "b2t25, b2t24"),
+        ({"layout": "b2t23"}, "b2t25 or b2t24"),
         ({"n_trials": 2}, "3 trials"),
         ({"n_electrodes": 2}, "4 electrodes"),
         ({"ms_per_phoneme": 5.0}, "120"),
@@ -240,10 +240,10 @@ def test_mistakes_name_the_remedy(wrong: dict[str, Any], remedy: str, tmp_path: 
 COHORT: dict[str, Any] = {"layout": "b2t25", "n_sessions": 2, "n_trials": 6, "n_electrodes": 4}
 
 
-def test_an_interrupted_cohort_is_none(tmp_path: Path) -> None:
-    """Killed in the second session: what is there looks like no recordings, and the next attempt is whole."""
+def test_an_interrupted_cohort_is_not_found(tmp_path: Path) -> None:
+    """Killed in the second session: readers find nothing, and the next attempt is complete."""
 
-    def die(done: int, total: int) -> None:
+    def die(done: int, total: int, description: str) -> None:
         if done == 8:
             os._exit(9)
 
@@ -255,7 +255,7 @@ def test_an_interrupted_cohort_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no recordings"):
         find_source(out)
     simulate(out, **COHORT)
-    assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH, DESCRIPTION}
+    assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH_FILE, DESCRIPTION_FILE}
     assert len(find_source(out).files) == 6
 
 
@@ -263,16 +263,16 @@ def test_a_failure_leaves_an_old_cohort_as_it_was(tmp_path: Path) -> None:
     simulate(tmp_path, **COHORT)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    def fail(done: int, total: int) -> None:
+    def fail(done: int, total: int, description: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(tmp_path, seed=5, replace=True, progress=fail, **COHORT)
+        simulate(tmp_path, seed=5, force=True, progress=fail, **COHORT)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
-def test_a_disk_that_takes_no_more_is_one_sentence(tmp_path: Path, layout: str) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path, layout: str) -> None:
     """The system itself refuses to let a file grow beyond 60 kB."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
@@ -285,7 +285,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence(tmp_path: Path, layout: str) 
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_room_is_noticed_before_hdf5_fails(
+def test_too_little_disk_space_is_noticed_before_hdf5_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))

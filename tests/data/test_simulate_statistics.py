@@ -9,12 +9,25 @@ import pytest
 
 from arcuate.data.alphabet import PHONEMES
 from arcuate.data.pronunciation import pronounce
-from arcuate.data.simulation import TRUTH, simulate
-from arcuate.data.simulation.articulation import GESTURES, Pace, move, time_phonemes
-from arcuate.data.simulation.cortex import MODES, Array, Signal, features, implant, next_session, record
+from arcuate.data.simulation import TRUTH_FILE, simulate
+from arcuate.data.simulation.articulation import GESTURES, Timing, articulate, draw_onsets
+from arcuate.data.simulation.cortex import (
+    MODES,
+    SignalModel,
+    SimulatedArray,
+    drift_electrodes,
+    implant_electrodes,
+    motor_features,
+    record_trial,
+)
 from arcuate.data.simulation.sentences import CORPORA, grammar, inflect, make_sentence
 
-ARRAYS = (Array(24, 1.0, 5), Array(24, 0.9, 3), Array(24, 0.55, 6), Array(24, 0.3, 4))
+ARRAYS = (
+    SimulatedArray(24, 1.0, 5),
+    SimulatedArray(24, 0.9, 3),
+    SimulatedArray(24, 0.55, 6),
+    SimulatedArray(24, 0.3, 4),
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +96,7 @@ def test_every_phoneme_has_its_own_gesture() -> None:
 def test_neighbours_colour_a_phoneme() -> None:
     """The tongue body during B depends on the vowel to come; the lips, which B needs itself, do not."""
     onsets = np.array([10.0, 22.0, 34.0, 46.0])
-    bee, boo = (move(["AH", "B", vowel, "SIL"], onsets, 60) for vowel in ("IY", "AO"))
+    bee, boo = (articulate(["AH", "B", vowel, "SIL"], onsets, 60) for vowel in ("IY", "AO"))
     during = slice(30, 33)
     assert abs(bee[during, 6] - boo[during, 6]).mean() > 0.3
     assert abs(bee[during, 0] - boo[during, 0]).mean() < 0.05
@@ -91,22 +104,24 @@ def test_neighbours_colour_a_phoneme() -> None:
 
 
 def test_silent_speech_loses_its_voice_and_hurries() -> None:
-    path = move(["B", "IY", "SIL"], np.array([10.0, 22.0, 34.0]), 50)
-    loud, quiet = features(path, MODES["vocalised"]), features(path, MODES["silent"])
+    path = articulate(["B", "IY", "SIL"], np.array([10.0, 22.0, 34.0]), 50)
+    loud, quiet = motor_features(path, MODES["vocalised"]), motor_features(path, MODES["silent"])
     assert abs(quiet[:, 11]).max() < 0.5 * abs(loud[:, 11]).max()
     np.testing.assert_array_equal(loud[:, 0], quiet[:, 0])
     assert MODES["silent"].tempo < MODES["vocalised"].tempo
 
 
-def say(n: int, signal: Signal, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+def say(
+    n: int, signal: SignalModel, seed: int = 0
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Counts, power and the jaw's path of some sentences on one day."""
     rng = np.random.default_rng(seed)
-    electrodes = implant(ARRAYS, np.random.default_rng(9))
+    electrodes = implant_electrodes(ARRAYS, np.random.default_rng(9))
     counts, power, jaw = [], [], []
     for _ in range(n):
         names = pronounce(make_sentence("conversation", rng)).names
-        path = move(names, *time_phonemes(names, Pace(0.205, 0.4, 0.3), rng))
-        crossings, spike_power = record(electrodes, path, MODES["vocalised"], signal, np.zeros(96), rng)
+        path = articulate(names, *draw_onsets(names, Timing(0.205, 0.4, 0.3), rng))
+        crossings, spike_power = record_trial(electrodes, path, MODES["vocalised"], signal, np.zeros(96), rng)
         counts.append(crossings[:, ~electrodes.dead].astype(float))
         power.append(spike_power[:, ~electrodes.dead].astype(float))
         jaw.append(path[:, 2])
@@ -114,7 +129,7 @@ def say(n: int, signal: Signal, seed: int = 0) -> tuple[list[np.ndarray], list[n
 
 
 def test_spikes_look_real() -> None:
-    counts, power, _ = say(12, Signal.at(1.0))
+    counts, power, _ = say(12, SignalModel.from_noise(1.0))
     crossings, spike_power = np.concatenate(counts), np.concatenate(power)
     rates = crossings.mean(axis=0) / 0.02
     assert 18 < np.median(rates) < 36
@@ -135,7 +150,7 @@ def test_spikes_look_real() -> None:
     assert 0.4 < np.median(spike_power.std(axis=0) / spike_power.mean(axis=0)) < 0.85
 
 
-def probe(signal: Signal) -> float:
+def probe(signal: SignalModel) -> float:
     """How well least squares reads the jaw from smoothed crossings of unheard sentences (correlation)."""
 
     def smoothed(trials: list[np.ndarray]) -> np.ndarray:
@@ -150,23 +165,23 @@ def probe(signal: Signal) -> float:
 
 
 def test_more_noise_is_harder_to_read() -> None:
-    little, real, much = (probe(Signal.at(noise)) for noise in (0.25, 1.0, 4.0))
+    little, real, much = (probe(SignalModel.from_noise(noise)) for noise in (0.25, 1.0, 4.0))
     assert little > real + 0.03
     assert real > much + 0.15
     assert much > 0.1
-    assert probe(Signal.at(1e4)) < 0.1  # nothing but noise
+    assert probe(SignalModel.from_noise(1e4)) < 0.1  # nothing but noise
 
 
 def test_arrays_differ_in_tuning() -> None:
-    electrodes = implant(ARRAYS, np.random.default_rng(9))
+    electrodes = implant_electrodes(ARRAYS, np.random.default_rng(9))
     best, worst = electrodes.depth[:24].mean(), electrodes.depth[72:].mean()
     assert worst < 0.5 * best
 
 
 def test_tuning_drifts_with_the_days() -> None:
-    first = implant(ARRAYS, np.random.default_rng(0))
-    soon = next_session(first, 2, np.random.default_rng(1))
-    later = next_session(first, 30, np.random.default_rng(1))
+    first = implant_electrodes(ARRAYS, np.random.default_rng(0))
+    soon = drift_electrodes(first, 2, np.random.default_rng(1))
+    later = drift_electrodes(first, 30, np.random.default_rng(1))
     alike = [float((first.tuning * day.tuning).sum(axis=1).mean()) for day in (soon, later)]
     assert 0.8 < alike[0] < 1.0
     assert 0.1 < alike[1] < 0.5
@@ -174,7 +189,7 @@ def test_tuning_drifts_with_the_days() -> None:
 
 def test_baseline_wanders_between_blocks_and_electrodes_die(tmp_path: Path) -> None:
     simulate(tmp_path, layout="b2t25", n_sessions=4, n_trials=24, n_electrodes=64, seed=5)
-    lines = [json.loads(line) for line in (tmp_path / TRUTH).read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / TRUTH_FILE).read_text(encoding="utf-8").splitlines()]
     dead = {line["session"]: line["dead"] for line in lines}
     assert any(dead.values())
     assert max(len(electrodes) for electrodes in dead.values()) <= 6  # below a tenth

@@ -110,7 +110,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """Random weights in the shapes of g2p_en's."""
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in g2p._SHAPES.items()}
-    monkeypatch.setattr(g2p, "_weights", lambda: weights)
+    monkeypatch.setattr(g2p, "_load_weights", lambda: weights)
     return weights
 
 
@@ -134,26 +134,26 @@ def test_the_network_is_a_gru_read_letter_by_letter(network: dict[str, np.ndarra
         last = int((torch.from_numpy(network["fc_w"]) @ h[0] + torch.from_numpy(network["fc_b"])).argmax())
         if last == 3:
             break
-        expected.append(g2p._SOUNDS[last].rstrip("012"))
-    assert g2p._sound_out("zq", network) == tuple(p for p in expected if p in CLASSES)
+        expected.append(g2p._OUTPUTS[last].rstrip("012"))
+    assert g2p._run_network("zq", network) == tuple(p for p in expected if p in CLASSES)
 
 
 def test_known_stems_come_before_the_network(network: dict[str, np.ndarray]) -> None:
-    assert g2p.guess("unplugs").how in ("stem", "network")
-    assert g2p.guess("hello's").phones == ("HH", "AH", "L", "OW", "Z")
-    assert g2p.guess("zqxv").how == "network"
-    assert set(g2p.guess("zqxv-vk").phones) <= set(CLASSES)
+    assert g2p.pronounce_unknown("unplugs").method in ("stem", "network")
+    assert g2p.pronounce_unknown("hello's").phonemes == ("HH", "AH", "L", "OW", "Z")
+    assert g2p.pronounce_unknown("zqxv").method == "network"
+    assert set(g2p.pronounce_unknown("zqxv-vk").phonemes) <= set(CLASSES)
 
 
 def test_without_the_network_rules_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(g2p, "_weights", lambda: None)
-    assert g2p.guess("zorgtown") == g2p.Guess(("Z", "AO", "R", "G", "T", "AW", "N"), "rules")
+    monkeypatch.setattr(g2p, "_load_weights", lambda: None)
+    assert g2p.pronounce_unknown("zorgtown") == g2p.G2pResult(("Z", "AO", "R", "G", "T", "AW", "N"), "rules")
 
 
 def test_damaged_network_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint20.npz").write_bytes(b"PK\x03\x04 broken")
     with pytest.raises(UserError, match="g2p_en"):
-        g2p._read(tmp_path / "checkpoint20.npz")
+        g2p._read_weights(tmp_path / "checkpoint20.npz")
     np.savez(tmp_path / "small.npz", **{name: np.zeros(3) for name in g2p._SHAPES})
-    with pytest.raises(UserError, match="other sizes"):
-        g2p._read(tmp_path / "small.npz")
+    with pytest.raises(UserError, match="does not match g2p_en"):
+        g2p._read_weights(tmp_path / "small.npz")

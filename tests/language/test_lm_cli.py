@@ -113,8 +113,8 @@ MISTAKES = {
     "at least two": "mix default {folder}/m",
     "is a folder": "import {text} {folder}",
     "give the ARPA file in it": "import {folder} {folder}/m",
-    "is read by this command": "build {text} {text} --force",
-    "read by this command": "import {text} {text} --force",
+    "is an input of this command": "build {text} {text} --force",
+    "an input of this command": "import {text} {text} --force",
     "text.txt is not a folder": "build {text} {text}/m",
     "looks at model files": "info {text} --check",
 }

@@ -82,8 +82,8 @@ def ended(pid: int) -> int:
 if __name__ == "__main__":
     import arcuate.cli
     import arcuate.cli._ablate
-    import arcuate.cli._combine
     import arcuate.cli._compare
+    import arcuate.evaluation.combine.combine
     import arcuate.evaluation.decode
     import arcuate.evaluation.evaluate
     import arcuate.experiments.train  # noqa: F401 (imported once, for all children)

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from arcuate.cli._prepare import prepare_store
-from arcuate.cli._simulate import simulate_cohort
 from arcuate.cli.console import emit_json, out, progress, say
 from arcuate.cli.decode import print_transcription
 from arcuate.cli.evaluate import print_evaluation
+from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.cli.watch import TrainingDisplay
+from arcuate.data.prepare import prepare_store
+from arcuate.data.simulation import simulate
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
@@ -38,9 +39,22 @@ def run_demo(run: Path, data: Path, overrides: Sequence[str], as_json: bool) -> 
     clear(run, data)
 
     step(1, f"arcuate simulate {source} --sessions {SESSIONS} --trials {TRIALS} --electrodes {ELECTRODES}")
-    simulate_cohort(source, "b2t25", SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED, force=False)
+    with progress("simulating trials") as report:
+        simulate(
+            source,
+            n_sessions=SESSIONS,
+            n_trials=TRIALS,
+            n_electrodes=ELECTRODES,
+            difficulty=DIFFICULTY,
+            seed=SEED,
+            progress=report,
+        )
     step(2, f"arcuate prepare {source} {store}")
-    prepare_store(source, store)
+    with progress("preparing") as report:
+        prepared = prepare_store(source, store, progress=report)
+    print_summary(prepared, store)
+    if prepared.leakage is not None:
+        say(leakage_line(prepared.leakage))
     step(3, f"arcuate train tiny --data {store} --run {run} {' '.join(overrides)}")
     display = TrainingDisplay()
     train("tiny", store, run, overrides=overrides, callbacks=[display], progress=display.report)

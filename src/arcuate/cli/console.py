@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -100,11 +100,14 @@ def bar() -> Bar:
 
 @contextmanager
 def progress(description: str) -> Iterator[Progress]:
-    """A progress bar with time left, as a function of (done, total, what)."""
-    with bar() as shown:
+    """A progress bar with the time remaining; it appears with the first report, so early errors show no bar."""
+    with ExitStack() as stack:
+        shown = bar()
         task = shown.add_task(description, total=None)
 
         def report(done: int, total: int, what: str) -> None:
+            if not shown.live.is_started:
+                stack.enter_context(shown)
             shown.update(task, completed=done, total=total, description=what or description)
 
         yield report

@@ -13,20 +13,26 @@ LexiconName = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `d
 
 LmOption = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
 
-RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, a trial each.")]
+RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
 
-ConfigPath = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+ConfigPath = Annotated[Path | None, typer.Option("--config", help="Search weights of `arcuate tune`.")]
 
-Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
+Beam = Annotated[
+    int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
+]
 
-Threshold = Annotated[float | None, typer.Option("--threshold", help="Worst reading kept, in nat.")]
+Threshold = Annotated[
+    float | None, typer.Option("--threshold", help="Largest score difference to the best beam entry, in nat.")
+]
 
-SplitName = Annotated[str, typer.Option("--split", help="Of a run folder: val, test, dev or train.")]
+SplitName = Annotated[str, typer.Option("--split", help="Run folder: val, test, dev or train.")]
 
-DataPath = Annotated[Path | None, typer.Option("--data", help="Of a run folder: the store, if it moved.")]
+DataPath = Annotated[
+    Path | None, typer.Option("--data", help="Run folder: store, if it was moved since training.")
+]
 
 Words = Annotated[
-    list[str] | None, typer.Option("--word", help="Add a word: word, word=weight or word=weight=PHONEMES.")
+    list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
 ]
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")]

@@ -10,31 +10,61 @@ from arcuate.cli.app import Force, Json, app, complete_from
 
 @app.command()
 def simulate(
-    out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of a release.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write the recordings to.")],
     layout: Annotated[
         str,
         typer.Option(
             help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).", autocompletion=complete_from("b2t25", "b2t24")
         ),
     ] = "b2t25",
-    sessions: Annotated[int, typer.Option(min=1, max=1000)] = 6,
-    trials: Annotated[int, typer.Option(min=4, max=100_000, help="Per session, all splits together.")] = 250,
-    electrodes: Annotated[int, typer.Option(min=4, max=4096)] = 128,
+    sessions: Annotated[int, typer.Option(min=1, max=1000, help="Number of sessions.")] = 6,
+    trials: Annotated[
+        int, typer.Option(min=4, max=100_000, help="Trials per session, over all splits.")
+    ] = 250,
+    electrodes: Annotated[int, typer.Option(min=4, max=4096, help="Number of electrodes.")] = 128,
     difficulty: Annotated[
         str,
         typer.Option(
-            help="easy, real, hard, or a number (1 = real).",
+            help="easy, real, hard, or a noise level (1 = real).",
             autocompletion=complete_from("easy", "real", "hard"),
         ),
     ] = "real",
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random draws.")] = 0,
     later: Annotated[
-        str, typer.Option(help="More sessions so many days after the last, such as 5,8.", metavar="DAYS")
+        str,
+        typer.Option(help="Further sessions, in days after the last one, such as 5,8.", metavar="DAYS"),
     ] = "",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a cohort of recordings, as files in exactly the layout of a release."""
-    from arcuate.cli._simulate import simulate_command
+    """Simulate recordings, as files in the layout of a release."""
+    from arcuate.cli.console import emit_json, progress, say
+    from arcuate.data.simulation import simulate as simulate_cohort
+    from arcuate.errors import UserError
+    from arcuate.progress import counted
 
-    simulate_command(out, layout, sessions, trials, electrodes, difficulty, seed, force, as_json, later)
+    try:
+        days = [int(part) for part in later.split(",")] if later else []
+    except ValueError:
+        raise UserError(
+            f"--later {later!r}: expected numbers of days separated by commas, as in 5,8"
+        ) from None
+    with progress("simulating trials") as report:
+        result = simulate_cohort(
+            out,
+            layout=layout,
+            n_sessions=sessions,
+            n_trials=trials,
+            n_electrodes=electrodes,
+            difficulty=difficulty,
+            seed=seed,
+            later=days,
+            force=force,
+            progress=report,
+        )
+    size = (
+        f"{counted(len(result.sessions), 'session')} of {counted(trials, 'trial')}, {electrodes} electrodes"
+    )
+    say(f"{size}, difficulty {difficulty}: {out}")
+    if as_json:
+        emit_json(result.to_dict())

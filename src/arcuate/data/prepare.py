@@ -1,4 +1,4 @@
-"""Prepare: foreign recordings to a canonical store, one trial in memory at a time."""
+"""Prepare: read recordings of a release, check them and write a store, one trial in memory at a time."""
 
 import os
 from collections import Counter
@@ -21,8 +21,8 @@ from arcuate.data.readers import (
 )
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
 from arcuate.data.readers.source import replace_surrogates
-from arcuate.data.splits import find_leakage, hash_bins, hash_split
-from arcuate.data.store import TrialInfo, trial_info
+from arcuate.data.splits import Leakage, find_leakage, hash_bins, hash_split
+from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
 from arcuate.data.trial import SPLITS, Trial
 from arcuate.errors import UserError
@@ -31,30 +31,31 @@ from arcuate.progress import Progress
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare` found and did."""
+    """What was read, checked and written."""
 
     layout: str
     n_channels: int | None
     sessions: tuple[str, ...]
     trials: int
-    splits: dict[str, dict[str, int]]  # trials, usable ones and bins of each
-    hashes: dict[str, str]  # content hash of each split; empty when nothing was written
+    splits: dict[str, dict[str, int]]  # of each: trials and, if written, usable trials and bins
     quality: tuple[QualityRow, ...]
-    leakage: dict[str, Any] | None
-    files: dict[str, int]  # source file, as session/split -> trials in it
+    files: dict[str, int]  # source file, as session/split -> number of trials
     notes: tuple[str, ...]
-    written: bool
+    hashes: dict[str, str]  # content hash of each split; empty if nothing was written
+    leakage: Leakage | None = None
+    written: bool = False
 
     def rows(self, *actions: str) -> list[QualityRow]:
+        """Quality rows with one of these actions."""
         return [row for row in self.quality if row.action in actions]
 
     @property
-    def exit_code(self) -> int:
-        """Bad trials are the gate's business; what could not be read_trials at all is the caller's."""
-        return 1 if self.rows("missing") else 0
+    def unreadable(self) -> list[QualityRow]:
+        """Files and trials that could not be read."""
+        return self.rows("missing")
 
-    def to_json(self) -> dict[str, Any]:
-        """`rejected` is what training will not see: bad training trials, and what could not be read_trials."""
+    def to_dict(self) -> dict[str, Any]:
+        """`rejected` is everything missing in training: bad training trials, and what could not be read."""
         return {
             "layout": self.layout,
             "n_channels": self.n_channels,
@@ -67,7 +68,7 @@ class PrepareReport:
             "flagged": [asdict(row) for row in self.rows("flagged")],
             "remarks": [asdict(row) for row in self.rows("kept")],
             "ignored": [asdict(row) for row in self.rows("ignored")],
-            "unreadable": [asdict(row) for row in self.rows("missing")],
+            "unreadable": [asdict(row) for row in self.unreadable],
             "leakage": self.leakage,
             "files": self.files,
             "notes": list(self.notes),
@@ -75,226 +76,228 @@ class PrepareReport:
         }
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """A look at all files before anything is written."""
-
-    n_trials: dict[SourceFile, int]
-    rows: tuple[QualityRow, ...]  # what is no file to read_trials, and what cannot be read_trials at all
-
-    @property
-    def files(self) -> list[SourceFile]:
-        return list(self.n_trials)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {file.id: n for file, n in self.n_trials.items()}
-
-
 def prepare(
-    source: Path,
-    store: Path,
+    source: str | Path,
+    store: str | Path,
+    *,
+    force: bool = False,
+    features: str = DEFAULT_FEATURES,
+    progress: Progress | None = None,
+) -> Store:
+    """Read the recordings below `source`, write them to `store` and open it; `Store.report` tells what was found.
+
+    `force` replaces an existing store. `features` selects features and area of the '24 layout. Unreadable files are
+    skipped and reported; UserError is raised where nothing could be read.
+    """
+    report = prepare_store(source, store, force=force, features=features, progress=progress)
+    if not report.written:
+        raise UserError(f"no trial in {source} could be read: {report.unreadable[0].detail}")
+    opened = Store.open(store)
+    opened.report = report
+    return opened
+
+
+def prepare_store(
+    source: str | Path,
+    store: str | Path,
     *,
     force: bool = False,
     features: str = DEFAULT_FEATURES,
     progress: Progress | None = None,
 ) -> PrepareReport:
-    """Read the recordings under `source` and write them to `store`; unreadable files do not stop it."""
-    store = Path(os.path.abspath(store))
+    """Like `prepare`, but return the report only; `written` is False where nothing could be read."""
     parse_features(features)
-    found = check_places(source, store, force)
-    scan, n_channels = _look(found, features, progress)
-    if n_channels is None:
-        return _nothing_read(found, scan)
-    job = _Job(found, scan, n_channels, features, progress)
-    job.quality.extend(scan.rows)
-    with create_store(store, n_channels, force) as writer:
+    target = Path(os.path.abspath(store))
+    check_store_target(target, force)
+    found = find_source(Path(source))
+    scan = _scan_source(found, features, progress)
+    if scan.n_channels is None:
+        return _nothing_readable(found, scan)
+    preparation = _Preparation(found, scan, scan.n_channels, features, progress)
+    with create_store(target, scan.n_channels, force) as writer:
         for session in dict.fromkeys(file.session for file in scan.files):
-            job.write_session(writer, session, [file for file in scan.files if file.session == session])
-        if not job.trials:
-            why = next((row.detail for row in job.quality if row.action == "missing"), "the files hold none")
-            raise UserError(f"no trial in {found.root} could be read_trials: {why}")
-        report = job.report(written=True)
-        about = {
+            preparation.write_session(writer, session)
+        if not preparation.trials:
+            rows = (row.detail for row in preparation.quality if row.action == "missing")
+            raise UserError(f"no trial in {found.root} could be read: {next(rows, 'the files are empty')}")
+        report = preparation.report()
+        header = {
             "layout": found.layout,
             "features": features if found.layout == "b2t24" else None,
             "splits": report.splits,
             "hashes": report.hashes,
             "leakage": report.leakage,
         }
-        writer.write_manifest(about, job.trials, report.quality)
+        writer.write_manifest(header, preparation.trials, report.quality)
     return report
 
 
-def check_places(source: Path, store: Path, force: bool) -> Source:
-    """Refuse a source without recordings and a store that must not be replaced, before any work is done."""
-    check_store_target(Path(store), force)
-    return find_source(Path(source))
-
-
-def look(
-    source: Path, *, features: str = DEFAULT_FEATURES, progress: Progress | None = None
+def inspect_source(
+    source: str | Path, *, features: str = DEFAULT_FEATURES, progress: Progress | None = None
 ) -> PrepareReport:
-    """What `prepare` would read_trials, without writing anything (the dry run)."""
+    """Dry run: what `prepare` would read, without writing anything."""
     parse_features(features)
     found = find_source(Path(source))
-    scan, n_channels = _look(found, features, progress)
+    scan = _scan_source(found, features, progress)
     counts: Counter[str] = Counter()
     for file, n_trials in scan.n_trials.items():
         counts[file.split] += n_trials
     return PrepareReport(
         layout=found.layout,
-        n_channels=n_channels,
+        n_channels=scan.n_channels,
         sessions=found.sessions,
         trials=sum(counts.values()),
         splits={split: {"trials": counts[split]} for split in SPLITS},
-        hashes={},
         quality=scan.rows,
-        leakage=None,
-        files=scan.counts,
+        files=scan.trials_by_file,
         notes=found.notes,
-        written=False,
+        hashes={},
     )
 
 
-def _look(found: Source, features: str, progress: Progress | None) -> tuple[_Scan, int | None]:
-    """Survey all files; the channel count is the commonest one, and None if no file can be read_trials."""
+@dataclass(frozen=True)
+class _Scan:
+    """Trial counts of all files, before anything is written."""
+
+    n_trials: dict[SourceFile, int]
+    n_channels: int | None  # the most common count; None where no file can be read
+    rows: tuple[QualityRow, ...]  # ignored and unreadable files
+
+    @property
+    def files(self) -> list[SourceFile]:
+        return list(self.n_trials)
+
+    @property
+    def trials_by_file(self) -> dict[str, int]:
+        return {file.id: n for file, n in self.n_trials.items()}
+
+
+def _scan_source(source: Source, features: str, progress: Progress | None) -> _Scan:
     n_trials: dict[SourceFile, int] = {}
     channels: Counter[int] = Counter()
-    rows = [row for reading in found.passed for row in quality_rows(reading, ())]
-    for i, file in enumerate(found.files):
+    rows = [row for result in source.skipped for row in quality_rows(result, ())]
+    for i, file in enumerate(source.files):
         if progress:
-            progress(i, len(found.files), "looking at files")
+            progress(i, len(source.files), "scanning files")
         try:
-            seen = summarise_file(found, file)
+            summary = summarise_file(source, file)
         except UnreadableFile as error:
             rows.append(_unreadable_row(file, error))
             continue
-        n_trials[file] = seen.n_trials
-        channels.update(seen.n_channels)
+        n_trials[file] = summary.n_trials
+        channels.update(summary.n_channels)
     if progress:
-        progress(len(found.files), len(found.files), "looking at files")
+        progress(len(source.files), len(source.files), "scanning files")
     if not channels:
-        channels.update(_first_channels(found, list(n_trials), features))
-    commonest = max(channels, key=lambda n: (channels[n], n)) if channels else None
-    return _Scan(n_trials, tuple(rows)), commonest
+        channels.update(_count_first_channels(source, list(n_trials), features))
+    most_common = max(channels, key=lambda n: (channels[n], n)) if channels else None
+    return _Scan(n_trials, most_common, tuple(rows))
 
 
-def _first_channels(found: Source, files: list[SourceFile], features: str) -> dict[int, int]:
+def _count_first_channels(source: Source, files: list[SourceFile], features: str) -> dict[int, int]:
+    """Channel counts of the first readable file."""
     for file in files:
         try:
-            if counted := count_channels(found, file, features):
-                return counted
+            if counts := count_channels(source, file, features):
+                return counts
         except UnreadableFile:
-            continue  # reading proper reports it
+            continue  # reported when the file is read
     return {}
 
 
-def _nothing_read(found: Source, scan: _Scan) -> PrepareReport:
-    quality = list(scan.rows)
+def _nothing_readable(source: Source, scan: _Scan) -> PrepareReport:
+    rows = list(scan.rows)
     for file in scan.files:
-        problem = Problem("unreadable", None, "no trial in it can be read_trials", "unreadable")
-        quality.extend(quality_rows(ReadResult(file.id, None, (problem,)), ()))
+        problem = Problem("unreadable", None, "no trial in it can be read", "unreadable")
+        rows.extend(quality_rows(ReadResult(file.id, None, (problem,)), ()))
     return PrepareReport(
-        layout=found.layout,
+        layout=source.layout,
         n_channels=None,
         sessions=(),
         trials=0,
         splits={split: {"trials": 0} for split in SPLITS},
+        quality=tuple(rows),
+        files=scan.trials_by_file,
+        notes=source.notes,
         hashes={},
-        quality=tuple(quality),
-        leakage=None,
-        files=scan.counts,
-        notes=found.notes,
-        written=False,
     )
 
 
 def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
-    return QualityRow(
-        file.id, "unreadable", None, "missing", replace_surrogates(f"{file.path.name}: {error}")
-    )
+    detail = replace_surrogates(f"{file.path.name}: {error}")
+    return QualityRow(file.id, "unreadable", None, "missing", detail)
 
 
-class _Job:
-    """What accumulates while a store is written: everything but bins."""
+class _Preparation:
+    """State of a store being written: everything but the bins."""
 
     def __init__(
-        self,
-        source: Source,
-        scan: _Scan,
-        n_channels: int,
-        features: str,
-        progress: Progress | None,
+        self, source: Source, scan: _Scan, n_channels: int, features: str, progress: Progress | None
     ) -> None:
-        self.scan = scan
-        self.source, self.n_channels, self.features = source, n_channels, features
+        self.source, self.scan, self.n_channels, self.features = source, scan, n_channels, features
         self.progress, self.n_expected, self.n_done = progress, sum(scan.n_trials.values()), 0
         self.trials: list[TrialInfo] = []
-        self.quality: list[QualityRow] = []
-        self.recordings: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+        self.quality: list[QualityRow] = list(scan.rows)
+        self.bins_hashes: dict[str, list[bytes]] = {split: [] for split in SPLITS}
 
-    def write_session(self, writer: StoreWriter, session: str, files: list[SourceFile]) -> None:
+    def write_session(self, writer: StoreWriter, session: str) -> None:
         with writer.session(session) as out:
-            for file in files:
-                for trial in self._trials_of(file):
-                    out.add(trial)
+            for file in self.scan.files:
+                if file.session == session:
+                    for trial in self._read_file(file):
+                        out.add(trial)
 
-    def _trials_of(self, file: SourceFile) -> Iterator[Trial]:
-        """Readable trials of a file, each judged and noted on its way to the store."""
+    def _read_file(self, file: SourceFile) -> Iterator[Trial]:
+        """The readable trials of a file; every trial is checked and recorded on the way."""
         try:
-            for reading in read_trials(self.source, file, self.features):
-                self._tell(file)
-                if reading.trial is not None and reading.trial.bins.shape[1] != self.n_channels:
-                    reading = self._odd_channels(reading, reading.trial.bins.shape[1])
-                if reading.trial is None:
-                    self.quality.extend(quality_rows(reading, ()))
+            for result in read_trials(self.source, file, self.features):
+                self.n_done += 1
+                if self.progress:
+                    self.progress(min(self.n_done, self.n_expected), self.n_expected, file.id)
+                if result.trial is not None and result.trial.bins.shape[1] != self.n_channels:
+                    result = self._wrong_channel_count(result, result.trial.bins.shape[1])
+                if result.trial is None:
+                    self.quality.extend(quality_rows(result, ()))
                     continue
-                self._note(reading, reading.trial)
-                yield reading.trial
+                self._record(result, result.trial)
+                yield result.trial
         except UnreadableFile as error:
             self.quality.append(_unreadable_row(file, error))
 
-    def _tell(self, file: SourceFile) -> None:
-        self.n_done += 1
-        if self.progress:
-            self.progress(min(self.n_done, self.n_expected), self.n_expected, file.id)
-
-    def _odd_channels(self, reading: ReadResult, n_channels: int) -> ReadResult:
+    def _wrong_channel_count(self, result: ReadResult, n_channels: int) -> ReadResult:
         detail = f"{n_channels} channels where the other trials have {self.n_channels}"
-        return ReadResult(reading.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
+        return ReadResult(result.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
-    def _note(self, reading: ReadResult, trial: Trial) -> None:
-        rows = quality_rows(reading, find_problems(trial))
+    def _record(self, result: ReadResult, trial: Trial) -> None:
+        rows = quality_rows(result, find_problems(trial))
         bins_hash = hash_bins(trial.bins)
         if len(trial.bins):
-            self.recordings[trial.split].append(bins_hash)
+            self.bins_hashes[trial.split].append(bins_hash)
         self.quality.extend(rows)
         self.trials.append(trial_info(trial, exclusion_flags(rows), bins_hash))
 
-    def report(self, written: bool) -> PrepareReport:
-        texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-        for t in self.trials:
-            if t.text:
-                texts[t.split].append(t.text)
+    def report(self) -> PrepareReport:
+        by_split: dict[str, list[TrialInfo]] = {
+            split: [t for t in self.trials if t.split == split] for split in SPLITS
+        }
+        texts = {split: [t.text for t in trials if t.text] for split, trials in by_split.items()}
         return PrepareReport(
             layout=self.source.layout,
             n_channels=self.n_channels,
             sessions=tuple(dict.fromkeys(t.session for t in self.trials)),
             trials=len(self.trials),
-            splits={split: self._split(split) for split in SPLITS},
-            hashes={s: hash_split(t.sha256 for t in self.trials if t.split == s) for s in SPLITS},
+            splits={
+                split: {
+                    "trials": len(trials),
+                    "usable": sum(t.usable for t in trials),
+                    "n_bins": sum(t.n_bins for t in trials),
+                }
+                for split, trials in by_split.items()
+            },
             quality=tuple(self.quality),
-            leakage=find_leakage(self.recordings, texts),
-            files=self.scan.counts,
+            files=self.scan.trials_by_file,
             notes=self.source.notes,
-            written=written,
+            hashes={split: hash_split(t.sha256 for t in trials) for split, trials in by_split.items()},
+            leakage=find_leakage(self.bins_hashes, texts),
+            written=True,
         )
-
-    def _split(self, split: str) -> dict[str, int]:
-        trials = [t for t in self.trials if t.split == split]
-        return {
-            "trials": len(trials),
-            "usable": sum(t.usable for t in trials),
-            "n_bins": sum(t.n_bins for t in trials),
-        }

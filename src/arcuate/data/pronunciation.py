@@ -1,4 +1,8 @@
-"""Letter-to-sound rules for English: for a word that no dictionary entry and no ending explains."""
+"""Pronunciation: text to phonemes as the official label preparation of the benchmarks gives them.
+
+Words come from the CMU dictionary; a homograph is resolved by its neighbours. Words outside the dictionary are
+pronounced from a known stem, as a compound, or by letter-to-sound rules.
+"""
 
 import importlib.util
 import re
@@ -12,7 +16,242 @@ from arcuate.data.alphabet import SILENCE_NAME, encode
 from arcuate.data.text import label_text
 from arcuate.errors import UserError
 
-# Longest match first, read left to right: letters, optional condition on what follows, phonemes.
+Phonemes = tuple[str, ...]
+
+# Word splitting of the '24 preparation: inner apostrophes and hyphens belong to the word. Any other mark ("maids'")
+# is a separate token without phonemes but with a silence, hence the doubled silences in the official labels.
+_TOKEN = re.compile(r"[a-z](?:[a-z'\-])+[a-z]|[a-z]+|\S")
+_VARIANT = re.compile(r"\(\d+\)$")
+
+
+@dataclass(frozen=True)
+class Pronunciation:
+    """Phonemes of a sentence."""
+
+    names: list[str]  # phoneme names, with SIL after every word
+    unknown: tuple[str, ...]  # words outside the dictionary, pronounced by rule
+
+
+def pronounce(text: str) -> Pronunciation:
+    """Phoneme names of a sentence, with a silence for every space and one at the end."""
+    words = _TOKEN.findall(label_text(text))
+    names: list[str] = []
+    unknown: list[str] = []
+    for position, word in enumerate(words):
+        if word[0].isalpha():
+            phones = _look_up_in_context(word, words[:position], words[position + 1 :])
+            if phones is None:
+                unknown.append(word)
+                phones = pronounce_by_rule(word)
+            names.extend(phones)
+        names.append(SILENCE_NAME)
+    return Pronunciation(names or [SILENCE_NAME], tuple(dict.fromkeys(unknown)))
+
+
+def text_to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
+    """Class indices of a sentence, and its words that are not in the dictionary."""
+    pronunciation = pronounce(text)
+    return encode(pronunciation.names), pronunciation.unknown
+
+
+@lru_cache(maxsize=1)
+def dictionary() -> Mapping[str, tuple[Phonemes, ...]]:
+    """Pronunciations by word, in dictionary order; loaded once per process."""
+    known: dict[str, tuple[Phonemes, ...]] = {}
+    for word, phones in dictionary_entries():
+        known[word] = (*known.get(word, ()), tuple(map(sys.intern, phones)))
+    return known
+
+
+def dictionary_entries() -> Iterator[tuple[str, list[str]]]:
+    """Words and pronunciations one by one, without the memory of `dictionary`."""
+    with _dictionary_path().open(encoding="utf-8") as lines:
+        for line in lines:
+            word, *phones = line.split()
+            yield _VARIANT.sub("", word), phones
+
+
+def _dictionary_path() -> Path:
+    spec = importlib.util.find_spec("pocketsphinx")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "model" / "en-us" / "cmudict-en-us.dict"
+        if path.is_file():
+            return path
+    raise UserError("the pronunciation dictionary is missing; install it with: pip install pocketsphinx")
+
+
+def look_up(word: str) -> Phonemes | None:
+    """The first pronunciation in the dictionary; None if the word is unknown."""
+    variants = dictionary().get(word)
+    return variants[0] if variants else None
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Homographs: (pronunciation as noun or adjective, as verb).
+_HOMOGRAPHS: dict[str, tuple[Phonemes, Phonemes]] = {
+    word: (tuple(nominal.split()), tuple(verbal.split()))
+    for word, nominal, verbal in (
+        ("abuse", "AH B Y UW S", "AH B Y UW Z"),
+        ("advocate", "AE D V AH K AH T", "AE D V AH K EY T"),
+        ("alternate", "AO L T ER N AH T", "AO L T ER N EY T"),
+        ("conflict", "K AA N F L IH K T", "K AH N F L IH K T"),
+        ("contrast", "K AA N T R AE S T", "K AH N T R AE S T"),
+        ("convict", "K AA N V IH K T", "K AH N V IH K T"),
+        ("delegate", "D EH L AH G AH T", "D EH L AH G EY T"),
+        ("delegates", "D EH L AH G AH T S", "D EH L AH G EY T S"),
+        ("duplicate", "D UW P L AH K AH T", "D UW P L AH K EY T"),
+        ("estimate", "EH S T AH M AH T", "EH S T AH M EY T"),
+        ("excuse", "IH K S K Y UW S", "IH K S K Y UW Z"),
+        ("graduate", "G R AE JH AH W AH T", "G R AE JH AH W EY T"),
+        ("misuse", "M IH S Y UW S", "M IH S Y UW Z"),
+        ("moderate", "M AA D ER AH T", "M AA D ER EY T"),
+        ("object", "AA B JH EH K T", "AH B JH EH K T"),
+        ("present", "P R EH Z AH N T", "P R IY Z EH N T"),
+        ("project", "P R AA JH EH K T", "P R AH JH EH K T"),
+        ("rebel", "R EH B AH L", "R IH B EH L"),
+        ("record", "R EH K ER D", "R AH K AO R D"),
+        ("refuse", "R EH F Y UW Z", "R AH F Y UW Z"),
+        ("separate", "S EH P ER IH T", "S EH P ER EY T"),
+        ("use", "Y UW S", "Y UW Z"),
+    )
+}
+_BEFORE_VERB = _words(
+    "to will would can could should shall may might must do does did don't doesn't didn't can't couldn't"
+    " won't wouldn't shouldn't i you we they who let's please never always cannot i'll you'll we'll they'll"
+    " i'd you'd we'd they'd"
+)
+_ADVERBS = _words("not also just still even only really")
+_DETERMINERS = _words("a an the this that these those it them my your his her our their me him us one")
+
+
+def _look_up_in_context(word: str, before: list[str], after: list[str]) -> Phonemes | None:
+    """The first pronunciation in the dictionary; for a homograph, the one that fits its neighbours."""
+    if word in _HOMOGRAPHS:
+        nominal, verbal = _HOMOGRAPHS[word]
+        return verbal if _verb_expected(before, after) else nominal
+    return look_up(word)
+
+
+def _verb_expected(before: list[str], after: list[str]) -> bool:
+    context = [word for word in before if word not in _ADVERBS]
+    if context and context[-1] != "and":
+        return context[-1] in _BEFORE_VERB
+    return bool(after) and after[0] in _DETERMINERS  # imperative: "use a pencil"
+
+
+_SIBILANTS = _words("S Z SH ZH CH JH")
+_VOICELESS = _words("P T K F TH")
+
+
+def pronounce_by_rule(word: str) -> Phonemes:
+    """Phonemes of a word outside the dictionary: by its parts, a known stem, a compound or its letters."""
+    if "-" in word:
+        return tuple(p for part in word.split("-") if part for p in look_up(part) or pronounce_by_rule(part))
+    return pronounce_inflected(word) or _pronounce_compound(word) or _pronounce_letters(word)
+
+
+def _pronounce_letters(word: str) -> Phonemes:
+    plain = word.replace("'", "")
+    if not any(letter in "aeiouy" for letter in plain):  # acronym: letter names
+        return tuple(p for letter in plain for p in look_up(letter + ".") or look_up(letter) or ())
+    return apply_letter_rules(plain)
+
+
+def pronounce_inflected(word: str) -> Phonemes | None:
+    """Phonemes of a known stem with a regular ending; None if there is no such stem."""
+    if word.endswith("'s") or word.endswith("s'"):
+        stem = look_up(word[:-2] if word.endswith("'s") else word[:-1])
+        if stem is None and word.endswith("'s"):
+            stem = pronounce_by_rule(word[:-2]) if len(word) > 2 else None
+        if stem is None:
+            return None
+        return stem if word.endswith("s'") else stem + _plural(stem)
+    for ending, spellings in _ENDINGS:
+        if not word.endswith(ending) or len(word) - len(ending) < 2:
+            continue
+        for cut, restore in spellings:
+            root = word[: len(word) - len(cut)]
+            for candidate in (root + restore, *_undoubled(root, restore)):
+                stem = look_up(candidate) if len(candidate) > 2 else None
+                if stem is not None:
+                    return stem + _suffix(ending, stem)
+    return None
+
+
+# ending -> (letters to remove, letters to restore), tried in order
+_ENDINGS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("ies", (("ies", "y"),)),
+    ("s", (("s", ""), ("es", ""))),
+    ("ied", (("ied", "y"),)),
+    ("ed", (("ed", ""), ("d", ""))),
+    ("ing", (("ing", ""), ("ing", "e"))),
+    ("in", (("in", ""), ("in", "e"))),
+    ("er", (("er", ""), ("r", ""))),
+    ("ers", (("ers", ""), ("rs", ""))),
+    ("est", (("est", ""), ("st", ""))),
+    ("ly", (("ly", ""),)),
+    ("ness", (("ness", ""),)),
+    ("less", (("less", ""),)),
+    ("ful", (("ful", ""),)),
+    ("able", (("able", ""), ("able", "e"))),
+    ("'ll", (("'ll", ""),)),
+    ("'d", (("'d", ""),)),
+    ("'ve", (("'ve", ""),)),
+    ("'re", (("'re", ""),)),
+)
+
+
+def _undoubled(root: str, restore: str) -> tuple[str, ...]:
+    """Undo the doubling of a consonant before an ending: "stopp" -> "stop"."""
+    doubled = not restore and len(root) > 3 and root[-1] == root[-2] and root[-1] not in "aeiou"
+    return (root[:-1],) if doubled else ()
+
+
+def _plural(stem: Phonemes) -> Phonemes:
+    if stem[-1] in _SIBILANTS:
+        return ("IH", "Z")
+    return ("S",) if stem[-1] in _VOICELESS else ("Z",)
+
+
+def _suffix(ending: str, stem: Phonemes) -> Phonemes:
+    if ending in ("s", "ies"):
+        return _plural(stem)
+    if ending in ("ed", "ied"):
+        if stem[-1] in ("T", "D"):
+            return ("IH", "D")
+        return ("T",) if stem[-1] in _VOICELESS | {"S", "SH", "CH"} else ("D",)
+    return {
+        "ing": ("IH", "NG"),
+        "in": ("IH", "N"),
+        "er": ("ER",),
+        "ers": ("ER", "Z"),
+        "est": ("AH", "S", "T"),
+        "ly": ("L", "IY"),
+        "ness": ("N", "AH", "S"),
+        "less": ("L", "AH", "S"),
+        "ful": ("F", "AH", "L"),
+        "able": ("AH", "B", "AH", "L"),
+        "'ll": ("AH", "L"),
+        "'d": ("D",) if stem[-1] not in ("T", "D") else ("IH", "D"),
+        "'ve": ("AH", "V"),
+        "'re": ("ER",),
+    }[ending]
+
+
+def _pronounce_compound(word: str) -> Phonemes | None:
+    """Two known words written as one ("snowplow"), the most even split first."""
+    cuts = sorted(range(3, len(word) - 2), key=lambda cut: abs(2 * cut - len(word)))
+    for cut in cuts:
+        first, second = look_up(word[:cut]), look_up(word[cut:])
+        if first and second:
+            return first + second
+    return None
+
+
+# Letter-to-sound rules, longest match first, applied left to right: letters, condition on what follows, phonemes.
 _RULES: tuple[tuple[str, str, str], ...] = (
     ("tion", "", "SH AH N"),
     ("sion", "", "ZH AH N"),
@@ -127,253 +366,17 @@ _COMPILED = tuple(
 _DOUBLED = re.compile(r"([bdfgklmnprstvz])\1")
 
 
-def apply_letter_rules(word: str) -> tuple[str, ...]:
-    """Phonemes of a lower-case word by rule; never empty for a word with letters."""
+def apply_letter_rules(word: str) -> Phonemes:
+    """Phonemes of a lower-case word by letter-to-sound rules; never empty for a word with letters."""
     letters = _DOUBLED.sub(r"\1", word)
     phones: list[str] = []
-    at = 0
-    while at < len(letters):
+    position = 0
+    while position < len(letters):
         for pattern, sounds in _COMPILED:
-            if found := pattern.match(letters, at):
+            if found := pattern.match(letters, position):
                 phones.extend(sounds)
-                at = found.end()
+                position = found.end()
                 break
         else:
-            raise ValueError(f"no rule for {letters[at]!r} in {word!r}")
+            raise ValueError(f"no rule for {letters[position]!r} in {word!r}")
     return tuple(phones) or ("AH",)
-
-
-# Text to phonemes, as the official label preparation of the benchmarks would give them.
-
-Phonemes = tuple[str, ...]
-
-# As the '24 preparation cuts words: inner apostrophes and hyphens belong to the word; any other mark (as in
-# "maids'") is a token of its own, without phonemes but with its silence: the doubled silences of real labels.
-_TOKEN = re.compile(r"[a-z](?:[a-z'\-])+[a-z]|[a-z]+|\S")
-_VARIANT = re.compile(r"\(\d+\)$")
-
-
-@dataclass(frozen=True)
-class Pronunciation:
-    names: list[str]  # phoneme names; SIL after every word
-    unknown: tuple[str, ...]  # words outside the dictionary, pronounced by rule
-
-
-def pronounce(text: str) -> Pronunciation:
-    """Phoneme names of a sentence: every space a silence, one final silence."""
-    spoken = _TOKEN.findall(label_text(text))
-    names: list[str] = []
-    unknown: list[str] = []
-    for position, word in enumerate(spoken):
-        if word[0].isalpha():
-            phones = _in_context(word, spoken[:position], spoken[position + 1 :])
-            if phones is None:
-                unknown.append(word)
-                phones = pronounce_by_rule(word)
-            names.extend(phones)
-        names.append(SILENCE_NAME)
-    return Pronunciation(names or [SILENCE_NAME], tuple(dict.fromkeys(unknown)))
-
-
-def text_to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
-    """Class indices of a sentence, and the words that the dictionary does not hold."""
-    said = pronounce(text)
-    return encode(said.names), said.unknown
-
-
-@lru_cache(maxsize=1)
-def dictionary() -> Mapping[str, tuple[Phonemes, ...]]:
-    """Word to its pronunciations in dictionary order; read once per process."""
-    known: dict[str, tuple[Phonemes, ...]] = {}
-    for word, phones in dictionary_entries():
-        known[word] = (*known.get(word, ()), tuple(map(sys.intern, phones)))
-    return known
-
-
-def dictionary_entries() -> Iterator[tuple[str, list[str]]]:
-    """Words and pronunciations one by one, for those who keep them in a form of their own."""
-    with _dictionary_path().open(encoding="utf-8") as lines:
-        for line in lines:
-            word, *phones = line.split()
-            yield _VARIANT.sub("", word), phones
-
-
-def _dictionary_path() -> Path:
-    spec = importlib.util.find_spec("pocketsphinx")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "model" / "en-us" / "cmudict-en-us.dict"
-        if path.is_file():
-            return path
-    raise UserError(
-        "The pronunciation dictionary is missing: run `pip install pocketsphinx`, which carries it."
-    )
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Words that sound different as a verb: (noun or adjective, verb).
-_HOMOGRAPHS: dict[str, tuple[Phonemes, Phonemes]] = {
-    word: (tuple(nominal.split()), tuple(verbal.split()))
-    for word, nominal, verbal in (
-        ("abuse", "AH B Y UW S", "AH B Y UW Z"),
-        ("advocate", "AE D V AH K AH T", "AE D V AH K EY T"),
-        ("alternate", "AO L T ER N AH T", "AO L T ER N EY T"),
-        ("conflict", "K AA N F L IH K T", "K AH N F L IH K T"),
-        ("contrast", "K AA N T R AE S T", "K AH N T R AE S T"),
-        ("convict", "K AA N V IH K T", "K AH N V IH K T"),
-        ("delegate", "D EH L AH G AH T", "D EH L AH G EY T"),
-        ("delegates", "D EH L AH G AH T S", "D EH L AH G EY T S"),
-        ("duplicate", "D UW P L AH K AH T", "D UW P L AH K EY T"),
-        ("estimate", "EH S T AH M AH T", "EH S T AH M EY T"),
-        ("excuse", "IH K S K Y UW S", "IH K S K Y UW Z"),
-        ("graduate", "G R AE JH AH W AH T", "G R AE JH AH W EY T"),
-        ("misuse", "M IH S Y UW S", "M IH S Y UW Z"),
-        ("moderate", "M AA D ER AH T", "M AA D ER EY T"),
-        ("object", "AA B JH EH K T", "AH B JH EH K T"),
-        ("present", "P R EH Z AH N T", "P R IY Z EH N T"),
-        ("project", "P R AA JH EH K T", "P R AH JH EH K T"),
-        ("rebel", "R EH B AH L", "R IH B EH L"),
-        ("record", "R EH K ER D", "R AH K AO R D"),
-        ("refuse", "R EH F Y UW Z", "R AH F Y UW Z"),
-        ("separate", "S EH P ER IH T", "S EH P ER EY T"),
-        ("use", "Y UW S", "Y UW Z"),
-    )
-}
-_BEFORE_VERB = _words(
-    "to will would can could should shall may might must do does did don't doesn't didn't can't couldn't"
-    " won't wouldn't shouldn't i you we they who let's please never always cannot i'll you'll we'll they'll"
-    " i'd you'd we'd they'd"
-)
-_ADVERBS = _words("not also just still even only really")
-_DETERMINERS = _words("a an the this that these those it them my your his her our their me him us one")
-
-
-def _in_context(word: str, before: list[str], after: list[str]) -> Phonemes | None:
-    """The dictionary's first pronunciation; for a homograph the one its neighbours call for."""
-    if word in _HOMOGRAPHS:
-        nominal, verbal = _HOMOGRAPHS[word]
-        return verbal if _verb_expected(before, after) else nominal
-    return _known(word)
-
-
-def _verb_expected(before: list[str], after: list[str]) -> bool:
-    heard = [word for word in before if word not in _ADVERBS]
-    if heard and heard[-1] != "and":
-        return heard[-1] in _BEFORE_VERB
-    return bool(after) and after[0] in _DETERMINERS  # a command: "use a pencil"
-
-
-_SIBILANTS = _words("S Z SH ZH CH JH")
-_VOICELESS = _words("P T K F TH")
-
-
-def pronounce_by_rule(word: str) -> Phonemes:
-    """Phonemes of a word outside the dictionary: by its parts, else a known stem, else its letters."""
-    if "-" in word:
-        return tuple(p for part in word.split("-") if part for p in _known(part) or pronounce_by_rule(part))
-    return pronounce_inflected(word) or _compound(word) or _letters(word)
-
-
-def _known(word: str) -> Phonemes | None:
-    variants = dictionary().get(word)
-    return variants[0] if variants else None
-
-
-def _letters(word: str) -> Phonemes:
-    plain = word.replace("'", "")
-    if not any(letter in "aeiouy" for letter in plain):  # an acronym: letter names
-        return tuple(p for letter in plain for p in _known(letter + ".") or _known(letter) or ())
-    return apply_letter_rules(plain)
-
-
-def pronounce_inflected(word: str) -> Phonemes | None:
-    """A known stem with a regular ending, pronounced as English pronounces that ending after that stem."""
-    if word.endswith("'s") or word.endswith("s'"):
-        stem = _known(word[:-2] if word.endswith("'s") else word[:-1])
-        if stem is None and word.endswith("'s"):
-            stem = pronounce_by_rule(word[:-2]) if len(word) > 2 else None
-        if stem is None:
-            return None
-        return stem if word.endswith("s'") else stem + _plural(stem)
-    for ending, spellings in _ENDINGS:
-        if not word.endswith(ending) or len(word) - len(ending) < 2:
-            continue
-        for cut, restore in spellings:
-            root = word[: len(word) - len(cut)]
-            for candidate in (root + restore, *_undoubled(root, restore)):
-                stem = _known(candidate) if len(candidate) > 2 else None
-                if stem is not None:
-                    return stem + _suffix(ending, stem)
-    return None
-
-
-# ending -> (letters to cut, letters to put back), tried in order
-_ENDINGS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("ies", (("ies", "y"),)),
-    ("s", (("s", ""), ("es", ""))),
-    ("ied", (("ied", "y"),)),
-    ("ed", (("ed", ""), ("d", ""))),
-    ("ing", (("ing", ""), ("ing", "e"))),
-    ("in", (("in", ""), ("in", "e"))),
-    ("er", (("er", ""), ("r", ""))),
-    ("ers", (("ers", ""), ("rs", ""))),
-    ("est", (("est", ""), ("st", ""))),
-    ("ly", (("ly", ""),)),
-    ("ness", (("ness", ""),)),
-    ("less", (("less", ""),)),
-    ("ful", (("ful", ""),)),
-    ("able", (("able", ""), ("able", "e"))),
-    ("'ll", (("'ll", ""),)),
-    ("'d", (("'d", ""),)),
-    ("'ve", (("'ve", ""),)),
-    ("'re", (("'re", ""),)),
-)
-
-
-def _undoubled(root: str, restore: str) -> tuple[str, ...]:
-    """ "stopp" -> "stop": the consonant that English doubles before an ending."""
-    doubled = not restore and len(root) > 3 and root[-1] == root[-2] and root[-1] not in "aeiou"
-    return (root[:-1],) if doubled else ()
-
-
-def _plural(stem: Phonemes) -> Phonemes:
-    if stem[-1] in _SIBILANTS:
-        return ("IH", "Z")
-    return ("S",) if stem[-1] in _VOICELESS else ("Z",)
-
-
-def _suffix(ending: str, stem: Phonemes) -> Phonemes:
-    if ending in ("s", "ies"):
-        return _plural(stem)
-    if ending in ("ed", "ied"):
-        if stem[-1] in ("T", "D"):
-            return ("IH", "D")
-        return ("T",) if stem[-1] in _VOICELESS | {"S", "SH", "CH"} else ("D",)
-    return {
-        "ing": ("IH", "NG"),
-        "in": ("IH", "N"),
-        "er": ("ER",),
-        "ers": ("ER", "Z"),
-        "est": ("AH", "S", "T"),
-        "ly": ("L", "IY"),
-        "ness": ("N", "AH", "S"),
-        "less": ("L", "AH", "S"),
-        "ful": ("F", "AH", "L"),
-        "able": ("AH", "B", "AH", "L"),
-        "'ll": ("AH", "L"),
-        "'d": ("D",) if stem[-1] not in ("T", "D") else ("IH", "D"),
-        "'ve": ("AH", "V"),
-        "'re": ("ER",),
-    }[ending]
-
-
-def _compound(word: str) -> Phonemes | None:
-    """Two known words written as one ("snowplow"), the most even split first."""
-    cuts = sorted(range(3, len(word) - 2), key=lambda cut: abs(2 * cut - len(word)))
-    for cut in cuts:
-        first, second = _known(word[:cut]), _known(word[cut:])
-        if first and second:
-            return first + second
-    return None

@@ -1,9 +1,9 @@
-"""Splits: content hashes that pin them down, what leaks between them, and the part of train to select on."""
+"""Splits: content hashes that identify them, leakage between them, and the dev split held out of train."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from arcuate.data.trial import SPLITS
 
 
 class Sentence(Protocol):
-    """As much of a trial as splitting needs."""
+    """The fields of a trial that splitting needs."""
 
     @property
     def id(self) -> str: ...
@@ -26,81 +26,90 @@ class Sentence(Protocol):
     def text(self) -> str | None: ...
 
 
+class TextOverlap(TypedDict):
+    """Sentences of one split that also occur in another."""
+
+    n: int
+    of: int
+    share: float | None  # None: there are no texts to compare, which differs from no overlap
+
+
+class Leakage(TypedDict):
+    """What two splits have in common."""
+
+    trials: dict[str, int]  # "train-val": identical recordings
+    texts: dict[str, TextOverlap]  # "val in train": identical sentences after normalisation
+
+
 def hash_bins(bins: np.ndarray) -> bytes:
-    """Hash of the recording alone: its shape and its little-endian float32 values."""
+    """Hash of a recording: its shape and its little-endian float32 values."""
     digest = hashlib.sha256(repr(bins.shape).encode())
     digest.update(np.ascontiguousarray(bins, dtype="<f4").data)
     return digest.digest()
 
 
 def hash_trial(bins_hash: bytes, tokens: Sequence[int] | None, text: str | None) -> str:
-    """Hash of a trial's whole content: recording, label and sentence."""
+    """Hash of a trial's content: recording, label and sentence."""
     digest = hashlib.sha256(bins_hash)
     digest.update(repr((None if tokens is None else [int(token) for token in tokens], text)).encode())
     return digest.hexdigest()
 
 
 def hash_split(hashes: Iterable[str]) -> str:
-    """One hash for a set of trials, whatever their order."""
+    """Hash of a set of trials, independent of their order."""
     return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
 
 
-def find_leakage(
-    recordings: Mapping[str, Sequence[bytes]], texts: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
-    """What two splits share: recordings bit for bit, and sentences after normalisation.
-
-    By split, `recordings` has the hash of every trial's bins, `texts` the sentence of every trial with one.
-    """
-    known = {split: frozenset(recordings.get(split, ())) for split in SPLITS}
-    shared = {
-        f"{a}-{b}": sum(r in known[a] for r in recordings.get(b, ())) for a, b in combinations(SPLITS, 2)
-    }
-    said: dict[str, list[str]] = {
+def find_leakage(bins_hashes: Mapping[str, Sequence[bytes]], texts: Mapping[str, Sequence[str]]) -> Leakage:
+    """Recordings and normalised sentences that occur in two splits; both arguments are by split."""
+    known = {split: frozenset(bins_hashes.get(split, ())) for split in SPLITS}
+    sentences: dict[str, list[str]] = {
         split: [normalise_text(text) for text in texts.get(split, ())] for split in SPLITS
     }
     return {
-        "trials": shared,
+        "trials": {
+            f"{a}-{b}": sum(found in known[a] for found in bins_hashes.get(b, ()))
+            for a, b in combinations(SPLITS, 2)
+        },
         "texts": {
-            f"{held} in {other}": _overlap(said[held], frozenset(said[other]))
-            for held, other in (("val", "train"), ("test", "train"), ("test", "val"))
+            f"{held_out} in {other}": _overlap(sentences[held_out], frozenset(sentences[other]))
+            for held_out, other in (("val", "train"), ("test", "train"), ("test", "val"))
         },
     }
 
 
-def _overlap(held: Sequence[str], other: frozenset[str]) -> dict[str, Any]:
-    """Share None: there are no texts to compare, which is not the same as no overlap."""
-    n = sum(text in other for text in held)
-    return {"n": n, "of": len(held), "share": round(n / len(held), 4) if held and other else None}
+def _overlap(texts: Sequence[str], other: frozenset[str]) -> TextOverlap:
+    n = sum(text in other for text in texts)
+    return {"n": n, "of": len(texts), "share": round(n / len(texts), 4) if texts and other else None}
 
 
 def dev_split(infos: Iterable[Sentence], fraction: float, seed: int) -> set[str]:
-    """Ids of the training trials set aside to select on.
+    """Ids of the training trials held out to select checkpoints on.
 
-    The hash of a sentence decides, so all its repetitions fall on the same side. Sessions are filled one
-    after the other, each to its share, so adding later sessions moves no trial of the earlier ones.
+    The hash of a sentence decides, so all repetitions of a sentence are on the same side. Sessions are filled one after
+    the other up to their quota, so later sessions do not move trials of earlier ones.
     """
     by_session: dict[str, dict[bytes, list[str]]] = {}
     for info in infos:
         if info.split == "train":
             by_session.setdefault(info.session, {}).setdefault(_sentence_key(info, seed), []).append(info.id)
-    taken: set[bytes] = set()
-    passed: set[bytes] = set()
+    in_dev: set[bytes] = set()
+    in_train: set[bytes] = set()
     dev: set[str] = set()
     n_seen = 0
     for sentences in by_session.values():
         n_seen += sum(len(ids) for ids in sentences.values())
         quota = int(fraction * n_seen + 0.5)
-        dev.update(trial for key in taken & sentences.keys() for trial in sentences[key])
-        for key in sorted(sentences.keys() - taken - passed):
+        dev.update(trial for key in in_dev & sentences.keys() for trial in sentences[key])
+        for key in sorted(sentences.keys() - in_dev - in_train):
             if len(dev) + len(sentences[key]) <= quota:
-                taken.add(key)
+                in_dev.add(key)
                 dev.update(sentences[key])
-        passed |= sentences.keys() - taken
+        in_train |= sentences.keys() - in_dev
     return dev
 
 
 def _sentence_key(info: Sentence, seed: int) -> bytes:
-    """A pseudo-random number of the sentence; without a text the label, else the trial, stands in."""
-    said = normalise_text(info.text) if info.text else repr(info.tokens) if info.tokens else info.id
-    return hashlib.sha256(f"{seed}\n{said}".encode()).digest()
+    """A pseudo-random key of the sentence; without a text, of the label, else of the trial id."""
+    content = normalise_text(info.text) if info.text else repr(info.tokens) if info.tokens else info.id
+    return hashlib.sha256(f"{seed}\n{content}".encode()).digest()

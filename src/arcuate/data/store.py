@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -26,6 +26,9 @@ from arcuate.data.statistics import Statistics
 from arcuate.data.trial import Split, Trial, trial_id
 from arcuate.errors import UserError
 from arcuate.progress import Progress
+
+if TYPE_CHECKING:
+    from arcuate.data.prepare import PrepareReport
 
 FORMAT = "arcuate store"
 VERSION = 1
@@ -142,6 +145,7 @@ class Store:
         self.n_channels: int = manifest["n_channels"]
         self.trials = trials
         self.sessions: tuple[str, ...] = tuple(entry.name for entry in sessions)
+        self.report: PrepareReport | None = None  # set by `prepare`
         self._session_infos = {info.name: info for info in sessions}
         self._locations = _locate_trials(self.trials)
         self._files: dict[str, _SessionFile] = {}

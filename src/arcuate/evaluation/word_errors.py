@@ -72,7 +72,15 @@ class WordMetrics:
 
     @property
     def leakage_warning(self) -> str | None:
-        return leakage_warning(self.to_dict())
+        """One sentence if scored sentences occur in the language model's training text."""
+        if not self.n_in_lm_text:
+            return None
+        rate = self.wer_without_lm_text
+        without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
+        return (
+            f"leakage: the training text of the language model ({self.lm or 'unnamed'}) contains"
+            f" {self.n_in_lm_text} of {self.n_scored} sentences scored here; {without}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -95,18 +103,6 @@ class WordMetrics:
             "wer_by_session": self.by_session,
             "wer_by_corpus": self.by_corpus,
         }
-
-
-def leakage_warning(summary: Mapping[str, Any]) -> str | None:
-    """One sentence if scored sentences occur in the language model's training text."""
-    if not summary.get("n_in_lm_text"):
-        return None
-    rate = summary["wer_without_lm_text"]
-    without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
-    return (
-        f"leakage: the training text of the language model ({summary['lm'] or 'unnamed'}) contains"
-        f" {summary['n_in_lm_text']} of {summary['n_scored']} sentences scored here; {without}"
-    )
 
 
 def summarise_words(

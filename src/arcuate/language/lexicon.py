@@ -68,7 +68,7 @@ class Lexicon:
         new = [word for word in dict.fromkeys(words) if word not in self]
         known = [(word, phones) for word in new for phones in dictionary().get(word, ())]
         unknown = [word for word in new if word not in dictionary()]
-        added = self.with_entries([*known, *((word, pronounce_unknown(word).phones) for word in unknown)])
+        added = self.with_entries([*known, *((word, pronounce_unknown(word).phonemes) for word in unknown)])
         return replace(added, guessed=self.guessed + tuple(unknown))
 
 

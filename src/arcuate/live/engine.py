@@ -13,9 +13,8 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.lists import CandidateList
 from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
-from arcuate.evaluation.rescoring.nbest import Blend, NBest
+from arcuate.evaluation.rescoring.rescore import ScoreWeights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
@@ -36,10 +35,10 @@ class Rescorer:
         """Sort hypotheses by their new total, best first, with the causal model's score as `llm`."""
         texts = [hypothesis.text or "" for hypothesis in nbest]
         causal = score_sentences(self.model, texts)
-        blend = Blend(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
         acoustic = np.array([h.scores["acoustic"] + h.scores["bonus"] for h in nbest])
         ngram = np.array([h.scores["lm"] for h in nbest])
-        totals = blend(NBest(CandidateList("live", tuple(texts)), acoustic, ngram, {}), causal)
+        weights = ScoreWeights(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
+        totals = weights.interpolate(acoustic, ngram, causal)
         scored = [
             replace(hypothesis, scores={**hypothesis.scores, "llm": float(llm)}, total=float(total))
             for hypothesis, llm, total in zip(nbest, causal, totals, strict=True)

@@ -1,7 +1,7 @@
-"""Readers of foreign recordings: find them, summarise_file them, read_trials them trial by trial.
+"""Readers of recordings: find the files of a release, count their trials, read them trial by trial.
 
 Two layouts are known: Brain-to-Text '25 (`<session>/data_{train,val,test}.hdf5`) and Brain-to-Text '24
-(`{train,test,competitionHoldOut}/<session>.mat`). Every file is taken as possibly broken or hostile.
+(`{train,test,competitionHoldOut}/<session>.mat`). Every file is treated as possibly damaged or hostile.
 """
 
 from collections.abc import Iterator
@@ -19,42 +19,41 @@ from arcuate.data.readers.source import (
 )
 
 __all__ = [
+    "FileSummary",
     "Problem",
     "ReadResult",
     "Source",
     "SourceFile",
-    "FileSummary",
     "UnreadableFile",
     "count_channels",
     "find_source",
-    "read",
-    "survey",
+    "read_trials",
+    "summarise_file",
 ]
 
 
 def summarise_file(source: Source, file: SourceFile) -> FileSummary:
-    """How many trials a file holds, without reading them."""
-    return b2t25.survey(file) if source.layout == "b2t25" else b2t24.survey(file)
+    """Number of trials in a file, without reading them."""
+    return b2t25.summarise_file(file) if source.layout == "b2t25" else b2t24.summarise_file(file)
 
 
 def read_trials(
     source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES
 ) -> Iterator[ReadResult]:
-    """The trials of one file, one at a time; `features` chooses what the '24 layout offers."""
-    readings = b2t25.read(file) if source.layout == "b2t25" else b2t24.read(file, features)
-    for reading in readings:
-        trial = reading.trial
-        if trial is not None:
+    """The trials of one file, one at a time; `features` selects features and area of the '24 layout."""
+    results = b2t25.read_trials(file) if source.layout == "b2t25" else b2t24.read_trials(file, features)
+    for result in results:
+        if (trial := result.trial) is not None:
             mode = source.modes.get((trial.session, trial.split, trial.number))
             corpus = source.corpus_of(trial.session, trial.block)
-            reading = replace(reading, trial=replace(trial, mode=mode, corpus=corpus))
-        yield reading
+            result = replace(result, trial=replace(trial, mode=mode, corpus=corpus))
+        yield result
 
 
 def count_channels(
     source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES
 ) -> dict[int, int]:
-    """How many trials of a file have how many channels; reads the file where the layout keeps it secret."""
+    """Number of trials by channel count; reads the complete file in the '24 layout."""
     if source.layout == "b2t25":
-        return dict(b2t25.survey(file).n_channels)
+        return dict(b2t25.summarise_file(file).n_channels)
     return b2t24.count_channels(file, features)

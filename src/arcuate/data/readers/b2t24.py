@@ -1,7 +1,7 @@
 """Brain-to-Text '24: `{train,test,competitionHoldOut}/<session>.mat`, one cell per trial.
 
-As in the literature `test` is the validation split and `competitionHoldOut` the test split. The sentences of
-the latter are placeholders and are not passed on. Labels are made from the text by `arcuate.data.pronunciation`.
+As in the literature, `test` is the validation split and `competitionHoldOut` the test split, whose sentences are
+placeholders and are dropped. Labels are derived from the text by `arcuate.data.pronunciation`.
 """
 
 import struct
@@ -56,7 +56,7 @@ _MAT_ERRORS = (
 
 @dataclass(frozen=True)
 class Features:
-    """Which arrays make up the channels, and which half of their columns (6v first, area 44 second)."""
+    """Variables that form the channels, and the half of their columns to use (area 6v first, area 44 second)."""
 
     names: tuple[str, ...]
     area: str
@@ -67,14 +67,14 @@ class Features:
 
 
 def parse_features(text: str) -> Features:
-    """ "tx1+spikePow:6v" -> Features; anything else is refused with what is known."""
+    """Parse a selection such as "tx1+spikePow:6v"; raises UserError with the known features."""
     names, _, area = text.partition(":")
     chosen = tuple(name.strip() for name in names.split("+"))
     area = area.strip() or "6v"
-    wrong = [name for name in chosen if name not in _KNOWN_FEATURES]
-    if wrong or area not in _AREAS or len(set(chosen)) != len(chosen):
+    unknown = [name for name in chosen if name not in _KNOWN_FEATURES]
+    if unknown or area not in _AREAS or len(set(chosen)) != len(chosen):
         raise UserError(
-            f"features {text!r} are not known: join some of {', '.join(_KNOWN_FEATURES)} with + and add"
+            f"unknown features {text!r}: join some of {', '.join(_KNOWN_FEATURES)} with + and append"
             f" :{', :'.join(_AREAS)}, as in {DEFAULT_FEATURES}"
         )
     return Features(chosen, area)
@@ -85,26 +85,30 @@ def is_partition(folder: Path) -> bool:
 
 
 def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
-    """All recordings of the partitions in this folder, and what was passed over."""
+    """All recordings of the partitions in this folder, and the files that were skipped."""
     files: list[SourceFile] = []
-    passed: list[ReadResult] = []
-    for folder in list_folders(root, passed):
+    skipped: list[ReadResult] = []
+    for folder in list_folders(root, skipped):
         split = PARTITIONS.get(folder.name)
-        for name in list_names(folder, passed):
+        for name in list_names(folder, skipped):
             if split is not None and _is_recording(name):
                 files.append(SourceFile(replace_surrogates(Path(name).stem), split, folder / name))
             elif looks_like_data(name):
-                told = f"no folder of {', '.join(PARTITIONS)}" if split is None else "no <session>.mat"
-                passed.append(unrecognised(f"{folder.name}/{name}", told))
-    return files, passed
+                expected = (
+                    f"not in one of the folders {', '.join(PARTITIONS)}"
+                    if split is None
+                    else "not <session>.mat"
+                )
+                skipped.append(unrecognised(f"{folder.name}/{name}", expected))
+    return files, skipped
 
 
 def _is_recording(name: str) -> bool:
     return name.endswith(".mat")
 
 
-def survey(file: SourceFile) -> FileSummary:
-    """Trials by the size of the cell array; how many channels they have only reading tells."""
+def summarise_file(file: SourceFile) -> FileSummary:
+    """Number of trials by the size of the cell array; the number of channels takes reading the file."""
     sizes = _sizes(file)
     if "tx1" not in sizes and "spikePow" not in sizes:
         raise UnreadableFile("it has neither tx1 nor spikePow")
@@ -112,15 +116,16 @@ def survey(file: SourceFile) -> FileSummary:
 
 
 def count_channels(file: SourceFile, features: str) -> dict[int, int]:
+    """Number of trials by channel count."""
     counts: Counter[int] = Counter()
-    for reading in read(file, features):
-        if reading.trial is not None:
-            counts[reading.trial.bins.shape[1]] += 1
+    for result in read_trials(file, features):
+        if result.trial is not None:
+            counts[result.trial.bins.shape[1]] += 1
     return dict(counts)
 
 
-def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[ReadResult]:
-    """The trials of one file in order; the file is held in memory while it is read."""
+def read_trials(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[ReadResult]:
+    """The trials of one file in order; the file is held in memory meanwhile."""
     chosen = parse_features(features)
     data = _load(file, chosen)
     arrays = [data[name] for name in chosen.names]
@@ -134,29 +139,27 @@ def read(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[ReadRes
             yield ReadResult(identity, None, (problem,))
             continue
         for array in arrays:
-            array[number] = None  # what has been handed on need not stay
-        yield _reading(
+            array[number] = None  # release the memory
+        yield _make_trial(
             file, number, bins, texts[number] if texts else None, blocks[number] if blocks else None
         )
 
 
-def _reading(
+def _make_trial(
     file: SourceFile, number: int, bins: np.ndarray, text: str | None, block: int | None
 ) -> ReadResult:
     problems: list[Problem] = []
     if block is None:
-        problems.append(Problem("no block number", None, "blockIdx is missing; taken as block 0", "note"))
+        problems.append(Problem("no block number", None, "blockIdx is missing; block 0 is assumed", "note"))
     tokens: np.ndarray | None = None
     if file.split == "test":
-        text = None  # a placeholder in the release
+        text = None  # placeholder in the release
     elif not text:
         problems.append(Problem("no label", None, "the trial has no sentence"))
         text = None
     else:
         if n_replaced := text.count(REPLACEMENT):
-            detail = (
-                f"{n_replaced} signs of the sentence are no text, so its label may be wrong: {text[:60]!r}"
-            )
+            detail = f"{n_replaced} characters are not valid text, so the label may be wrong: {text[:60]!r}"
             problems.append(Problem("text encoding", n_replaced, detail))
         label, unknown = text_to_tokens(text)
         tokens = np.asarray(label, dtype=np.int32)
@@ -168,14 +171,14 @@ def _reading(
 
 
 def _read_bins(cells: list[Any], features: Features) -> np.ndarray:
-    """(T, C) float32: the chosen columns of every feature side by side."""
+    """Bins (T, C) float32: the selected columns of all features."""
     parts: list[np.ndarray] = []
     for name, cell in zip(features.names, cells, strict=True):
         if not isinstance(cell, np.ndarray) or cell.ndim != 2 or cell.dtype.kind not in "fiu":
-            raise ValueError(f"{name} holds no array of numbers (bins, channels)")
+            raise ValueError(f"{name} is not a numeric array (bins, channels)")
         if cell.size > MAX_VALUES or (features.area != "all" and cell.shape[1] % 2):
             raise ValueError(
-                f"{name} has {cell.shape[0]} bins of {cell.shape[1]} channels, which cannot be halved"
+                f"{name} has {cell.shape[0]} bins of {cell.shape[1]} channels: too large or not divisible by 2"
             )
         parts.append(cell[:, features.columns(cell.shape[1])])
     if len({len(part) for part in parts}) > 1:
@@ -187,17 +190,17 @@ def _read_bins(cells: list[Any], features: Features) -> np.ndarray:
     return np.ascontiguousarray(bins)
 
 
-# --- the file ---------------------------------------------------------------------------------------------
+# --- loading the file -------------------------------------------------------------------------------------
 
 
 def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
-    """Cells, sentences and block numbers, all of the same length."""
+    """Cells, sentences and block numbers, one entry per trial."""
     wanted = (*features.names, "sentenceText", "blockIdx")
     sizes = _sizes(file, wanted)
     for name in features.names:
         if name not in sizes:
             raise UnreadableFile(
-                f"it has no variable {name}; it holds {', '.join(sorted(sizes)) or 'nothing'}"
+                f"it has no variable {name}; its variables are {', '.join(sorted(sizes)) or 'none'}"
             )
     try:
         stored = scipy.io.loadmat(file.path, variable_names=wanted)
@@ -217,9 +220,9 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
     return data
 
 
-def _check(file: SourceFile) -> None:
+def _check_header(file: SourceFile) -> None:
     if not is_safe_name(file.session):
-        raise UnreadableFile(f"the session name {file.session!r} cannot be a file name; rename the file")
+        raise UnreadableFile(f"the session name {file.session!r} is not a valid file name; rename the file")
     try:
         with file.path.open("rb") as stream:
             head = stream.read(520)
@@ -234,20 +237,20 @@ def _check(file: SourceFile) -> None:
 
 
 def _sizes(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, int]:
-    """How many cells each variable has; those wanted have been checked to the last and are safe to load."""
-    _check(file)
+    """Number of cells of each variable; the `wanted` ones are checked completely and are safe to load."""
+    _check_header(file)
     try:
         sizes = {name: found.size for name, found in list_variables(file.path, wanted).items()}
     except _MAT_ERRORS as error:
         raise UnreadableFile(summarise_error(error)) from error
     for name in _KNOWN_FEATURES:
         if sizes.get(name, 0) > _MAX_TRIALS:
-            raise UnreadableFile(f"{name} claims {sizes[name]} trials")
+            raise UnreadableFile(f"{name} has {sizes[name]} trials, expected at most {_MAX_TRIALS}")
     return sizes
 
 
 def _sentences(stored: Any) -> list[Any]:
-    """Sentences from a padded character array or a cell array; an empty list where there are none."""
+    """Sentences from a padded character array or a cell array; an empty list if there are none."""
     if not isinstance(stored, np.ndarray):
         return []
     flat = [np.asarray(cell).ravel() for cell in stored.ravel()]

@@ -1,4 +1,4 @@
-"""Find recordings under a folder and tell which layout they have."""
+"""Find the recordings below a folder and detect their layout."""
 
 import os
 from collections import deque
@@ -17,59 +17,59 @@ from arcuate.data.readers.source import (
 )
 from arcuate.errors import UserError
 
-_DEPTH = 5
+_MAX_DEPTH = 5
 _MAX_FOLDERS = 20_000
-_LOOKED_FOR = (
+_EXPECTED = (
     "<session>/data_{train,val,test}.hdf5 (Brain-to-Text '25) or"
     " {train,test,competitionHoldOut}/<session>.mat (Brain-to-Text '24)"
 )
 
 
 def find_source(path: Path) -> Source:
-    """The recordings in this folder: the sessions' folder itself or any folder above it."""
+    """The recordings in `path`, which is the folder of the sessions or any folder above it."""
     path = Path(os.path.abspath(path))
-    _refuse_unless_folder(path)
-    closed: list[ReadResult] = []
-    roots = _search(path, closed)
+    _check_folder(path)
+    unlisted: list[ReadResult] = []
+    roots = _search(path, unlisted)
     if not roots:
         raise UserError(
-            f"no recordings in {path}: looked for {_LOOKED_FOR} up to {_DEPTH} folders deep; {_holds(path)}"
-            + "".join(f"; {folder.id} cannot be looked into" for folder in closed[:1])
+            f"no recordings in {path}: expected {_EXPECTED} up to {_MAX_DEPTH} folders deep; {_describe_contents(path)}"
+            + "".join(f"; {folder.id} cannot be listed" for folder in unlisted[:1])
         )
     if len(roots) > 1:
-        named = " and ".join(f"{root} ({layout})" for root, layout in sorted(roots.items())[:2])
+        examples = " and ".join(f"{root} ({layout})" for root, layout in sorted(roots.items())[:2])
         more = f" and {len(roots) - 2} more" if len(roots) > 2 else ""
         raise UserError(
-            f"several sets of recordings in {path}: {named}{more}; give the folder of one of them"
+            f"several sets of recordings in {path}: {examples}{more}; give the folder of one of them"
         )
     ((root, layout),) = roots.items()
-    only = path if root == path.parent else None  # one session's own folder was given
-    files, passed = b2t25.list_files(root, only) if layout == "b2t25" else b2t24.list_files(root)
-    notes = [f"{folder.id} beside the recordings cannot be looked into" for folder in closed]
-    return _with_side_files(Source(layout, root, tuple(sorted(files, key=file_order))), path, passed, notes)
+    only = path if root == path.parent else None  # the folder of a single session was given
+    files, skipped = b2t25.list_files(root, only) if layout == "b2t25" else b2t24.list_files(root)
+    notes = [f"{folder.id} beside the recordings cannot be listed" for folder in unlisted]
+    return _with_side_files(Source(layout, root, tuple(sorted(files, key=file_order))), path, skipped, notes)
 
 
-def _with_side_files(source: Source, given: Path, passed: list[ReadResult], notes: list[str]) -> Source:
+def _with_side_files(source: Source, given: Path, skipped: list[ReadResult], notes: list[str]) -> Source:
     corpora: side_files.Corpora = {}
     modes: side_files.Modes = {}
     if source.layout == "b2t25" and (
-        table := side_files.find_beside(source.root, given, side_files.CORPUS_TABLE)
+        table := side_files.find_beside(source.root, given, side_files.DESCRIPTION_FILE)
     ):
         try:
             corpora, unused = side_files.read_corpora(table)
             notes = notes + unused
         except side_files.ERRORS as error:
-            passed = [*passed, unreadable(table.name, summarise_error(error))]
-    if table := side_files.find_beside(source.root, given, side_files.MODE_TABLE):
+            skipped = [*skipped, unreadable(table.name, summarise_error(error))]
+    if table := side_files.find_beside(source.root, given, side_files.TRUTH_FILE):
         try:
             modes, unused = side_files.read_modes(table)
             notes = notes + unused
         except side_files.ERRORS as error:
-            passed = [*passed, unreadable(table.name, summarise_error(error))]
-    return replace(source, corpora=corpora, modes=modes, notes=tuple(notes), passed=tuple(passed))
+            skipped = [*skipped, unreadable(table.name, summarise_error(error))]
+    return replace(source, corpora=corpora, modes=modes, notes=tuple(notes), skipped=tuple(skipped))
 
 
-def _refuse_unless_folder(path: Path) -> None:
+def _check_folder(path: Path) -> None:
     if path.is_file():
         hint = (
             "unpack it and give the folder"
@@ -78,15 +78,15 @@ def _refuse_unless_folder(path: Path) -> None:
         )
         raise UserError(f"{path} is a file; {hint}")
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}; give the folder that holds the recordings")
+        raise UserError(f"there is no folder {path}; give the folder of the recordings")
     if (path / "manifest.json").is_file() and (path / "sessions").is_dir():
         raise UserError(f"{path} is already a prepared store; give the folder of the original recordings")
     if b2t24.is_partition(path):
         raise UserError(f"{path} is one partition of a release; give the folder above it, {path.parent}")
 
 
-def _search(path: Path, closed: list[ReadResult]) -> dict[Path, Layout]:
-    """Roots of recordings at or below this folder, breadth first, each folder once."""
+def _search(path: Path, unlisted: list[ReadResult]) -> dict[Path, Layout]:
+    """Roots of recordings at or below `path`, breadth first; every folder is visited once."""
     if b2t25.is_session(path):
         return {path.parent: "b2t25"}
     roots: dict[Path, Layout] = {}
@@ -98,26 +98,26 @@ def _search(path: Path, closed: list[ReadResult]) -> dict[Path, Layout]:
         if real in seen or len(seen) >= _MAX_FOLDERS:
             continue
         seen.add(real)
-        inside = _folders(folder, closed)
+        inside = _folders(folder, unlisted)
         if any(b2t25.is_session(child) for child in inside):
             roots[folder] = "b2t25"
         if any(b2t24.is_partition(child) for child in inside):
-            roots[folder] = "b2t24" if folder not in roots else _both(folder)
-        if folder not in roots and depth < _DEPTH:
+            roots[folder] = "b2t24" if folder not in roots else _refuse_both_layouts(folder)
+        if folder not in roots and depth < _MAX_DEPTH:
             waiting.extend((child, depth + 1) for child in inside)
     return roots
 
 
-def _both(folder: Path) -> Layout:
-    raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a folder of its own")
+def _refuse_both_layouts(folder: Path) -> Layout:
+    raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a separate folder")
 
 
-def _folders(folder: Path, closed: list[ReadResult]) -> list[Path]:
-    """Sub-folders in order; hidden ones and what macOS puts beside an archive are no recordings."""
-    return [folder / name for name in list_names(folder, closed) if os.path.isdir(folder / name)]
+def _folders(folder: Path, unlisted: list[ReadResult]) -> list[Path]:
+    """Sorted sub-folders, without hidden ones."""
+    return [folder / name for name in list_names(folder, unlisted) if os.path.isdir(folder / name)]
 
 
-def _holds(folder: Path) -> str:
+def _describe_contents(folder: Path) -> str:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -126,5 +126,5 @@ def _holds(folder: Path) -> str:
         return "it is empty"
     packed = [name for name in names if name.endswith((".zip", ".tar.gz", ".tgz", ".tar"))]
     if packed:
-        return f"it holds {packed[0]}, which has to be unpacked first"
+        return f"it holds {packed[0]}; unpack it first"
     return "it holds " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

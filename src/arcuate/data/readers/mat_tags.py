@@ -1,8 +1,7 @@
-"""A walk along the tags of a MATLAB 5 file, before the compiled reader follows them.
+"""Validation of the tags of a MATLAB 5 file before scipy's compiled reader follows them.
 
-That reader trusts every type code and every size it meets; a damaged file can take the whole process down.
-The walk reads tags only (compressed variables are inflated in passing, piece by piece) and raises ValueError at
-the first thing that cannot be.
+That reader trusts every type code and size; a damaged file can crash the process. The validation reads tags only,
+inflating compressed variables chunk by chunk, and raises ValueError at the first impossible one.
 """
 
 import struct
@@ -19,12 +18,14 @@ _CELL, _CHAR, _OPAQUE = 1, 4, 17
 _NUMERIC = range(6, 16)
 _COMPLEX = 0x800
 _KNOWN_CLASSES = range(1, 17)
-_PIECE = 2**20
+_CHUNK_BYTES = 2**20
 _MAX_CELLS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Variable:
+    """Header of a MATLAB variable."""
+
     is_cell: bool
     shape: tuple[int, ...]
     is_complex: bool = False
@@ -37,15 +38,15 @@ class Variable:
         return total
 
 
-class Bytes(Protocol):
-    """Something to read forward in."""
+class _ByteStream(Protocol):
+    """A stream that is read forward."""
 
     def read(self, n: int) -> bytes: ...
     def skip(self, n: int) -> None: ...
 
 
 def list_variables(path: Path, wanted: Collection[str]) -> dict[str, Variable]:
-    """The variables of a file; those wanted are walked to their last cell."""
+    """The variables of a file; the `wanted` ones are validated down to the last cell."""
     size = path.stat().st_size
     found: dict[str, Variable] = {}
     with path.open("rb") as stream:
@@ -53,20 +54,20 @@ def list_variables(path: Path, wanted: Collection[str]) -> dict[str, Variable]:
         end = 128
         while end < size:
             stream.seek(end)
-            kind, n_bytes = struct.unpack(f"{order}II", _exactly(stream, 8))
+            kind, n_bytes = struct.unpack(f"{order}II", _read_exactly(stream, 8))
             start, end = end + 8, end + 8 + n_bytes
             if end > size or kind not in (_MATRIX, _COMPRESSED):
-                raise ValueError(f"the file is damaged or breaks off at byte {start - 8}")
-            source: Bytes = _Plain(stream, end)
+                raise ValueError(f"the file is damaged or truncated at byte {start - 8}")
+            source: _ByteStream = _Plain(stream, end)
             if kind == _COMPRESSED:
                 source = _Inflated(stream, n_bytes)
                 kind, n_bytes = struct.unpack(f"{order}II", source.read(8))
                 if kind != _MATRIX:
-                    raise ValueError(f"the compressed part at byte {start} holds no variable")
-            walk = _Walk(source, order)
-            name, variable, kind = walk.header()
+                    raise ValueError(f"the compressed part at byte {start} is not a variable")
+            reader = _VariableReader(source, order)
+            name, variable, kind = reader.header()
             if name in wanted:
-                walk.body(variable, kind, depth=0)
+                reader.check_body(variable, kind, depth=0)
             found[name] = variable
     return found
 
@@ -79,10 +80,10 @@ def _byte_order(header: bytes) -> str:
     raise ValueError("it is not a MATLAB 5 file")
 
 
-class _Walk:
-    """The inside of one variable."""
+class _VariableReader:
+    """Reads the tags of one variable."""
 
-    def __init__(self, source: Bytes, order: str) -> None:
+    def __init__(self, source: _ByteStream, order: str) -> None:
         self.source, self.order = source, order
 
     def header(self) -> tuple[str, Variable, int]:
@@ -92,7 +93,7 @@ class _Walk:
             raise ValueError("a variable has no flags")
         (flag_bits,) = struct.unpack(f"{self.order}I", flags[:4])
         matlab_class, is_complex = flag_bits & 0xFF, bool(flag_bits & _COMPLEX)
-        if matlab_class == _OPAQUE:  # an object of MATLAB's own; it has neither shape nor name
+        if matlab_class == _OPAQUE:  # a MATLAB object, without shape and name
             return "", Variable(False, ()), _OPAQUE
         kind, dims = self.element()
         if kind != _INT32 or len(dims) % 4 or not 8 <= len(dims) <= 128 or matlab_class not in _KNOWN_CLASSES:
@@ -103,30 +104,30 @@ class _Walk:
             raise ValueError("a variable has an impossible shape or name")
         return name.decode("latin-1"), Variable(matlab_class == _CELL, shape, is_complex), matlab_class
 
-    def body(self, variable: Variable, matlab_class: int, depth: int) -> None:
+    def check_body(self, variable: Variable, matlab_class: int, depth: int) -> None:
         if variable.is_complex:
             raise ValueError("values are complex numbers")
         if matlab_class == _CELL and depth < 2:
             if variable.size > _MAX_CELLS:
-                raise ValueError(f"a cell array claims {variable.size} cells")
+                raise ValueError(f"a cell array has {variable.size} cells, expected at most {_MAX_CELLS}")
             for _ in range(variable.size):
-                self._cell(depth)
+                self._check_cell(depth)
         elif matlab_class == _CHAR:
-            self._values(_CHARACTERS)
+            self._check_values(_CHARACTERS)
         elif matlab_class in _NUMERIC:
-            self._values(_NUMBERS)
+            self._check_values(_NUMBERS)
         else:
-            raise ValueError(f"a variable has class {matlab_class}, neither numbers nor text")
+            raise ValueError(f"a variable has class {matlab_class}, expected numbers or text")
 
-    def _cell(self, depth: int) -> None:
+    def _check_cell(self, depth: int) -> None:
         kind, n_bytes = struct.unpack(f"{self.order}II", self.source.read(8))
         if kind != _MATRIX:
-            raise ValueError("a cell holds no array")
+            raise ValueError("a cell is not an array")
         if n_bytes:
             _, variable, matlab_class = self.header()
-            self.body(variable, matlab_class, depth + 1)
+            self.check_body(variable, matlab_class, depth + 1)
 
-    def _values(self, allowed: Collection[int]) -> None:
+    def _check_values(self, allowed: Collection[int]) -> None:
         kind, n_bytes, small = self.tag()
         if kind not in allowed:
             raise ValueError(f"values have the unknown type {kind}")
@@ -141,32 +142,32 @@ class _Walk:
         return kind, padded[:n_bytes]
 
     def tag(self) -> tuple[int, int, bool]:
-        """Type, size, and whether the content sits inside the tag itself."""
+        """Type, size, and whether the content is stored inside the tag itself."""
         (first,) = struct.unpack(f"{self.order}I", self.source.read(4))
         if first >> 16:
             if first >> 16 > 4:
-                raise ValueError("a small element claims more than it can hold")
+                raise ValueError("a small element is longer than 4 bytes")
             return first & 0xFFFF, first >> 16, True
         (n_bytes,) = struct.unpack(f"{self.order}I", self.source.read(4))
         return first, n_bytes, False
 
 
-def _exactly(stream: BinaryIO, n: int) -> bytes:
+def _read_exactly(stream: BinaryIO, n: int) -> bytes:
     content = stream.read(n)
     if len(content) != n:
-        raise ValueError("the file breaks off")
+        raise ValueError("the file is truncated")
     return content
 
 
 class _Plain:
-    """Bytes of a variable as they stand in the file, up to its end."""
+    """Bytes of an uncompressed variable, up to its end."""
 
     def __init__(self, stream: BinaryIO, end: int) -> None:
         self.stream, self.end = stream, end
 
     def read(self, n: int) -> bytes:
         self._check(n)
-        return _exactly(self.stream, n)
+        return _read_exactly(self.stream, n)
 
     def skip(self, n: int) -> None:
         self._check(n)
@@ -178,7 +179,7 @@ class _Plain:
 
 
 class _Inflated:
-    """Bytes of a compressed variable, inflated a piece at a time."""
+    """Bytes of a compressed variable, inflated chunk by chunk."""
 
     def __init__(self, stream: BinaryIO, n_bytes: int) -> None:
         self.stream, self.left = stream, n_bytes
@@ -187,22 +188,22 @@ class _Inflated:
 
     def read(self, n: int) -> bytes:
         while len(self.ready) < n:
-            self.ready += self._piece()
+            self.ready += self._next_chunk()
         content, self.ready = self.ready[:n], self.ready[n:]
         return content
 
     def skip(self, n: int) -> None:
         while len(self.ready) < n:
             n -= len(self.ready)
-            self.ready = self._piece()
+            self.ready = self._next_chunk()
         self.ready = self.ready[n:]
 
-    def _piece(self) -> bytes:
+    def _next_chunk(self) -> bytes:
         packed = self.inflate.unconsumed_tail
         if not packed and self.left:
-            packed = _exactly(self.stream, min(self.left, _PIECE))
+            packed = _read_exactly(self.stream, min(self.left, _CHUNK_BYTES))
             self.left -= len(packed)
-        piece = self.inflate.decompress(packed, _PIECE)
-        if not piece and (self.inflate.eof or not (self.left or self.inflate.unconsumed_tail)):
+        chunk = self.inflate.decompress(packed, _CHUNK_BYTES)
+        if not chunk and (self.inflate.eof or not (self.left or self.inflate.unconsumed_tail)):
             raise ValueError("a compressed variable ends before its values do")
-        return piece
+        return chunk

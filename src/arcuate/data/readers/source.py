@@ -1,4 +1,4 @@
-"""The nouns of reading: where recordings lie, what one reading gave, and what was wrong with it."""
+"""Types that all readers share: source files, read results, problems; and the listing of folders."""
 
 import os
 import re
@@ -14,21 +14,23 @@ from arcuate.data.trial import SPLITS, Split, Trial
 Layout = Literal["b2t25", "b2t24"]
 Severity = Literal["note", "ignored", "bad", "unreadable"]
 
-MAX_VALUES = 2**27  # values in one trial (half a gigabyte as float32); a larger claim is a broken file
+MAX_VALUES = 2**27  # values in one trial (half a gigabyte as float32); more means a damaged file
 MAX_TOKENS = 100_000
 REPLACEMENT = "\ufffd"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
-# What reading a foreign file may raise without it being a fault of this program.
+# Exceptions that a damaged file may cause in the file libraries.
 FILE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, EOFError, ArithmeticError)
 
 
 class UnreadableFile(Exception):
-    """A source file that cannot be read; the message says why."""
+    """A source file that cannot be read; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
+    """One file of a release: the trials of one split of one session."""
+
     session: str
     split: Split
     path: Path
@@ -40,9 +42,10 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with one trial or file. A note changes nothing, a bad trial stays out of training.
+    """A problem of one trial or file.
 
-    What is ignored is no file of the layout, though it may hold data.
+    note: no consequence; bad: excluded from training; unreadable: missing in the store; ignored: not a file of the
+    layout, though it may hold data.
     """
 
     reason: str
@@ -53,7 +56,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """What came of one trial (or, for a note on the whole file, of none)."""
+    """Outcome of reading one trial; `trial` is None where it failed or where the problems concern a file."""
 
     id: str
     trial: Trial | None
@@ -62,10 +65,10 @@ class ReadResult:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """A look at a file without reading its bins."""
+    """Trial counts of a file, without reading its bins."""
 
     n_trials: int
-    n_channels: Mapping[int, int]  # channels -> trials that have so many; empty where only reading tells
+    n_channels: Mapping[int, int]  # channels -> number of trials; empty where it takes reading the file
 
 
 @dataclass(frozen=True)
@@ -75,72 +78,73 @@ class Source:
     layout: Layout
     root: Path
     files: tuple[SourceFile, ...]  # by session (chronological), then train, val, test
-    corpora: Mapping[tuple[date, int], str] = field(default_factory=dict)  # (day, block) -> corpus
+    corpora: Mapping[tuple[date, int], str] = field(default_factory=dict)  # (date, block) -> corpus
     modes: Mapping[tuple[str, str, int], str] = field(
         default_factory=dict
     )  # (session, split, number) -> mode
     notes: tuple[str, ...] = ()
-    passed: tuple[ReadResult, ...] = ()  # what looks like part of the release and is no file to read
+    skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
 
     @property
     def sessions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(file.session for file in self.files))
 
     def corpus_of(self, session: str, block: int) -> str | None:
-        day = session_date(session)
-        return self.corpora.get((day, block)) if day else None
+        recorded = session_date(session)
+        return self.corpora.get((recorded, block)) if recorded else None
 
 
 def file_order(file: SourceFile) -> tuple[date, str, int]:
+    """Sort key: by session, then train, val, test."""
     return *session_order(file.session), SPLITS.index(file.split)
 
 
 def replace_surrogates(text: str) -> str:
-    """The same text with a sign of replacement for what no text can hold: bytes that were no UTF-8."""
+    """Replace surrogates, which stand for bytes that were not UTF-8, by U+FFFD."""
     return _SURROGATES.sub(REPLACEMENT, text)
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a session's name can become a file name everywhere."""
+    """Whether a session's name is a valid file name on every system."""
     return re.fullmatch(r"\w[\w .+\-]{0,99}", name) is not None and not name.endswith((".", " "))
 
 
 def summarise_error(error: BaseException) -> str:
-    """What a file library's exception says, in one line of sensible length."""
-    said = error.args[0] if isinstance(error, KeyError) and error.args else error
-    text = " ".join(replace_surrogates(str(said)).split()) or type(error).__name__
+    """The message of a file library's exception in one line of at most 200 characters."""
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error
+    text = " ".join(replace_surrogates(str(message)).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-# What lies in a release's folders: everything that looks like data is either read or named.
+# Listing of a release's folders: everything that looks like data is either read or reported.
 
-_DATA_ENDINGS = (".hdf5", ".h5", ".hdf", ".he5", ".mat", ".nwb")
-_NO_RECORDINGS = (".", "__MACOSX", "lost+found")
+_DATA_SUFFIXES = (".hdf5", ".h5", ".hdf", ".he5", ".mat", ".nwb")
+_IGNORED_PREFIXES = (".", "__MACOSX", "lost+found")
 
 
-def list_names(folder: Path, passed: list[ReadResult]) -> list[str]:
-    """Names in a folder, in order; one that cannot be listed is put on record."""
+def list_names(folder: Path, skipped: list[ReadResult]) -> list[str]:
+    """Sorted names in a folder; a folder that cannot be listed is added to `skipped`."""
     try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith(_NO_RECORDINGS))
+        return sorted(name for name in os.listdir(folder) if not name.startswith(_IGNORED_PREFIXES))
     except OSError as error:
-        passed.append(unreadable(folder.name, f"the folder cannot be listed: {error.strerror}"))
+        skipped.append(unreadable(folder.name, f"the folder cannot be listed: {error.strerror}"))
         return []
 
 
-def list_folders(root: Path, passed: list[ReadResult]) -> Iterator[Path]:
-    """Sub-folders in order. Links to nothing and data files that stand among them are put on record."""
-    for name in list_names(root, passed):
+def list_folders(root: Path, skipped: list[ReadResult]) -> Iterator[Path]:
+    """Sorted sub-folders; dangling links and stray data files are added to `skipped`."""
+    for name in list_names(root, skipped):
         path = root / name
         if os.path.isdir(path):
             yield path
         elif os.path.islink(path) and not os.path.exists(path):
-            passed.append(unreadable(name, "a link to nothing"))
+            skipped.append(unreadable(name, "dangling symbolic link"))
         elif looks_like_data(name):
-            passed.append(unrecognised(name, "a data file beside the folders it should be in"))
+            skipped.append(unrecognised(name, "data file outside the folders of the layout"))
 
 
 def looks_like_data(name: str) -> bool:
-    return name.lower().endswith(_DATA_ENDINGS)
+    return name.lower().endswith(_DATA_SUFFIXES)
 
 
 def unreadable(identity: str, detail: str) -> ReadResult:

@@ -1,5 +1,6 @@
-"""A simulated cohort in the official file layouts, from sentence to spikes."""
+"""Simulation of recordings in the official file layouts, from sentences to spikes."""
 
-from arcuate.data.simulation.cohort import DIFFICULTIES, LAYOUTS, TRUTH, simulate
+from arcuate.data.readers.side_files import TRUTH_FILE
+from arcuate.data.simulation.cohort import DIFFICULTIES, LAYOUTS, Simulation, simulate
 
-__all__ = ["DIFFICULTIES", "LAYOUTS", "TRUTH", "simulate"]
+__all__ = ["DIFFICULTIES", "LAYOUTS", "TRUTH_FILE", "Simulation", "simulate"]

@@ -1,4 +1,4 @@
-"""Phonemes to movements of the vocal tract: targets, timing, coarticulation."""
+"""Vocal tract model: phonemes to articulator movements, with targets, timing and coarticulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ ARTICULATORS = (
     "closure",
 )
 N_ARTICULATORS = len(ARTICULATORS)
-# Time constant of each articulator (s): lips and tongue tip are quick, jaw, velum and larynx are slower.
+# Time constant of each articulator (s): lips and tongue tip are fast; jaw, velum and larynx are slower.
 _TIME_CONSTANTS = np.array(
     [0.026, 0.034, 0.042, 0.022, 0.026, 0.034, 0.034, 0.040, 0.028, 0.030, 0.044, 0.034, 0.026, 0.022]
 )
 
-# One gesture per row, in the order of ARTICULATORS; "." = the phoneme does not care, its neighbours decide.
+# One gesture per row, in the order of ARTICULATORS; "." = unspecified, determined by the neighbours.
 # Heights, fronting and rounding run from -1 to 1; a diphthong or affricate is two gestures in a row.
 _GESTURES = """
 AA   0.9 -0.3  1.0   .    .  -0.9 -0.7 -0.9  .    .   -1.0  1.0 -0.6 -1.0
@@ -87,7 +87,7 @@ _SHORT = frozenset(["B", "D", "DH", "G", "HH", "L", "P", "T", "K", "V", "Y", "R"
 
 
 def _table() -> dict[str, np.ndarray]:
-    """Phoneme name to its gestures, (1 or 2, N_ARTICULATORS), NaN where the phoneme leaves one free."""
+    """Phoneme name to its gestures, (1 or 2, N_ARTICULATORS); NaN where the phoneme specifies no target."""
     rows: dict[str, list[list[float]]] = {}
     for line in _GESTURES.strip().splitlines():
         name, *cells = line.split()
@@ -100,39 +100,39 @@ REST = GESTURES[SILENCE_NAME][0]
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast this trial is spoken."""
+class Timing:
+    """Timing of a trial in seconds."""
 
-    s_per_phoneme: float  # mean, words' pauses included
-    before_s: float
-    after_s: float
+    per_phoneme: float  # mean, including pauses between words
+    before: float  # silence before speech onset
+    after: float  # silence after the end of speech
 
 
-def time_phonemes(names: Sequence[str], pace: Pace, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+def draw_onsets(names: Sequence[str], timing: Timing, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Onset of every phoneme in bins, (U,) float, and the number of bins of the trial.
 
     The final silence runs to the end of the trial.
     """
-    base = np.array([_relative_length(name) for name in names])
-    lengths = base * rng.lognormal(0.0, 0.24, len(names)) * (pace.s_per_phoneme / BIN_SECONDS)
+    base = np.array([_relative_duration(name) for name in names])
+    durations = base * rng.lognormal(0.0, 0.24, len(names)) * (timing.per_phoneme / BIN_SECONDS)
     pauses = (np.array(names) == SILENCE_NAME) & (rng.random(len(names)) < 0.06)
-    lengths[pauses] += rng.exponential(0.35 / BIN_SECONDS, int(pauses.sum()))  # a hesitation
-    onsets = pace.before_s / BIN_SECONDS + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
-    n_bins = int(np.ceil(onsets[-1] + lengths[-1] + pace.after_s / BIN_SECONDS))
+    durations[pauses] += rng.exponential(0.35 / BIN_SECONDS, int(pauses.sum()))  # hesitations
+    onsets = timing.before / BIN_SECONDS + np.concatenate([[0.0], np.cumsum(durations)[:-1]])
+    n_bins = int(np.ceil(onsets[-1] + durations[-1] + timing.after / BIN_SECONDS))
     return onsets, n_bins
 
 
-def _relative_length(name: str) -> float:
+def _relative_duration(name: str) -> float:
     if name == SILENCE_NAME:
         return 0.95
     return 1.22 if name in _VOWELS else 0.86 if name in _SHORT else 1.02
 
 
-def move(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
+def articulate(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
     """Articulator positions over the trial, (n_bins, N_ARTICULATORS).
 
-    Each articulator follows its targets as a critically damped second-order system, so neighbours overlap;
-    one that a phoneme leaves free drifts between the targets around it.
+    Each articulator follows its targets as a critically damped second-order system, so neighbouring phonemes overlap.
+    Where a phoneme specifies no target, the articulator moves between the targets around it.
     """
     starts: list[float] = [0.0]
     targets: list[np.ndarray] = [REST]
@@ -142,33 +142,33 @@ def move(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
         for part, gesture in enumerate(gestures):
             starts.append(start + (end - start) * part / len(gestures))
             targets.append(gesture)
-    goal = _fill_free(np.array(targets))  # (G, K)
-    which = np.searchsorted(np.array(starts), np.arange(n_bins) + 0.5, side="right") - 1
-    path = goal[which] - REST  # (T, K)
+    path_targets = _fill_unspecified(np.array(targets))  # (G, K)
+    current = np.searchsorted(np.array(starts), np.arange(n_bins) + 0.5, side="right") - 1
+    path = path_targets[current] - REST  # (T, K)
     poles = np.exp(-BIN_SECONDS / _TIME_CONSTANTS)
-    return follow(follow(path, poles), poles) + REST
+    return low_pass(low_pass(path, poles), poles) + REST
 
 
-def follow(goal: np.ndarray, pole: np.ndarray | float) -> np.ndarray:
-    """First-order approach to a moving goal, (T, K), from rest; twice the same makes it critically damped."""
-    inflow = (1 - pole) * goal
-    out = np.empty_like(inflow)
-    now = np.zeros_like(inflow[0])
-    for t, arriving in enumerate(inflow):
-        now = pole * now + arriving
-        out[t] = now
+def low_pass(target: np.ndarray, pole: np.ndarray | float) -> np.ndarray:
+    """First-order low-pass filter along time, (T, K), from rest; applied twice it is critically damped."""
+    scaled = (1 - pole) * target
+    out = np.empty_like(scaled)
+    state = np.zeros_like(scaled[0])
+    for t, value in enumerate(scaled):
+        state = pole * state + value
+        out[t] = state
     return out
 
 
-def _fill_free(targets: np.ndarray) -> np.ndarray:
-    """Replace a free articulator by a blend of the last target asked of it and the next one to come."""
+def _fill_unspecified(targets: np.ndarray) -> np.ndarray:
+    """Replace unspecified targets by a blend of the previous and the next target of the articulator."""
     n, k = targets.shape
     filled = targets.copy()
     order = np.arange(n)[:, None]
-    asked = ~np.isnan(targets)
-    last = np.maximum.accumulate(np.where(asked, order, 0), axis=0)
-    upcoming = np.minimum.accumulate(np.where(asked, order, n - 1)[::-1], axis=0)[::-1]
+    specified = ~np.isnan(targets)
+    last = np.maximum.accumulate(np.where(specified, order, 0), axis=0)
+    upcoming = np.minimum.accumulate(np.where(specified, order, n - 1)[::-1], axis=0)[::-1]
     columns = np.broadcast_to(np.arange(k), (n, k))
     before, after = targets[last, columns], targets[upcoming, columns]
     blend = 0.45 * before + 0.55 * np.where(np.isnan(after), before, after)
-    return np.where(asked, filled, 0.8 * blend + 0.2 * REST)
+    return np.where(specified, filled, 0.8 * blend + 0.2 * REST)

@@ -1,4 +1,4 @@
-"""The two official file layouts, written so that the same recording always gives the same bytes."""
+"""Writers of the two official file layouts; the same recording always gives the same bytes."""
 
 import csv
 import errno
@@ -16,19 +16,20 @@ import numpy as np
 from scipy.io import savemat
 
 from arcuate.data.alphabet import encode
+from arcuate.data.readers.b2t24 import PARTITIONS
 from arcuate.data.trial import SPLITS, Split
 
 MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
-_RECENT_TRIALS = 20
-_SPARE = 2**22  # bytes for labels and the bookkeeping of HDF5
-_PARTITIONS: dict[Split, str] = {"train": "train", "val": "test", "test": "competitionHoldOut"}
+_ROLLING_TRIALS = 20
+_SPARE_BYTES = 2**22  # for labels and HDF5 metadata
+_PARTITION_OF: dict[Split, str] = {split: name for name, split in PARTITIONS.items()}
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One simulated sentence on its way to a file."""
+class SimulatedTrial:
+    """One simulated trial."""
 
     session: str
     split: Split
@@ -41,15 +42,17 @@ class Recording:
     power: np.ndarray  # (T, N) float32
 
 
-class Writer(Protocol):
-    def write(self, recording: Recording) -> None: ...
-    def __enter__(self) -> "Writer": ...
+class SessionWriter(Protocol):
+    """Writes the trials of one session; leaving the context completes the files."""
+
+    def write(self, trial: SimulatedTrial) -> None: ...
+    def __enter__(self) -> "SessionWriter": ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 
-class Hdf5Session:
+class Hdf5SessionWriter:
     """Brain-to-Text '25: normalised features, one HDF5 file per split, trial by trial."""
 
     folder = "hdf5_data_final"
@@ -58,16 +61,16 @@ class Hdf5Session:
         self._target = out / self.folder / session
         self._target.mkdir(parents=True)
         self._files = {split: h5py.File(self._path(split), "w") for split in SPLITS}
-        self._normaliser = RecentTrials()
+        self._normaliser = RollingNormaliser()
 
-    def __enter__(self) -> "Hdf5Session":
+    def __enter__(self) -> "Hdf5SessionWriter":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for split, file in self._files.items():
-            if kind is not None:  # the first failure is the one to tell; what was written is thrown away
+            if kind is not None:  # keep the first error; the files are discarded anyway
                 with suppress(OSError, RuntimeError):
                     file.close()
                 continue
@@ -79,38 +82,38 @@ class Hdf5Session:
     def _path(self, split: Split) -> Path:
         return self._target / f"data_{split}.hdf5"
 
-    def _need(self, n_bytes: int) -> None:
-        """A full disk stops us here: HDF5 cannot close a file whose last write failed."""
+    def _check_free_space(self, n_bytes: int) -> None:
+        """Raise before HDF5 writes, because HDF5 cannot close a file whose last write failed."""
         if shutil.disk_usage(self._target).free < n_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._target))
 
-    def write(self, recording: Recording) -> None:
-        raw = np.concatenate([recording.counts.astype(np.float32), recording.power], axis=1)
-        bins = self._normaliser.normalise(raw, recording.block)
-        self._need(2 * bins.nbytes + _SPARE)
-        group = self._files[recording.split].create_group(f"trial_{recording.number:04d}")
+    def write(self, trial: SimulatedTrial) -> None:
+        raw = np.concatenate([trial.counts.astype(np.float32), trial.power], axis=1)
+        bins = self._normaliser.normalise(raw, trial.block)
+        self._check_free_space(2 * bins.nbytes + _SPARE_BYTES)
+        group = self._files[trial.split].create_group(f"trial_{trial.number:04d}")
         _dataset(group, "input_features", bins)
         group.attrs["n_time_steps"] = len(bins)
-        if recording.split != "test":
+        if trial.split != "test":
             labels = np.zeros(MAX_LABELS, np.int32)
-            labels[: len(recording.names)] = encode(recording.names)
+            labels[: len(trial.names)] = encode(trial.names)
             letters = np.zeros(MAX_LABELS, np.int32)
-            letters[: len(recording.text)] = [ord(letter) for letter in recording.text]
+            letters[: len(trial.text)] = [ord(letter) for letter in trial.text]
             _dataset(group, "seq_class_ids", labels)
             _dataset(group, "transcription", letters)
-            group.attrs["seq_len"] = len(recording.names)
-            group.attrs["sentence_label"] = recording.text
-        group.attrs["session"] = recording.session
-        group.attrs["block_num"] = recording.block
-        group.attrs["trial_num"] = recording.order
+            group.attrs["seq_len"] = len(trial.names)
+            group.attrs["sentence_label"] = trial.text
+        group.attrs["session"] = trial.session
+        group.attrs["block_num"] = trial.block
+        group.attrs["trial_num"] = trial.order
 
 
 def _dataset(group: h5py.Group, name: str, values: np.ndarray) -> None:
     group.create_dataset(name, data=values, track_times=False)
 
 
-class RecentTrials:
-    """z-scores over the last trials of the block, the present one included: how the '25 release looks."""
+class RollingNormaliser:
+    """z-scores over the last trials of the block, including the current one, as in the '25 release."""
 
     def __init__(self) -> None:
         self._block: int | None = None
@@ -121,7 +124,7 @@ class RecentTrials:
             self._block, self._sums = block, []
         wide = bins.astype(np.float64)
         self._sums.append((len(bins), wide.sum(axis=0), np.square(wide).sum(axis=0)))
-        self._sums = self._sums[-_RECENT_TRIALS:]
+        self._sums = self._sums[-_ROLLING_TRIALS:]
         n = sum(part[0] for part in self._sums)
         mean = np.sum([part[1] for part in self._sums], axis=0) / n
         variance = np.sum([part[2] for part in self._sums], axis=0) / n - mean**2
@@ -131,24 +134,24 @@ class RecentTrials:
         return np.clip(scaled, -10.0, 10.0).astype(np.float32)
 
 
-class MatSession:
+class MatSessionWriter:
     """Brain-to-Text '24: raw features, one .mat file per partition."""
 
     folder = "competitionData"
 
-    def __init__(self, out: Path, session: str, seed: Sequence[int]) -> None:
+    def __init__(self, out: Path, session: str, rng: np.random.Generator) -> None:
         self._session = session
         self._root = out / self.folder
-        self._trials: dict[Split, list[Recording]] = {split: [] for split in SPLITS}
-        self._rng = np.random.default_rng(seed)
-        for partition in _PARTITIONS.values():
+        self._trials: dict[Split, list[SimulatedTrial]] = {split: [] for split in SPLITS}
+        self._rng = rng
+        for partition in _PARTITION_OF.values():
             (self._root / partition).mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> "MatSession":
+    def __enter__(self) -> "MatSessionWriter":
         return self
 
-    def write(self, recording: Recording) -> None:
-        self._trials[recording.split].append(recording)
+    def write(self, trial: SimulatedTrial) -> None:
+        self._trials[trial.split].append(trial)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -156,24 +159,20 @@ class MatSession:
         if kind is None:
             for split, trials in self._trials.items():
                 if trials:
-                    self._save(self._root / _PARTITIONS[split] / f"{self._session}.mat", split, trials)
+                    self._save(self._root / _PARTITION_OF[split] / f"{self._session}.mat", split, trials)
 
-    def _save(self, path: Path, split: Split, trials: list[Recording]) -> None:
+    def _save(self, path: Path, split: Split, trials: list[SimulatedTrial]) -> None:
         texts = [HOLDOUT_TEXT if split == "test" else trial.text for trial in trials]
         crossings = [trial.counts for trial in trials]
         columns: dict[str, np.ndarray] = {"tx1": _cells(crossings)}
-        for name, kept in (
-            ("tx2", 0.55),
-            ("tx3", 0.5),
-            ("tx4", 0.45),
-        ):  # each threshold stricter than the last
+        for name, kept in (("tx2", 0.55), ("tx3", 0.5), ("tx4", 0.45)):  # increasingly strict thresholds
             crossings = [self._rng.binomial(counts, kept).astype(np.uint8) for counts in crossings]
             columns[name] = _cells(crossings)
         columns["spikePow"] = _cells([trial.power for trial in trials])
         columns["sentenceText"] = np.array(texts)
         columns["blockIdx"] = np.array([[trial.block] for trial in trials], dtype=np.float64)
         savemat(path, columns, do_compression=False)
-        with path.open("r+b") as file:  # the header carries the date of writing
+        with path.open("r+b") as file:  # the header contains the date of writing
             file.write(_MAT_HEADER.ljust(116))
 
 
@@ -185,7 +184,7 @@ def _cells(values: list[np.ndarray]) -> np.ndarray:
 
 
 def write_description(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """The table of blocks that comes with the '25 release."""
+    """The table of blocks of the '25 release."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["Date", "Post-implant day", "Block number", "Number of sentences", "Corpus", "Split"])

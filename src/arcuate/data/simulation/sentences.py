@@ -1,4 +1,4 @@
-"""Sentences: everyday talk drawn from a small grammar, with the inflections English needs."""
+"""Random English sentences from a small grammar, with regular and irregular inflections."""
 
 import re
 from dataclasses import dataclass
@@ -31,13 +31,15 @@ _IRREGULAR_PLURAL = _pairs(
 
 @dataclass(frozen=True)
 class Rule:
+    """Alternatives of a grammar symbol."""
+
     alternatives: tuple[str, ...]
-    cumulative: tuple[float, ...]  # of the weights, ending at 1
+    cumulative: tuple[float, ...]  # cumulative probabilities
 
 
 @lru_cache(maxsize=1)
 def grammar() -> dict[str, Rule]:
-    """The grammar file that lies beside this module."""
+    """The rules of grammar.txt."""
     text = resources.files("arcuate.data.simulation").joinpath("grammar.txt").read_text(encoding="utf-8")
     rules = {}
     for line in text.splitlines():
@@ -55,22 +57,22 @@ def grammar() -> dict[str, Rule]:
 
 
 def make_sentence(corpus: str, rng: np.random.Generator) -> str:
-    """One sentence of a corpus, with its capital letter and final mark."""
+    """One sentence of a corpus, capitalised and with a final mark."""
     words = _expand(f"<{corpus}>", rng)
     words = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", words)
-    words = " ".join(_uncapped(word) for word in words.split(" "))
+    words = " ".join(_decapitalise(word) for word in words.split(" "))
     text = words[0].upper() + words[1:]
     return text if text[-1] in ".?!" else text + "."
 
 
 @lru_cache(maxsize=1)
 def _proper_nouns() -> frozenset[str]:
-    listed = (grammar()[name].alternatives for name in ("name", "city", "month", "weekday", "subject"))
-    return frozenset(word for words in listed for word in words)
+    words_by_rule = (grammar()[name].alternatives for name in ("name", "city", "month", "weekday", "subject"))
+    return frozenset(word for words in words_by_rule for word in words)
 
 
-def _uncapped(word: str) -> str:
-    """Lower case for a template's first word once another word stands before it."""
+def _decapitalise(word: str) -> str:
+    """Lower-case the first word of a nested template; names and "I" keep their capital."""
     proper = word.strip("?.") in _proper_nouns() or word == "I" or word.startswith("I'")
     return word if proper else word.lower()
 
@@ -108,8 +110,8 @@ def _plural(noun: str) -> str:
     return noun + "s"
 
 
-def _doubles(verb: str) -> bool:
-    """One syllable, or stress on the last, that ends in a short vowel and a consonant: "stopping"."""
+def _doubles_final(verb: str) -> bool:
+    """Whether the final consonant is doubled before an ending ("stopping")."""
     short = len(verb) >= 3 and verb[-1] not in "aeiouwxy" and verb[-2] in _VOWELS and verb[-3] not in _VOWELS
     return short and (sum(letter in _VOWELS for letter in verb) == 1 or verb in ("prefer", "forget"))
 
@@ -117,7 +119,7 @@ def _doubles(verb: str) -> bool:
 def _ing(verb: str) -> str:
     if verb.endswith("e") and not verb.endswith("ee"):
         return verb[:-1] + "ing"
-    return verb + verb[-1] * _doubles(verb) + "ing"
+    return verb + verb[-1] * _doubles_final(verb) + "ing"
 
 
 def _past(verb: str) -> str:
@@ -127,4 +129,4 @@ def _past(verb: str) -> str:
         return verb + "d"
     if verb.endswith("y") and verb[-2] not in _VOWELS:
         return verb[:-1] + "ied"
-    return verb + verb[-1] * _doubles(verb) + "ed"
+    return verb + verb[-1] * _doubles_final(verb) + "ed"

@@ -254,11 +254,11 @@ def test_what_cannot_be_written_is_told_before_the_work(files: Path, tmp_path: P
 def test_inputs_are_not_overwritten(files: Path, tmp_path: Path) -> None:
     scores = edited(files, tmp_path / "s.npz")
     (tmp_path / "link.jsonl").symlink_to(files / "refs.jsonl")
-    assert "read by this command" in refused(files, "--out", str(scores), scores=scores)
+    assert "is an input of this command" in refused(files, "--out", str(scores), scores=scores)
     refs = str(files / "refs.jsonl")
-    assert "read by" in refused(files, "--references", refs, "--out", refs)
-    assert "read by" in refused(files, "--references", refs, "--out", str(tmp_path / "link.jsonl"))
-    assert "read by" in refused(files, "--out", str(files / "lm.arpa"), command="tune")
+    assert "is an input" in refused(files, "--references", refs, "--out", refs)
+    assert "is an input" in refused(files, "--references", refs, "--out", str(tmp_path / "link.jsonl"))
+    assert "is an input" in refused(files, "--out", str(files / "lm.arpa"), command="tune")
 
 
 def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The statistics of differences, held against simulated results whose truth is known."""
+"""Significance tests against simulated results with known error rates."""
 
 import numpy as np
 import pytest
@@ -17,15 +17,15 @@ def results(seed: int, rates: list[float], n_runs: int, seed_sd: float = 0.0) ->
     ("n_runs", "seed_sd", "by_session"),
     [(1, 0.0, False), (3, 0.0, False), (3, 0.15, False), (3, 0.6, False), (5, 0.15, False), (3, 0.15, True)],
 )
-def test_the_statistics_err_as_rarely_as_they_say(n_runs: int, seed_sd: float, by_session: bool) -> None:
+def test_type_1_error_and_coverage_are_nominal(n_runs: int, seed_sd: float, by_session: bool) -> None:
     """Bounds are four standard errors of 400 repetitions around 5 and 95 %."""
     called, held = calibration.errs(n_runs, seed_sd, by_session, 400)
     assert 0.005 < called < 0.095
     assert 0.905 < held < 0.995
 
 
-def test_seeds_left_out_of_the_account_would_fool_us() -> None:
-    """Why seeds are needed: one run each, seeds that differ, and the bootstrap over trials alone."""
+def test_ignoring_the_variance_of_seeds_gives_false_positives() -> None:
+    """One run per arm, seeds that differ, and the bootstrap over trials only."""
     called, held = calibration.errs(1, 0.3, False, 150)
     assert called > 0.3 and held < 0.7
 
@@ -38,7 +38,7 @@ def test_a_real_difference_is_found_and_has_its_sign() -> None:
     assert back.estimate == pytest.approx(-found.estimate) and back.p == pytest.approx(found.p)
 
 
-def test_pairing_makes_the_interval_narrower_than_two_separate_ones() -> None:
+def test_pairing_narrows_the_interval() -> None:
     a, b = results(1, [0.2, 0.2], 1)
     paired = difference(a, b)
     shuffled = Arm(b.errors[:, ::-1], a.lengths)
@@ -51,7 +51,7 @@ def test_the_estimate_is_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
     assert difference(a, b).estimate == pytest.approx(0.089)
 
 
-def test_the_same_results_differ_by_nothing() -> None:
+def test_equal_results_have_difference_zero() -> None:
     (a,) = results(2, [0.2], 1)
     same = difference(a, a)
     assert (same.estimate, same.low, same.high, same.p) == (0, 0, 0, 1)
@@ -59,7 +59,7 @@ def test_the_same_results_differ_by_nothing() -> None:
     assert difference(three, three).p == 1
 
 
-def test_one_run_against_several_borrows_their_spread() -> None:
+def test_a_single_run_uses_the_seed_variance_of_the_other_arm() -> None:
     a, b = results(3, [0.2, 0.2], 4, seed_sd=0.3)
     single = Arm(b.errors[:1], b.lengths)
     found = difference(a, single)
@@ -72,13 +72,13 @@ def test_an_interaction_is_a_contrast_of_four() -> None:
     assert contrast(arms, (1, -1, -1, 1)).low > 0.1
 
 
-def test_arms_of_other_trials_are_no_arms() -> None:
+def test_arms_with_different_trials_are_rejected() -> None:
     a, b = results(5, [0.2, 0.2], 1)
     with pytest.raises(ValueError, match="same trials"):
         difference(a, Arm(b.errors[:, 1:], b.lengths[1:]))
 
 
-def test_holm_is_stricter_the_more_was_asked() -> None:
+def test_holm_adjusts_for_the_number_of_comparisons() -> None:
     assert holm([0.01]) == [0.01]
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]

@@ -43,12 +43,12 @@ def test_summary_by_corpus_and_session_with_the_lm_named() -> None:
     assert warning and "1 of 3" in warning and "75.00 %" in warning and "four.lm" in warning
 
 
-def test_no_warning_where_nothing_is_known_or_nothing_leaks() -> None:
+def test_no_warning_without_leakage() -> None:
     assert summarise_words([trial("a", "a")], lm=None).leakage_warning is None
     assert summarise_words([trial("a", "a", in_lm_text=False)], lm=None).leakage_warning is None
 
 
-def test_nothing_scored_gives_null_and_not_nan() -> None:
+def test_no_scored_trials_give_none_and_not_nan() -> None:
     summary = summarise_words([], lm=None, n_trials=3).to_dict()
     assert summary["wer"] is None and summary["wer_low"] is None and summary["cer"] is None
 
@@ -64,7 +64,7 @@ def test_a_clear_difference_is_significant_and_none_is_not() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30))
 @settings(deadline=None)
-def test_the_difference_has_the_opposite_sign_seen_from_the_other_side(errors: list[tuple[int, int]]) -> None:
+def test_swapping_the_systems_negates_the_difference(errors: list[tuple[int, int]]) -> None:
     first = [Score(substitutions=a, length=4) for a, _ in errors]
     second = [Score(substitutions=b, length=4) for _, b in errors]
     there = score_difference(first, second)
@@ -73,6 +73,6 @@ def test_the_difference_has_the_opposite_sign_seen_from_the_other_side(errors: l
     assert there.rate == -back.rate and there.p == back.p and there.low == pytest.approx(-back.high)
 
 
-def test_systems_scored_on_other_trials_are_refused() -> None:
+def test_systems_scored_on_different_trials_are_rejected() -> None:
     with pytest.raises(ValueError, match="same trials"):
         score_difference([Score(length=3)], [Score(length=4)])
