@@ -8,6 +8,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import create_run
 from arcuate.seeds import derive_seed
-from arcuate.training.distributed import World
+from arcuate.training.distributed import World, encode_for_training
 from arcuate.training.loop import backward, forward_augmented
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
@@ -33,7 +34,7 @@ CPU = torch.device("cpu")
 def guarded_step(training: Training, batch: Batch) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
     rates = set_learning_rates(training.optimizer, training.recipe, training.step)
-    numbers = backward(training, training.model.encode, [batch], CPU, World())
+    numbers = backward(training, partial(encode_for_training, training.model), [batch], CPU, World())
     verdict = training.guard.judge(numbers, rates["rest"])
     training.optimizer.step()
     training.step += 1
@@ -49,7 +50,9 @@ def bare_step(training: Training, batch: Batch) -> None:
     set_learning_rates(training.optimizer, recipe, training.step)
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
-    outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)
+    outputs = forward_augmented(
+        training.model, partial(encode_for_training, training.model), batch, recipe, recipe.loss
+    )
     weighted_loss(
         compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
     ).mean().backward()

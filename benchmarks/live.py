@@ -50,8 +50,8 @@ class Prompted(Model):
 
     told: Iterator[np.ndarray]
 
-    def _streamed(self, frames: torch.Tensor, state: StreamState) -> Outputs:
-        outputs = super()._streamed(frames, state)
+    def _stream_outputs(self, frames: torch.Tensor, state: StreamState) -> Outputs:
+        outputs = super()._stream_outputs(frames, state)
         said = [next(self.told) for _ in range(frames.shape[1])]
         if not said:
             return outputs

@@ -59,6 +59,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
 from arcuate.language.lexicon import make_lexicon
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model
 from arcuate.models.model import add_session, copy_session_layer, single_session_model
 from arcuate.run import Run, find_checkpoint
@@ -130,7 +131,9 @@ def test_none_uses_the_layer_of_the_nearest_session(new_days: Path) -> None:
     bins = normalised_bins(adapter, store, trial)
     second = torch.tensor([model.config.sessions.index(SECOND)])
     with torch.inference_mode():
-        expected = model.encode(bins[None], torch.tensor([len(bins)]), second).log_probs["ctc"][0]
+        expected = model.encode(ModelInputs(bins[None], torch.tensor([len(bins)]), second)).log_probs["ctc"][
+            0
+        ]
     adapted = adapt_sessions(adapter, store, [trial], keep_log_probs=True)[0]
     assert adapted.state.init_session == SECOND and not adapted.known
     np.testing.assert_allclose(adapted.trials[0].result.log_probs, expected.numpy(), atol=1e-6)

@@ -24,13 +24,13 @@ def enumerate_readings(head: Transducer, frames: torch.Tensor, max_symbols: int)
     """Every alignment with at most so many tokens at a frame, one by one, added up by its tokens."""
     totals: dict[tuple, torch.Tensor] = {}
     groups = [g for n in range(max_symbols + 1) for g in itertools.product(range(1, N_CLASSES), repeat=n)]
-    projected = head.from_frames(frames)
+    projected = head.encoder_proj(frames)
     for alignment in itertools.product(groups, repeat=len(frames)):
         tokens: tuple[int, ...] = ()
         score = torch.zeros(())
         for frame, group in zip(projected, alignment, strict=True):
             for token in (*group, 0):
-                predicted = head.from_tokens(head.predictor(torch.tensor([tokens]).long().reshape(1, -1)))
+                predicted = head.predictor_proj(head.predictor(torch.tensor([tokens]).long().reshape(1, -1)))
                 score = score + head.log_probs(frame, predicted[:, -1])[0, token]
                 tokens = (*tokens, token) if token else tokens
         totals[tokens] = torch.logaddexp(totals.get(tokens, torch.tensor(-torch.inf)), score)
@@ -72,9 +72,9 @@ def test_greedy_follows_the_best_class(settings):
     head, frames = make(settings, 12, seed=3, n_classes=6)
     tokens: list[int] = []
     with torch.no_grad():
-        for frame in head.from_frames(frames):
+        for frame in head.encoder_proj(frames):
             for _ in range(3):
-                predicted = head.from_tokens(head.predictor(torch.tensor([tokens]).long().reshape(1, -1)))
+                predicted = head.predictor_proj(head.predictor(torch.tensor([tokens]).long().reshape(1, -1)))
                 best = int(head.log_probs(frame, predicted[:, -1]).argmax())
                 if best == 0:
                     break

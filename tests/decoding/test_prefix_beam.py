@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
 from arcuate.errors import UserError
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
 
 CLASSES = ("BLANK", "a", "b")
 UNLIMITED = 3000
@@ -104,11 +104,13 @@ def test_wrong_scores_are_refused(change, sentence: str) -> None:  # type: ignor
 
 
 def test_a_phoneme_n_gram_is_weighed_in() -> None:
-    words = vocabulary_of(["<unk>", "<s>", "</s>", "a", "b"])
-    unigrams = Table(np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5))
+    words = make_vocabulary(["<unk>", "<s>", "</s>", "a", "b"])
+    unigrams = NGramTable(
+        np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5)
+    )
     ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
-    bigrams = Table(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
-    model = to_model(Tables(words, (unigrams, bigrams)))
+    bigrams = NGramTable(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
+    model = model_from_tables(NGramTables(words, (unigrams, bigrams)))
     search = PrefixBeamSearch(
         UNLIMITED, CLASSES, model=token_lm(model, CLASSES), lm_weight=0.7, token_bonus=0.3
     )

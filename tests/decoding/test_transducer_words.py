@@ -68,8 +68,8 @@ def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
         for parameter in both.head.parameters():
             parameter.zero_()
         both.head.predictor.embedding.weight[:, :] = torch.eye(4)
-        both.head.predictor.mix.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
-        both.head.from_tokens.weight[:, :] = 4 * torch.eye(4)
+        both.head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
+        both.head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
         both.head.output.weight[2, 0] = 9.0  # after nothing: b
         both.head.output.weight[3, 2] = 9.0  # after b: silence
         both.head.output.weight[0, 3] = 9.0  # after a silence: blanks

@@ -23,7 +23,7 @@ from arcuate.experiments.ablation import (
     questions,
     read_factors,
 )
-from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
+from arcuate.insight.ablation import AblationResult, ablation_page, arms_svg, effects_svg, judge_ablation
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate
@@ -109,7 +109,7 @@ def test_no_arm_is_trained_twice(n: int, n_arms: int, n_questions: int) -> None:
 
 def fabricate(
     tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: list[str] = FACTORS
-) -> Ablation:
+) -> AblationResult:
     """An experiment whose arms have the error rates that `truth` gives them, 0.3 where it says nothing."""
     factors, overrides = read_factors(given)
     experiment = Experiment(
@@ -118,16 +118,16 @@ def fabricate(
     for i, cell in enumerate(cells(experiment)):
         run = make_run(cell.path, cell.overrides, results=False)
         write_val(run, truth.get(cell.arm.name, 0.3), seed=i)
-    return judge(experiment)
+    return judge_ablation(experiment)
 
 
 def test_the_guilty_factor_is_named(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5, "all-but-rate": 0.5, "all-but-aug": 0.5})
     assert "eps caused it" in found.verdict and "rises by" in found.verdict
-    effects = {j.factor: j for j in found.judged}
-    assert all(e.real for e in effects["eps"].effects)
-    assert not any(e.real for name in ("rate", "aug") for e in effects[name].effects)
-    assert "no evidence of an effect" in effects["aug"].sentence
+    effects = {j.factor: j for j in found.factors}
+    assert all(e.significant for e in effects["eps"].effects)
+    assert not any(e.significant for name in ("rate", "aug") for e in effects[name].effects)
+    assert "no significant effect" in effects["aug"].sentence
 
 
 def test_two_causes_are_both_named_largest_first(tmp_path: Path) -> None:
@@ -139,15 +139,15 @@ def test_two_causes_are_both_named_largest_first(tmp_path: Path) -> None:
 def test_a_change_that_matters_only_in_company_is_seen(tmp_path: Path) -> None:
     truth = {"all": 0.6, "all-but-aug": 0.6}  # eps and rate only together
     found = fabricate(tmp_path, truth)
-    eps = next(j for j in found.judged if j.factor == "eps")
-    assert eps.alone and not eps.alone.real and eps.together and eps.together.real
+    eps = next(j for j in found.factors if j.factor == "eps")
+    assert eps.alone and not eps.alone.significant and eps.with_others and eps.with_others.significant
     assert "depends on the others" in eps.sentence
-    assert "Not one of them in both settings" in found.verdict
+    assert "None of them both alone and with the others" in found.verdict
 
 
 def test_where_nothing_matters_nothing_is_blamed(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {})
-    assert "no evidence of an effect" in found.verdict and "No factor has a real effect" in found.verdict
+    assert "no significant effect" in found.verdict and "No factor has a significant effect" in found.verdict
 
 
 def test_changes_that_cancel_are_told_apart_from_no_effect(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_changes_that_cancel_are_told_apart_from_no_effect(tmp_path: Path) -> No
 
 def test_one_seed_is_not_enough_and_said_so(tmp_path: Path) -> None:
     assert (
-        "luck of the seed is not ruled out"
+        "variation between seeds is not included"
         in fabricate(tmp_path, {"eps": 0.5, "all": 0.5}, n_seeds=1).verdict
     )
 
 
 def test_one_factor_needs_two_arms(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5}, given=FACTORS[:1])
-    assert found.n_asked == 1 and "eps caused it" in found.verdict
+    assert found.n_comparisons == 1 and "eps caused it" in found.verdict
 
 
 def test_an_unfinished_experiment_says_what_is_missing(tmp_path: Path) -> None:
@@ -172,16 +172,16 @@ def test_an_unfinished_experiment_says_what_is_missing(tmp_path: Path) -> None:
     for cell in cells(found.experiment):
         if cell.arm.name == "all":
             cell.run.results_file("val").unlink()
-    again = judge(found.experiment)
-    assert len(again.missing) == 3 and "no answer" in again.verdict
-    check_page(ablation_page(again, summarise(again)))
+    again = judge_ablation(found.experiment)
+    assert len(again.missing) == 3 and "no verdict" in again.verdict
+    check_page(ablation_page(again))
 
 
 def test_page_figures_and_json(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5})
-    summary = summarise(found)
+    summary = found.to_dict()
     assert json.loads(json.dumps(summary, allow_nan=False))["n_comparisons"] == 7
-    check_page(ablation_page(found, summary))
+    check_page(ablation_page(found))
     for drawing in (effects_svg(found), arms_svg(found)):
         assert drawing.startswith("<svg") and 'xmlns="http://www.w3.org/2000/svg"' in drawing
 

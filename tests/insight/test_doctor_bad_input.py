@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
 from arcuate.insight.doctor import VERDICTS, diagnose
-from arcuate.insight.doctor.diagnose import judge_all
-from arcuate.insight.doctor.page import page
-from arcuate.insight.doctor.read import read
-from arcuate.insight.report.axes import png
+from arcuate.insight.doctor.page import diagnosis_page
+from arcuate.insight.pages.svg import png
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
@@ -32,12 +30,11 @@ def sound(path: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            reading = read(path, allow_pickle=True)
-            told = judge_all(reading)
+            told = diagnose(path, allow_pickle=True)
         except UserError as error:
             return one_sentence(str(error))
-        json.loads(to_json_line(told.as_json()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
-        assert page(told, reading).startswith("<!DOCTYPE html>")
+        json.loads(to_json_line(told.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
+        assert diagnosis_page(told).startswith("<!DOCTYPE html>")
         assert told.primary in VERDICTS
         return told.primary
 
@@ -52,7 +49,7 @@ def sound(path: Path) -> str:
         ("zip.json", b"PK\x03\x04" + bytes(50), ["zip"]),
         ("novel.txt", b"Call me Ishmael. Some years ago" * 50, ["no loss or error rate"]),
         ("stats", b"\x80\x04}q\x00.", ["--allow-pickle"]),
-        ("config.json", b'{"lr": 0.1, "layers": [1, 2]}', ["no training log"]),
+        ("config.json", b'{"lr": 0.1, "layers": [1, 2]}', ["not a training log"]),
     ],
 )
 def test_what_is_no_log_is_refused(tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
@@ -62,7 +59,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, name: str, content: bytes, wo
 
 def test_folders_and_paths_without_a_log_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("nothing here")
-    assert_refused(arcuate("doctor", tmp_path), "no training log")
+    assert_refused(arcuate("doctor", tmp_path), "nor a folder with a training log")
     assert_refused(arcuate("doctor", tmp_path / "nowhere"), "nowhere")
     assert_refused(arcuate("doctor", tmp_path / "notes.md", "--dataset", "t12"), "b2t24")
 

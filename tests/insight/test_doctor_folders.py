@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor.causes import still_to_try
-from arcuate.insight.ledger.entries import read_entry
-from arcuate.insight.ledger.parents import listing
+from arcuate.insight.doctor.causes import without_current_settings
+from arcuate.insight.ledger.runs import read_entry
 from support.cli import assert_refused
 from support.fabricate_runs import make_run
 from support.forking import arcuate
@@ -28,7 +27,7 @@ def test_advice_does_not_repeat_what_the_recipe_has(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_left_to_try(change: str, left: str) -> None:
-    assert still_to_try(change, {"a.b": 0.2, "c.d": 3, "e.f": True}) == left
+    assert without_current_settings(change, {"a.b": 0.2, "c.d": 3, "e.f": True}) == left
 
 
 def test_the_rate_goes_by_the_name_it_has_in_the_recipe(tmp_path: Path) -> None:
@@ -52,11 +51,11 @@ def test_a_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
     best = diagnose(run.path).best_per
     text = run.metrics_file.read_text()
     run.metrics_file.write_text(text[:200] + "\x7f\x00\n" + text)
-    (row,) = listing([read_entry(run.path, "run")])
+    row = read_entry(run.path, "run").to_dict()
     assert (row["verdict"], row["best_per"]) == ("healthy", best)
     assert "not JSON" in row["problems"][0]
     run.metrics_file.write_text("nothing left\n")
-    (row,) = listing([read_entry(run.path, "run")])
+    row = read_entry(run.path, "run").to_dict()
     assert (row["verdict"], row["best_per"]) == (None, None)
 
 

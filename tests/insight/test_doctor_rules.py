@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from arcuate.insight.doctor.curve import Log, Series
-from arcuate.insight.doctor.diagnose import facts_of, infer
-from arcuate.insight.doctor.rules import Finding, findings
+from arcuate.insight.doctor.diagnose import measure
+from arcuate.insight.doctor.rules import Finding, apply_rules
+from arcuate.insight.doctor.training_log import Series, TrainingLog
 from support.doctor_logs import STEPS, falling, log
 
 GOOD = falling()
 LOSS = falling(6.5, 0.8)
 
 
-def judged(made: Log, dataset: str | None = "b2t24", planned: int | None = 10_000) -> list[Finding]:
-    return findings(facts_of(made, infer(made, dataset, planned)))
+def judged(made: TrainingLog, dataset: str | None = "b2t24", planned: int | None = 10_000) -> list[Finding]:
+    return apply_rules(measure(made, dataset, planned)[0])
 
 
-def verdict(made: Log, **told: object) -> str:
+def verdict(made: TrainingLog, **told: object) -> str:
     return judged(made, **told)[0].verdict  # type: ignore[arg-type]
 
 
@@ -96,8 +96,8 @@ def test_lost_ground_is_degraded_with_the_reason_from_the_training_loss() -> Non
     per = bent(GOOD, 30, 0.4)
     rising, still_falling = bent(LOSS, 30, 3.0), LOSS
     assert verdict(log(per, LOSS)) == "degraded"
-    assert "the rate" in " ".join(judged(log(per, LOSS, rising))[0].evidence)
-    assert "the regularisation, not" in " ".join(judged(log(per, LOSS, still_falling))[0].evidence)
+    assert "points to the learning rate" in " ".join(judged(log(per, LOSS, rising))[0].evidence)
+    assert "points to the regularisation" in " ".join(judged(log(per, LOSS, still_falling))[0].evidence)
 
 
 def test_a_dip_that_comes_back_is_not_degraded() -> None:
@@ -147,7 +147,7 @@ def test_evaluations_that_are_the_same_to_the_last_digit_are_frozen() -> None:
     per[40:] = per[40]
     first = judged(log(per))[0]
     assert first.verdict == "plateaued"
-    assert "last digit" in " ".join(first.evidence)
+    assert "are identical" in " ".join(first.evidence)
     per = falling(end=0.6, speed=3)
     per[40:] = per[40]
     assert verdict(log(per)) == "collapsed"
@@ -157,10 +157,10 @@ def test_the_official_25_run_is_healthy_though_its_loss_rises_by_a_third() -> No
     steps = np.arange(0, 120_001, 2000.0)
     per, loss = falling(1.2, 0.101, 12, len(steps)), falling(700, 17.5, 40, len(steps))
     loss[4:] = np.linspace(17.5, 22.5, len(steps) - 4)
-    made = Log("official", Series(steps, per, "batches"), Series(steps, loss, "batches"))
-    setting = infer(made, None, None)
-    assert (setting.dataset, setting.planned) == ("b2t25", 120_000)
-    assert findings(facts_of(made, setting))[0].verdict == "healthy"
+    made = TrainingLog("official", Series(steps, per, "batches"), Series(steps, loss, "batches"))
+    measurements, dataset, _ = measure(made)
+    assert (dataset, measurements.planned) == ("b2t25", 120_000)
+    assert apply_rules(measurements)[0].verdict == "healthy"
 
 
 def test_a_run_that_stops_just_before_its_plan_is_finished() -> None:
@@ -196,4 +196,4 @@ def test_a_training_loss_of_next_to_nothing_cannot_rise() -> None:
     per = bent(GOOD, 60, 1.06 * GOOD[60])
     found = judged(log(per, bent(LOSS, 50, 1.3), train))
     assert found[0].verdict == "overfit"
-    assert "by heart" in " ".join(found[0].evidence)
+    assert "memorised" in " ".join(found[0].evidence)

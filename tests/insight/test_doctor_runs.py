@@ -67,7 +67,7 @@ def test_one_row_without_a_finite_loss_is_enough(run: Path, tmp_path: Path) -> N
 def test_twenty_times_the_rate(cohort_store: Path, tmp_path: Path) -> None:
     told = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false"))
     assert told.primary in ("collapsed", "exploded", "degraded")
-    assert "rate" in told.causes[0].cause
+    assert "learning rate" in told.causes[0].cause
     assert "schedule.peak_lr=" in told.suggestion
 
 
@@ -94,7 +94,7 @@ def test_the_same_run_twice_in_one_folder(run: Path, tmp_path: Path) -> None:
     told = one_object(arcuate("doctor", twice, "--json").stdout)
     assert told["primary"] == "restarted"
     assert len(told["runs"]) == 2 and told["runs"][0]["primary"] == told["runs"][1]["primary"]
-    assert "number for number" in " ".join(told["evidence"])
+    assert "run 2 is identical to run 1" in " ".join(told["evidence"])
 
 
 def test_incidents_of_the_guard_are_evidence(run: Path, tmp_path: Path) -> None:

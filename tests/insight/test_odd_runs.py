@@ -166,7 +166,7 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
     from arcuate.models.import_checkpoint import import_checkpoint
 
     write_nejm(tmp_path / "official")
-    model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm")).model
+    model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm").model).model
     sessions, n_channels = model.config.sessions, model.config.n_channels
     from support.fabricate import Made, noise, write_hdf5
 

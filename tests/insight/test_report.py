@@ -20,11 +20,11 @@ from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
+from arcuate.insight.pages.charts import MAX_POINTS, curve_of
+from arcuate.insight.pages.svg import linear_ticks, log_ticks, png
 from arcuate.insight.report import write_report
-from arcuate.insight.report.axes import linear_ticks, log_ticks, png
-from arcuate.insight.report.curves import MAX_POINTS, series
-from arcuate.insight.report.markup import HEARD_IN, ORDER
-from arcuate.insight.report.raster import brightness
+from arcuate.insight.report.phonemes import EXAMPLE_WORDS, PHONEME_ORDER
+from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
 from support.pages import Outline, check_page
 
@@ -52,7 +52,7 @@ def misread(rng: np.random.Generator, reference: list[str], rate: float) -> list
         if name == "SIL" or draw >= 1:
             read.append(name)
         elif draw < 0.65:
-            read.append(ORDER[(ORDER.index(name) + int(rng.choice([-1, 1, 1, 2]))) % 39])
+            read.append(PHONEME_ORDER[(PHONEME_ORDER.index(name) + int(rng.choice([-1, 1, 1, 2]))) % 39])
         elif draw > 0.85:
             read += [name, str(rng.choice(PHONEMES))]
     return read
@@ -249,12 +249,12 @@ def test_whole_run_has_every_section(whole: Run) -> None:
         "Phoneme error rate",
         "of 6 sessions",
         "checkpoint of step 1,250",
-        "Most frequent confusions",
+        "Most frequent substitutions",
         "clipped to 1",
     ):
         assert words in page
     assert page.count('class="chip sub"') > 5
-    assert "apart from the trials scored here" in page
+    assert "not on the trials scored here" in page
 
 
 def test_same_folder_gives_the_same_bytes(whole: Run) -> None:
@@ -272,7 +272,7 @@ def test_selected_on_the_scored_split_is_said_plainly(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=1, n_examples=1)
     path = run.results_file("val", ending="json")
     write_json(path, {**json.loads(path.read_text()), "selected_on": "val"})
-    assert "chosen on the same validation trials that are scored here" in report(run)[0]
+    assert "selected on the same validation trials that are scored here" in report(run)[0]
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_copes_with_every_size(tmp_path: Path, shape: dict[str, Any]) -> None:
 
 def test_trials_without_labels_are_decoded_and_not_scored(tmp_path: Path) -> None:
     page, _ = report(make_run(tmp_path / "r", sessions=2, split="test", labelled=False, n_examples=1))
-    assert "carry no labels" in page
+    assert "have no labels" in page
     assert "chip sub" not in page
 
 
@@ -452,14 +452,14 @@ def test_odd_examples_still_draw(tmp_path: Path) -> None:
 
 def test_series_keeps_the_extremes_when_it_thins() -> None:
     rows = [{"step": i, "loss": 1000.0 if i == 777 else 1.0} for i in range(5000)]
-    thinned = series(rows, "loss")
+    thinned = curve_of(rows, "loss")
     assert len(thinned.steps) <= MAX_POINTS
     assert max(thinned.values) == 1000.0
 
 
 def test_alphabet_is_complete() -> None:
-    assert sorted(ORDER) == sorted(CLASSES[1:])
-    assert set(HEARD_IN) == set(PHONEMES)
+    assert sorted(PHONEME_ORDER) == sorted(CLASSES[1:])
+    assert set(EXAMPLE_WORDS) == set(PHONEMES)
 
 
 def test_ticks_are_round_and_within() -> None:
@@ -469,7 +469,7 @@ def test_ticks_are_round_and_within() -> None:
 
 def test_brightness_is_between_zero_and_one_for_any_channel() -> None:
     bins = np.array([[0.0, np.inf, 5.0], [0.0, 1.0, np.nan], [0.0, 9.0, 7.0]])
-    values = brightness(bins)
+    values = intensity(bins)
     assert values.shape == (3, 3)
     assert ((values >= 0) & (values <= 1)).all()
     assert (values[0] == 0).all()
@@ -501,6 +501,6 @@ def test_report_needs_no_torch() -> None:
 def test_a_search_other_than_the_plain_one_is_named_with_the_result(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=1, n_examples=1)
     path = run.results_file("val", ending="json")
-    assert "read with" not in report(run)[0]
+    assert "decoded with" not in report(run)[0]
     write_json(path, {**json.loads(path.read_text()), "search": "beam", "beam": 20, "head": "ctc"})
-    assert "read with a beam of 20" in report(run)[0]
+    assert "decoded with beam size 20" in report(run)[0]

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.arpa import parse_number, read_arpa
+from arcuate.language.ngram.arpa import read_arpa, write_arpa
+from arcuate.language.ngram.arpa_parser import parse_number
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.perplexity import summary
-from arcuate.language.ngram.trie import to_model, write_arpa
+from arcuate.language.ngram.perplexity import score_text
+from arcuate.language.ngram.trie import model_from_tables
 from support.backoff import SMALL, Backoff, ask, model_of, walk, write_arpa_text
 
 TEXT = ["a", "b", "c", "a", "b", "</s>"]
@@ -30,7 +31,7 @@ def same(a: LanguageModel, b: LanguageModel) -> bool:
 
 
 def read(path: Path) -> LanguageModel:
-    return to_model(read_arpa(path))
+    return model_from_tables(read_arpa(path))
 
 
 def test_plain_file(tmp_path: Path) -> None:
@@ -76,8 +77,8 @@ HARMLESS = {
 
 
 def test_repeated_ngrams_are_counted(tmp_path: Path) -> None:
-    assert read(HARMLESS["same line twice"](tmp_path)).about["n_repeated"] == 1
-    assert read(HARMLESS["same word twice"](tmp_path)).about["n_repeated"] == 1
+    assert read(HARMLESS["same line twice"](tmp_path)).metadata["n_repeated"] == 1
+    assert read(HARMLESS["same word twice"](tmp_path)).metadata["n_repeated"] == 1
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -95,20 +96,20 @@ def test_gzip_is_known_by_its_bytes(tmp_path: Path) -> None:
 REFUSED = {
     "wrong count": (
         edited(lambda t: t.replace("ngram 2=3", "ngram 2=4")),
-        "line 3: 4 2-grams are announced, .* line 14 has 3",
+        "line 3: 4 2-grams are declared, .* line 14 has 3",
     ),
     "other values": (
         edited(lambda t: t.replace("-0.3\ta b\t-0.5", "-0.3\ta b\t-0.5\n-0.4\ta b").replace("2=3", "2=4")),
-        "line 17.*'a b' .as in line 16. comes again",
+        "line 17.*'a b' of line 16 is repeated",
     ),
     "word with other values": (
         edited(lambda t: t.replace("-0.9\tc", "-0.9\tc\n-0.8\tc").replace("1=6", "1=7")),
-        "line 13: the word 'c' of line 12 comes again",
+        "line 13: the word 'c' of line 12 is repeated",
     ),
     "no number": (edited(lambda t: t.replace("-0.3\ta b", "x\ta b")), "line 16: a number"),
     "not a number": (edited(lambda t: t.replace("-0.3\ta b", "nan\ta b")), "line 16: a number"),
     "infinite": (edited(lambda t: t.replace("-0.3\ta b", "1e999\ta b")), "line 16: a number"),
-    "above nought": (edited(lambda t: t.replace("-0.3\ta b", "0.3\ta b")), "line 16: a log-prob"),
+    "positive": (edited(lambda t: t.replace("-0.3\ta b", "0.3\ta b")), "line 16: a log-prob"),
     "back-off too high": (
         edited(lambda t: t.replace("a b\t-0.5", "a b\t1e39")),
         "line 16: a back-off is above 99",
@@ -125,7 +126,7 @@ REFUSED = {
     ),
     "no counts": (edited(lambda t: re.sub(r"ngram.*\n", "", t)), "no counts"),
     "no unigrams": (edited(lambda t: re.sub(r"(?s)(\\1-grams:).*(\\2-grams:)", r"\1\n\2", t)), "no unigrams"),
-    "no data": (edited(lambda t: "hello\n"), "no ARPA file"),
+    "no data": (edited(lambda t: "hello\n"), "not an ARPA file"),
     "one endless line": (edited(lambda t: "\\data\\\n" + "x" * 9_000_000), "line"),
 }
 
@@ -140,13 +141,13 @@ def test_mistakes_are_told_with_file_and_line(name: str, tmp_path: Path) -> None
 
 def test_wrong_counts_can_be_passed_over(tmp_path: Path) -> None:
     path = edited(lambda text: text.replace("ngram 2=3", "ngram 2=300"))(tmp_path)
-    assert same(to_model(read_arpa(path, recount=True)), model_of(SMALL))
+    assert same(model_from_tables(read_arpa(path, recount=True)), model_of(SMALL))
 
 
 def test_broken_gzip_and_bad_encoding(tmp_path: Path) -> None:
     packed = gzip.compress(write_arpa_text(tmp_path / "m.arpa", SMALL).read_bytes())
     (tmp_path / "cut.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(UserError, match="unpacked"):
+    with pytest.raises(UserError, match="decompressed"):
         read(tmp_path / "cut.gz")
     latin = (tmp_path / "m.arpa").read_bytes().replace(b"-0.9\tc", b"-0.9\tcaf\xe9")
     (tmp_path / "latin.arpa").write_bytes(latin)
@@ -160,7 +161,7 @@ def test_contexts_left_out_by_pruning_are_implied(tmp_path: Path) -> None:
     model = read(write_arpa_text(tmp_path / "m.arpa", ngrams))
     expected = [ask(ngrams, TEXT[max(0, i - 2) : i], word) for i, word in enumerate(TEXT)]
     assert walk(model, TEXT)[0] == pytest.approx(expected, abs=1e-5)
-    assert model.counts == (6, 3, 2) and model.about["n_implied"] == 2
+    assert model.counts == (6, 3, 2) and model.metadata["n_implied"] == 2
 
 
 def test_minus_infinity_and_99_are_probability_nought(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_unigrams_alone(tmp_path: Path) -> None:
 def test_blocks_smaller_than_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_arpa_text(tmp_path / "m.arpa", SMALL)
     for size in (1, 7, 50):
-        monkeypatch.setattr("arcuate.language.ngram.arpa._BLOCK", size)
+        monkeypatch.setattr("arcuate.language.ngram.text._BLOCK", size)
         assert same(read(path), model_of(SMALL))
 
 
@@ -226,5 +227,5 @@ def test_the_real_4_gram(shared: Path) -> None:
     lines = (shared / "real" / "words" / "t15" / "dev.jsonl").read_text().splitlines()
     model = read(shared / "real" / "words" / "t15" / "lm4.arpa.gz")
     assert model.counts == (60_402, 770_376, 359_644, 287_758)
-    found = summary(model, [json.loads(line)["text"] for line in lines])
-    assert found["perplexity"] == pytest.approx(118.8, abs=0.05)
+    found = score_text(model, [json.loads(line)["text"] for line in lines])
+    assert found.perplexity == pytest.approx(118.8, abs=0.05)

@@ -43,7 +43,7 @@ def test_build_score_and_export(text: Path, lm: Run) -> None:
     model, arpa = text.with_name("m.alm"), text.with_name("m.arpa.gz")
     built, _ = lm("build", text, model, "--order", 4, "--prune", 0, 0, 1)
     assert built["n_ngrams"] == [457, 900, 82, 38]  # as lmplz has them
-    assert built["about"]["prune"] == [0, 0, 1]
+    assert built["metadata"]["prune"] == [0, 0, 1]
     scored, _ = lm("score", model, text)
     assert scored["n_sentences"] == 160 and scored["n_in_training_text"] == 160
     assert scored["perplexity_unseen"] is None
@@ -83,13 +83,16 @@ def test_mix_with_weights_found_on_text(text: Path, lm: Run) -> None:
     assert lm("mix", *pair, folder / "d.alm", "--weight", 1, 3)[0]["weights"] == [0.25, 0.75]
 
 
-def test_leakage_is_told_and_can_be_kept_out(text: Path, lm: Run) -> None:
+def test_leakage_is_reported_and_can_be_excluded(
+    text: Path, lm: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     evaluation, model = text.with_name("eval.txt"), text.with_name("m.alm")
     lines = text.read_text().splitlines()
     evaluation.write_text(f"{lines[3].capitalize()}!\nnothing like this was said\n")
-    built, said = lm("build", text, model, "--order", 3, "--against", evaluation)
+    built, _ = lm("build", text, model, "--order", 3, "--against", evaluation)
     assert built["leakage"] == {"n_sentences": 2, "n_in_training_text": 1, "share": 0.5}
-    assert "warning: 1 of 2 evaluation sentences" in said
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "1 of 2 evaluation sentences" in warning.getMessage()
     clean, _ = lm("build", text, model, "--leave-out", evaluation, "--against", evaluation, "--force")
     assert clean["leakage"]["n_in_training_text"] == 0 and clean["n_left_out"] >= 1
     assert lm("score", model, text, "--against", evaluation)[0]["leakage"]["n_in_training_text"] == 0
@@ -105,7 +108,7 @@ def test_a_person_gets_a_table(text: Path, capsys: pytest.CaptureFixture[str]) -
 
 MISTAKES = {
     "there is no language model nowhere": "score nowhere {text}",
-    "no ARPA file": "score {text} {text}",
+    "not an ARPA file": "score {text} {text}",
     "cannot read": "build {folder}/absent {folder}/m",
     "starts with 0": "build {text} {folder}/m --prune 1",
     "the order must be": "build {text} {folder}/m --order 0",
@@ -116,7 +119,7 @@ MISTAKES = {
     "is an input of this command": "build {text} {text} --force",
     "an input of this command": "import {text} {text} --force",
     "text.txt is not a folder": "build {text} {text}/m",
-    "looks at model files": "info {text} --check",
+    "verifies model files": "info {text} --check",
 }
 
 

@@ -9,8 +9,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from arcuate.errors import UserError
+from arcuate.language.ngram.arpa import write_arpa
+from arcuate.language.ngram.io import check_model_file, write_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import check_file, to_tables, write_arpa, write_model
+from arcuate.language.ngram.trie import tables_from_model
 from support.backoff import SMALL, model_of, walk
 
 TEXT = ["a", "b", "c", "zebra", "b", "</s>"]
@@ -83,7 +85,7 @@ def test_damage_never_crashes(stored: Path) -> None:
             continue
         if at >= header:
             with pytest.raises(UserError, match="damaged"):
-                check_file(stored)
+                check_model_file(stored)
 
 
 def _with_header(path: Path, edit: dict[str, object]) -> None:
@@ -115,7 +117,7 @@ def test_hostile_headers_are_refused(stored: Path, edit: dict[str, object]) -> N
 
 
 def test_a_healthy_file_passes_the_check(stored: Path) -> None:
-    assert check_file(stored).counts == (6, 3, 2)
+    assert check_model_file(stored).counts == (6, 3, 2)
 
 
 def test_a_damaged_trie_is_not_listed(stored: Path) -> None:
@@ -123,8 +125,8 @@ def test_a_damaged_trie_is_not_listed(stored: Path) -> None:
     firsts = model.arrays.firsts.copy()
     firsts[3] = 10**6
     broken = LanguageModel(model.arrays._replace(firsts=firsts), model.words, model.order)
-    with pytest.raises(UserError, match="linked"):
-        to_tables(broken)
+    with pytest.raises(UserError, match="links"):
+        tables_from_model(broken)
 
 
 def test_nothing_is_replaced_unasked(stored: Path) -> None:

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import read_arpa
-from arcuate.language.ngram.build import build_model, read_sentences
-from arcuate.language.ngram.estimate import count_ngrams, estimate, prune_thresholds, read_corpus
+from arcuate.language.ngram.counts import count_ngrams, read_corpus
+from arcuate.language.ngram.estimate import estimate_model, estimate_tables, prune_thresholds
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import LN10, Tables
+from arcuate.language.ngram.text import read_sentences
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import LN10, NGramTables
 
 LMPLZ = Path(__file__).parent / "lmplz"  # README there: where the expected values come from
 TEXT = (LMPLZ / "text.txt").read_text().splitlines()
 
 
-def as_dict(tables: Tables) -> dict[tuple[str, ...], tuple[float, float]]:
+def as_dict(tables: NGramTables) -> dict[tuple[str, ...], tuple[float, float]]:
     words = list(tables.vocabulary)
     return {
         tuple(words[w] for w in row): (float(log_prob), float(backoff))
@@ -30,8 +31,8 @@ def as_dict(tables: Tables) -> dict[tuple[str, ...], tuple[float, float]]:
     }
 
 
-def estimated(lines: list[str], order: int, prune: tuple[int, ...] = ()) -> Tables:
-    return estimate(read_corpus([line.encode() for line in lines], "text"), order, prune)[0]
+def estimated(lines: list[str], order: int, prune: tuple[int, ...] = ()) -> NGramTables:
+    return estimate_tables(read_corpus([line.encode() for line in lines], "text"), order, prune)[0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ SENTENCES = st.lists(st.lists(st.sampled_from("abcdef"), max_size=7).map(" ".joi
 def test_probabilities_sum_to_one_after_any_history(
     lines: list[str], order: int, prune: tuple[int, ...], history: list[str]
 ) -> None:
-    model = to_model(estimated(lines, order, prune[:order]))
+    model = model_from_tables(estimated(lines, order, prune[:order]))
     assert total(model, history) == pytest.approx(1, abs=1e-4)
 
 
@@ -116,7 +117,7 @@ def test_probabilities_sum_to_one_after_any_history(
 def test_counting_in_pieces_is_counting(lines: list[str], piece: int) -> None:
     corpus = read_corpus([line.encode() for line in lines], "text")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arcuate.language.ngram.estimate._PIECE", piece)
+        patch.setattr("arcuate.language.ngram.counts._BATCH", piece)
         tables = count_ngrams(corpus, 3)
     words, ids = [word.decode() for word in corpus.words], np.zeros((1, 0), int)
     for k, table in enumerate(tables, start=1):
@@ -140,30 +141,30 @@ def test_pruning_thresholds_as_lmplz_takes_them() -> None:
 def test_text_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("hello there\nwe <unk> it\n")
     with pytest.raises(UserError, match=r"t\.txt, line 2.*<unk>"):
-        build_model([tmp_path / "t.txt"], 3)
+        estimate_model([tmp_path / "t.txt"], 3)
     (tmp_path / "t.txt").write_text("\n \n")
     with pytest.raises(UserError, match="no words"):
-        build_model([tmp_path / "t.txt"], 3)
+        estimate_model([tmp_path / "t.txt"], 3)
     with pytest.raises(UserError, match="cannot read"):
-        build_model([tmp_path / "absent.txt"], 3)
+        estimate_model([tmp_path / "absent.txt"], 3)
     (tmp_path / "t.txt").write_bytes(b"caf\xe9 noir\n")
     with pytest.raises(UserError, match="line 1: not UTF-8"):
-        build_model([tmp_path / "t.txt"], 3)
+        estimate_model([tmp_path / "t.txt"], 3)
 
 
 def test_the_model_remembers_its_sentences(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("Hello there!\nhow are you\n\n")
-    built = build_model([tmp_path / "t.txt"], 2)
+    built = estimate_model([tmp_path / "t.txt"], 2)
     assert built.model.contains("hello there") is True
     assert built.model.contains("hello you") is False
     assert built.corpus.n_empty == 1
-    without = build_model([tmp_path / "t.txt"], 2, keep_hashes=False)
+    without = estimate_model([tmp_path / "t.txt"], 2, keep_hashes=False)
     assert without.model.contains("hello there") is None
 
 
 def test_sentences_can_be_left_out(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("Hello there!\nhow are you\nhello there\n")
-    built = build_model([tmp_path / "t.txt"], 2, normalise=True, leave_out=["hello there."])
+    built = estimate_model([tmp_path / "t.txt"], 2, normalise=True, leave_out=["hello there."])
     assert built.n_left_out == 2 and "hello" not in list(built.model.words)
     (tmp_path / "gap.txt").write_text("one\n\n two \n")
     assert read_sentences(tmp_path / "gap.txt") == ["one", "two"]

@@ -9,7 +9,7 @@ from arcuate.errors import UserError
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.pocketsphinx import embedded_path, read_sphinx
-from arcuate.language.ngram.trie import to_tables
+from arcuate.language.ngram.trie import tables_from_model
 
 UNIT = np.log(1.0001)  # the query API answers in whole steps of this
 
@@ -23,7 +23,7 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 def test_sizes(english: LanguageModel) -> None:
     assert english.counts == (72_548, 2_051_541, 1_669_625)  # the words and <unk>, which the file lacks
-    assert english.about["added"] == ["<unk>"]
+    assert english.metadata["added"] == ["<unk>"]
 
 
 def test_equal_to_the_query_api(english: LanguageModel) -> None:
@@ -33,7 +33,9 @@ def test_equal_to_the_query_api(english: LanguageModel) -> None:
     api = NGramModel(Config(), LogMath(), str(embedded_path()))
     rng = np.random.default_rng(4)
     strings = [
-        row for table in to_tables(english).orders for row in table.ids[rng.integers(0, len(table), 700)]
+        row
+        for table in tables_from_model(english).orders
+        for row in table.ids[rng.integers(0, len(table), 700)]
     ]
     strings += list(rng.integers(0, 72_547, (700, 3)))
     for row in strings:
@@ -48,7 +50,9 @@ def test_it_is_kept_mapped_in_the_cache(
 ) -> None:
     monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path))
     calls = []
-    monkeypatch.setattr("arcuate.language.ngram.io.read_foreign", lambda *a, **k: calls.append(1) or english)
+    monkeypatch.setattr(
+        "arcuate.language.ngram.io.read_third_party", lambda *a, **k: calls.append(1) or english
+    )
     for _ in range(3):
         assert open_model("pocketsphinx").counts == english.counts
     (kept,) = tmp_path.iterdir()
@@ -64,7 +68,7 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("arcuate.language.ngram.io.read_foreign", lambda *a, **k: english)
+    monkeypatch.setattr("arcuate.language.ngram.io.read_third_party", lambda *a, **k: english)
     assert open_model("default").arrays is english.arrays
 
 
@@ -96,8 +100,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_perplexity_on_real_sentences(shared: Path, english: LanguageModel) -> None:
     import json
 
-    from arcuate.language.ngram.perplexity import summary
+    from arcuate.language.ngram.perplexity import score_text
 
     lines = (shared / "real" / "words" / "t15" / "dev.jsonl").read_text().splitlines()
-    found = summary(english, [json.loads(line)["text"] for line in lines])
-    assert found["n_oov"] == 3 and found["perplexity"] == pytest.approx(98.6, abs=0.1)
+    found = score_text(english, [json.loads(line)["text"] for line in lines])
+    assert found.n_oov == 3 and found.perplexity == pytest.approx(98.6, abs=0.1)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
 from support.backoff import SMALL, Backoff, ask, model_of, walk
 
 WORDS = ("<unk>", "<s>", "</s>", "a", "b", "c", "d")
@@ -80,7 +80,7 @@ def test_start_is_the_state_after_the_sentence_mark() -> None:
 
 def test_missing_specials_are_added_with_probability_nought() -> None:
     model = model_of({("a",): (-0.3, 0.0), ("b",): (-0.3, 0.0)})
-    assert model.about["added"] == ["<unk>", "<s>", "</s>"]
+    assert model.metadata["added"] == ["<unk>", "<s>", "</s>"]
     assert model.start == model.empty
     assert walk(model, ["zebra"])[0] == pytest.approx([-99], abs=1e-4)
 
@@ -92,23 +92,24 @@ def test_unknown_word_in_capitals_is_known() -> None:
 
 def test_words_are_found_by_name_and_number() -> None:
     words = [f"word{i}" for i in range(1000)] + ["naïve", "日本"]
-    vocabulary = vocabulary_of(words)
+    vocabulary = make_vocabulary(words)
     assert list(vocabulary) == words
     assert vocabulary.find_all([*words, "absent", ""]).tolist() == [*range(1002), -1, -1]
     assert vocabulary.find("日本") == 1001 and vocabulary[-1] == "日本"
 
 
 def test_the_same_ngram_twice_with_other_values_is_refused() -> None:
-    vocabulary = vocabulary_of(["<unk>", "<s>", "</s>"])
-    unigrams = Table(
+    vocabulary = make_vocabulary(["<unk>", "<s>", "</s>"])
+    unigrams = NGramTable(
         np.arange(3, dtype=np.int32)[:, None], np.full(3, -1, np.float32), np.zeros(3, np.float32)
     )
     twice = np.array([[0, 2], [0, 2]], np.int32)
-    with pytest.raises(UserError, match="'<unk> </s>' comes twice"):
-        to_model(
-            Tables(
-                vocabulary, (unigrams, Table(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32)))
+    with pytest.raises(UserError, match="'<unk> </s>' occurs twice"):
+        model_from_tables(
+            NGramTables(
+                vocabulary,
+                (unigrams, NGramTable(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32))),
             )
         )
-    same = Table(twice, np.array([-1, -1], np.float32), np.zeros(2, np.float32))
-    assert to_model(Tables(vocabulary, (unigrams, same))).counts == (3, 1)
+    same = NGramTable(twice, np.array([-1, -1], np.float32), np.zeros(2, np.float32))
+    assert model_from_tables(NGramTables(vocabulary, (unigrams, same))).counts == (3, 1)

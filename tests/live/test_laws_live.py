@@ -189,7 +189,7 @@ def test_invalid_input_is_reported() -> None:
         update={"encoder": GRUSettings(width=4, depth=1, bidirectional=True)}
     )
     model = Model(small_model().config.model_copy(update={"settings": both_ways}))
-    with pytest.raises(UserError, match="both directions and cannot stream"):
+    with pytest.raises(UserError, match="bidirectional model cannot stream"):
         make_engine(model, SEARCH)
 
 

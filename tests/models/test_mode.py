@@ -92,10 +92,10 @@ def test_evidence_ignores_padding_and_offsets_nothing() -> None:
     bins = torch.randn(1, 23, 2)
     padded = torch.cat([bins, torch.full((1, 9, 2), 7.0)], dim=1)
     n = torch.tensor([23])
-    torch.testing.assert_close(head.pool(bins, n), head.pool(padded, n))
+    torch.testing.assert_close(head.mean_evidence(bins, n), head.mean_evidence(padded, n))
     frames = bins[0, :20].reshape(5, 4, 2).mean(1)
     by_hand = torch.cat([(frames[lag:] * frames[: 5 - lag]).sum(0) / 5 for lag in range(3)])
-    torch.testing.assert_close(head.pool(bins, n)[0].float(), by_hand)
+    torch.testing.assert_close(head.mean_evidence(bins, n)[0].float(), by_hand)
 
 
 def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:

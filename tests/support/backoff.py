@@ -6,8 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import LN10, Table, Tables, vocabulary_of, with_specials
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import (
+    LN10,
+    NGramTable,
+    NGramTables,
+    add_special_words,
+    make_vocabulary,
+)
 
 Ngram = tuple[str, ...]
 Backoff = dict[Ngram, tuple[float, float]]  # (log10 probability, log10 back-off)
@@ -29,8 +35,10 @@ def model_of(ngrams: Backoff) -> LanguageModel:
         grams = [gram for gram in ngrams if len(gram) == k]
         values = np.array([ngrams[gram] for gram in grams], np.float64).reshape(-1, 2) * LN10
         rows = np.array([[ids[word] for word in gram] for gram in grams], np.int32).reshape(-1, k)
-        orders.append(Table(rows, *values.T.astype(np.float32)))
-    return to_model(with_specials(Tables(vocabulary_of(words), tuple(orders), source="test")))
+        orders.append(NGramTable(rows, *values.T.astype(np.float32)))
+    return model_from_tables(
+        add_special_words(NGramTables(make_vocabulary(words), tuple(orders), source="test"))
+    )
 
 
 def walk(model: LanguageModel, words: Iterable[str], state: int | None = None) -> tuple[list[float], int]:

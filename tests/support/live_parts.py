@@ -11,8 +11,8 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.engine import make_engine
 from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings
@@ -32,10 +32,10 @@ def small_ngram() -> LanguageModel:
     pairs = np.array([p for p in itertools.product(range(n), repeat=2) if p[0] != 2 and p[1] != 1], np.int32)
     pairs = pairs[rng.random(len(pairs)) < 0.1]
     tables = [
-        Table(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
-        Table(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
+        NGramTable(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
+        NGramTable(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
     ]
-    return to_model(Tables(vocabulary_of(words), tuple(tables)))
+    return model_from_tables(NGramTables(make_vocabulary(words), tuple(tables)))
 
 
 def score(rng: np.random.Generator, n: int) -> np.ndarray:

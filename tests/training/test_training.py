@@ -1,5 +1,6 @@
 """Parts of the loop on their own: gradients, optimizer groups, averages, precision."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
 from arcuate.training.averaging import Averages
 from arcuate.training.config import Ema, Precision, Swa
-from arcuate.training.distributed import World
+from arcuate.training.distributed import World, encode_for_training
 from arcuate.training.loop import backward
 from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.precision import choose_precision
@@ -31,7 +32,7 @@ def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) ->
 
 
 def gradients(training: Training, drawn: list[Batch]) -> dict[str, torch.Tensor]:
-    backward(training, training.model.encode, drawn, CPU, World())
+    backward(training, partial(encode_for_training, training.model), drawn, CPU, World())
     return {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
 
 

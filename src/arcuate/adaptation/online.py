@@ -46,7 +46,7 @@ from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
-from arcuate.models.interfaces import Outputs
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
 from arcuate.seeds import derive_seed
 
@@ -204,7 +204,7 @@ def make_adapter(
 def compute_log_probs(model: Model, bins: Tensor) -> np.ndarray:
     """Log-probabilities (F, V) of one trial of normalised bins (T, C) under session 0 of the model."""
     zero = torch.zeros(1, dtype=torch.int64, device=bins.device)
-    outputs = model.encode(bins[None], zero + len(bins), zero)
+    outputs = model.encode(ModelInputs(bins[None], zero + len(bins), zero))
     log_probs: np.ndarray = outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
     return log_probs
 
@@ -264,7 +264,7 @@ def _forward(
     bins, n_bins = augment(bins, n_bins, names, augmentation, seed, position)
     adapted = single_session_model(model, "current", layer.weight.detach(), layer.bias.detach())
     session_layer = adapted.front_end.session_layer
-    outputs = adapted.encode(bins, n_bins, torch.zeros_like(n_bins))
+    outputs = adapted.encode(ModelInputs(bins, n_bins, torch.zeros_like(n_bins)))
     return outputs, (session_layer.weights[0], session_layer.biases[0])
 
 

@@ -20,8 +20,7 @@ from arcuate.experiments.ablation import (
     read_factors,
     work,
 )
-from arcuate.files import write_json, write_text
-from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
+from arcuate.insight.ablation import AblationResult, judge_ablation, write_ablation
 from arcuate.run import Run
 from arcuate.training.signals import listening
 
@@ -48,14 +47,13 @@ def ablate_command(
     open_experiment(experiment)
     with listening() as stop, progress("training") as report:
         failed = work(experiment, scorer(experiment), stop, say, report)
-    ablation = judge(experiment)
-    summary = {**summarise(ablation), "failed": {str(path): reason for path, reason in failed.items()}}
+    ablation = judge_ablation(experiment, failed)
     if ablation.runs:
-        write(ablation, summary)
+        write_ablation(ablation)
     if as_json:
-        emit_json(summary)
+        emit_json(ablation.to_dict())
     else:
-        show(ablation, summary)
+        show(ablation)
     if stop.signal is not None:
         say(f"stopped by {stop.signal.name}; the same command goes on from here")
         return stop.exit_code
@@ -114,39 +112,28 @@ def plan(experiment: Experiment, as_json: bool) -> int:
     return 0
 
 
-def write(ablation: Ablation, summary: dict[str, Any]) -> None:
-    folder = ablation.experiment.out
-    write_json(folder / "ablation.json", summary)
-    write_text(folder / "ablation.html", ablation_page(ablation, summary))
-    write_text(folder / "arms.svg", arms_svg(ablation))
-    if ablation.n_asked:
-        write_text(folder / "effects.svg", effects_svg(ablation))
-
-
-def show(ablation: Ablation, summary: dict[str, Any]) -> None:
+def show(ablation: AblationResult) -> None:
+    experiment = ablation.experiment
     table = Table(box=None, header_style="bold", title_justify="left")
-    table.title = f"PER on {summary['split']}, {summary['checkpoint']} checkpoint"
+    table.title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"
     for heading in ("arm", "PER", "SD over seeds", "runs", "verdicts"):
         table.add_column(heading, overflow="fold")
-    for arm in summary["arms"]:
-        sd = "–" if arm["seed_sd"] is None else f"{100 * arm['seed_sd']:.1f}"
-        verdicts = ", ".join(f"{name} × {n}" for name, n in arm["verdicts"].items())
+    for arm in ablation.arms:
+        values = arm.to_dict()
+        sd = "–" if values["seed_sd"] is None else f"{100 * values['seed_sd']:.1f}"
+        verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
         table.add_row(
-            *map(Text, (arm["arm"], percent(arm["per"]), sd, str(len(arm["per_by_run"])), verdicts))
+            *map(Text, (arm.arm, percent(values["per"]), sd, str(len(values["per_by_run"])), verdicts))
         )
     out.print(table)
-    for judged in ablation.judged:
-        out.print(judged.sentence, markup=False, soft_wrap=True)
+    for factor in ablation.factors:
+        out.print(factor.sentence, markup=False, soft_wrap=True)
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
-    if ablation.n_asked > 1:
-        say(
-            f"{ablation.n_asked} comparisons were made; p-values are adjusted for that (Holm), intervals are 95 % each."
-        )
-    if summary["failed"]:
-        say(
-            f"{len(summary['failed'])} runs did not come to their end; they are scored at their last checkpoint."
-        )
+    if ablation.n_comparisons > 1:
+        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
+    if ablation.failed:
+        say(f"{len(ablation.failed)} runs did not finish; they are scored at their last checkpoint")
     if ablation.missing:
         say(f"not measured yet: {'; '.join(ablation.missing)}")
     if ablation.runs:
-        say(f"wrote {ablation.experiment.out / 'ablation.html'}")
+        say(f"wrote {experiment.out / 'ablation.html'}")

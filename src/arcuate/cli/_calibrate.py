@@ -29,7 +29,7 @@ from arcuate.experiments.calibrate import begin_with, derive_recipe, fit_layer
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
 from arcuate.files import write_json
-from arcuate.insight.report.sessions import FILE
+from arcuate.insight.report.calibration import CALIBRATION_FILE as FILE
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import (

@@ -8,21 +8,15 @@ import numpy as np
 
 from arcuate.adaptation.drift import DriftResult
 from arcuate.files import write_text
-from arcuate.insight.report.axes import Scale, columns_axis, dot, linear, path, rows_axis, rule, shade, text
-from arcuate.insight.report.markup import (
-    MISSING,
-    Html,
-    counted,
-    document,
-    figure,
-    join,
-    legend,
-    percent,
-    svg,
-    table,
-    tag,
-)
-from arcuate.insight.report.sessions import short_names
+from arcuate.insight.pages.formatting import MISSING, counted, percent
+from arcuate.insight.pages.markup import Html, document, figure, join, legend, svg, table, tag
+from arcuate.insight.pages.svg import Scale, dot, path, text
+from arcuate.insight.pages.svg import heat_map as shade
+from arcuate.insight.pages.svg import line as rule
+from arcuate.insight.pages.svg import linear_scale as linear
+from arcuate.insight.pages.svg import x_axis as columns_axis
+from arcuate.insight.pages.svg import y_axis as rows_axis
+from arcuate.insight.report.sessions import short_session_names as short_names
 
 WIDTH, HEIGHT = 560, 314
 LEFT, RIGHT, TOP, BOTTOM = 62, 540, 14, 258
@@ -40,7 +34,7 @@ def rates_chart(days: Sequence[Mapping[str, Any]]) -> Html:
         rule(LEFT, BOTTOM, width - 8, BOTTOM, "axis"),
     ]
     places = [LEFT + column * (i + 0.5) for i in range(len(days))]
-    for key, kind in (("per_unadapted", "train"), ("per", "held")):
+    for key, kind in (("per_unadapted", "train"), ("per", "validation")):
         line = [(x, y(d[key])) if d[key] is not None else None for x, d in zip(places, days, strict=True)]
         parts.append(path(line, f"line {kind}"))
     for x, day, name in zip(places, days, names, strict=True):
@@ -127,7 +121,7 @@ def turned(x: float, bottom: float, name: str) -> Html:
 
 # The page about drift: one file, no scripts, light and dark.
 
-KINDS = ("held", "second", "third", "train")  # line styles, one per array
+KINDS = ("validation", "second", "third", "train")  # line styles, one per array
 
 
 def write_drift_page(result: DriftResult, path: Path) -> None:
@@ -207,7 +201,7 @@ def header(store: str, rows: Sequence[Mapping[str, Any]], reference: str) -> Htm
 def errors(rates: Mapping[str, Any]) -> Html:
     days = rates["sessions"]
     method = rates["adapt"]["method"]
-    key = legend(("train", "unadapted"), ("held", f"followed with {method}"))
+    key = legend(("train", "unadapted"), ("validation", f"followed with {method}"))
     new = [d for d in days if not d["known"]]
     note = "Every day read from its first trial to its last; a hollow mark is a day the model was not trained on."
     if new:
@@ -270,7 +264,7 @@ def channels(rows: Sequence[Mapping[str, Any]], reference: str) -> Html:
         [
             *channel_pictures(rows, reference),
             tag("div", table(head, [channel_row(row) for row in rows], "numbers"), class_="scroll"),
-            tag("p", where, class_="absent"),
+            tag("p", where, class_="muted"),
         ]
     )
 

@@ -177,7 +177,7 @@ class StreamingDecoder:
     def precompute(self) -> None:
         """Between bins: compute the part of the next frame that does not depend on the next bins."""
         with torch.inference_mode():
-            self._now = replace(self._now, model=self._model.ahead(self._now.model))
+            self._now = replace(self._now, model=self._model.precompute(self._now.model))
 
     def partial(self) -> Partial:
         """Return the result so far."""

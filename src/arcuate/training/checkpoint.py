@@ -16,7 +16,15 @@ from safetensors.torch import load_file
 from arcuate.config import Settings
 from arcuate.errors import UserError
 from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
-from arcuate.models.io import CONFIG_FILE, STATE_FILE, WEIGHTS_FILE, checksum, save_model, save_tensors
+from arcuate.models.io import (
+    CONFIG_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    checksum,
+    current_tensor_name,
+    save_model,
+    save_tensors,
+)
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.curriculum import StageProgress
@@ -154,7 +162,7 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         try:
-            return load_file(self.folder / TENSORS)
+            return {current_tensor_name(name): t for name, t in load_file(self.folder / TENSORS).items()}
         except SafetensorError as error:
             raise UserError(f"{self.folder / TENSORS} cannot be read ({error})") from None
 

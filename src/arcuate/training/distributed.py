@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.errors import UserError
-from arcuate.models.interfaces import Flow, Joint, Outputs
+from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.training.config import TrainingConfig
 
@@ -82,32 +83,42 @@ def leave_world() -> None:
 
 # The model as the loop calls it: compiled where asked for, and with gradients averaged over processes.
 
-# normalised bins, lengths, sessions, tokens, the same bins before augmentation, whether the denoiser is to be matched,
-# inner layers to listen to
-Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool, tuple[int, ...]], Outputs]
+Encode = Callable[[ModelInputs, bool], Outputs]  # `encode_for_training` of a model
 INNER = "intermediate."
 
 
+def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
+    """`Model.encode`, and with `match_flow` the flow of the denoiser from augmented to clean frames.
+
+    The target frames are those of the clean bins without dropout and gradients. Times are drawn between encoder and
+    heads, which fixes the order of all draws of a step.
+    """
+    encoded = model.encode_frames(inputs)
+    flow = None
+    if match_flow and model.denoiser is not None and inputs.clean is not None:
+        noisy = encoded.frames
+        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            clean = replace(inputs, bins=inputs.clean.clone(), layers=())
+            target = model.encode_frames(clean, encoded.mode).frames
+        model.train(training)
+        flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
+    return replace(model.predict(encoded, inputs.tokens), flow=flow)
+
+
 class Encoding(nn.Module):
-    """`Model.encode` as a module of its own, for engines that wrap `forward` and want tensors out of it."""
+    """`encode_for_training` as a module with tensors as outputs, as DistributedDataParallel requires."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(
-        self,
-        bins: Tensor,
-        n_bins: Tensor,
-        session: Tensor,
-        tokens: Tensor | None = None,
-        clean: Tensor | None = None,
-        match: bool = False,
-        layers: tuple[int, ...] = (),
-    ) -> dict[str, Tensor]:
-        outputs = self.model.encode(bins, n_bins, session, tokens, clean, match, layers)
+    def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
+        outputs = encode_for_training(self.model, inputs, match_flow)
         parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
-        parts |= {f"{INNER}{layer}": said for layer, said in outputs.intermediate.items()}
+        parts |= {f"{INNER}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
         if outputs.joint is not None:
             joint = outputs.joint  # views, so that engines find the parameters among what came out
             weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
@@ -115,7 +126,7 @@ class Encoding(nn.Module):
         if outputs.mode is not None:
             parts["mode"] = outputs.mode
         if outputs.flow is not None:
-            parts |= {"flow.0": outputs.flow.said, "flow.1": outputs.flow.wanted}
+            parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
         return parts
 
 
@@ -130,11 +141,10 @@ def parallel_encode(model: Model, recipe: TrainingConfig, device: torch.device, 
         module: nn.Module = DistributedDataParallel(
             Encoding(model), device_ids=where, find_unused_parameters=True
         )
-        return lambda *given: as_outputs(module(*given))
+        return lambda inputs, match_flow: as_outputs(module(inputs, match_flow))
     if recipe.runtime.compile and device.type == "cuda":
-        compiled: Encode = torch.compile(model.encode)
-        return compiled
-    return model.encode
+        return partial(torch.compile(encode_for_training), model)
+    return partial(encode_for_training, model)
 
 
 def as_outputs(parts: dict[str, Tensor]) -> Outputs:

@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +16,12 @@ from arcuate.errors import UserError
 from arcuate.files import append_jsonl
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import Outputs
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.checkpoint import forget_newer, load_checkpoint, mend_bests, point
 from arcuate.training.config import TrainingConfig
-from arcuate.training.distributed import Encode, World
+from arcuate.training.distributed import Encode, World, encode_for_training
 from arcuate.training.guard import Verdict
 from arcuate.training.incidents import keep_batch, record
 from arcuate.training.metrics import IntervalMetrics, StepMetrics
@@ -60,7 +61,7 @@ def train(
     """
     model, recipe, world = training.model, training.recipe, world or World()
     settings = recipe.train
-    encode = wrap() if wrap else model.encode
+    encode = wrap() if wrap else partial(encode_for_training, model)
     model.train()
     training.tally.started = time.perf_counter()
     if training.step == 0 and world.writes:
@@ -193,11 +194,15 @@ def forward_augmented(
     ids = [t.id for t in batch.trials]
     bins, n_bins = augment(clean, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
     clean = clean[:, clean.shape[1] - bins.shape[1] :]  # cut as the others were
-    tokens = batch.tokens if weights.rnnt.weight > 0 else None
-    asked = model.mode is not None or model.denoiser is not None
-    layers = weights.intermediate.active_layers
-    match = weights.denoise.weight > 0
-    return encode(bins, n_bins, batch.session, tokens, clean if asked else None, match, layers)
+    inputs = ModelInputs(
+        bins,
+        n_bins,
+        batch.session,
+        tokens=batch.tokens if weights.rnnt.weight > 0 else None,
+        clean=clean if model.mode is not None or model.denoiser is not None else None,
+        layers=weights.intermediate.active_layers,
+    )
+    return encode(inputs, weights.denoise.weight > 0)
 
 
 def summarise_outputs(

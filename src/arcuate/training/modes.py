@@ -63,7 +63,7 @@ def learn_modes(
     """The modes of training trials; the model's head is told what the evidence of a trial looks like."""
     assert model.mode is not None
     evidence = gather(model, store, trials, progress)  # (N, lags * C)
-    model.mode.fit(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
+    model.mode.set_evidence_statistics(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
     settings = model.config.settings.mode
     energy = log_energy(evidence, settings.lags)
     groups = [f"{t.session}/{t.block}" if settings.infer_per == "block" else t.id for t in trials]
@@ -77,23 +77,23 @@ def learn_modes(
 @torch.no_grad()
 def begin_head(head: Head, evidence: np.ndarray, n_frames: np.ndarray, wanted: Tensor) -> None:
     """A ridge regression of the wanted modes, as the head's first answer."""
-    centre, spread = head.centre.double().cpu().numpy(), head.spread.double().cpu().numpy()
+    centre, spread = head.evidence_mean.double().cpu().numpy(), head.evidence_sd.double().cpu().numpy()
     heard = n_frames / (n_frames + head.settings.prior_frames)
     inputs = np.column_stack([heard[:, None] * (evidence - centre) / spread, np.ones(len(evidence))])
     weights, target = wanted.sum(1).double().numpy(), (wanted[:, 1] - wanted[:, 0]).double().numpy()
     penalty = np.full(inputs.shape[1], RIDGE * len(inputs))
     penalty[-1] = 1e-6
     found = np.linalg.solve(inputs.T @ (weights[:, None] * inputs) + np.diag(penalty), inputs.T @ target)
-    both = torch.from_numpy(STEEPNESS * np.stack([-found, found])).to(head.answer.weight)
-    head.answer.weight.copy_(both[:, :-1])
-    head.answer.bias.copy_(both[:, -1])
+    both = torch.from_numpy(STEEPNESS * np.stack([-found, found])).to(head.classifier.weight)
+    head.classifier.weight.copy_(both[:, :-1])
+    head.classifier.bias.copy_(both[:, -1])
 
 
 def gather(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Progress | None) -> np.ndarray:
     """Mean evidence of every trial, in their order. (N, lags * C)"""
     head = model.mode
     assert head is not None
-    device, front_end = head.answer.weight.device, model.config.settings.front_end
+    device, front_end = head.classifier.weight.device, model.config.settings.front_end
     rows: dict[int, np.ndarray] = {}
     with torch.inference_mode():
         plan = group_by_length(trials, 16)
@@ -101,7 +101,7 @@ def gather(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Pr
             store, trials, model.config.sessions, front_end.statistics_spec, plan
         ):
             batch = batch.to(device)
-            means = head.pool(model.normalise(batch.bins, batch.statistics), batch.n_bins)
+            means = head.mean_evidence(model.normalise(batch.bins, batch.statistics), batch.n_bins)
             rows.update(zip(chosen, means.cpu().numpy(), strict=True))
             if progress:
                 progress(len(rows), len(trials), "looking for speaking modes")
