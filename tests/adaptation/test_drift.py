@@ -125,13 +125,6 @@ def test_drift_is_visible_in_small_arrays(simulated: Path) -> None:
     assert all(v is not None and v < 0.9 for v in found), found
 
 
-def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
-    groups = list_arrays("b2t25", 512)
-    assert [g.name for g in groups] == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
-    assert groups[1].channels.tolist() == [*range(64, 128), *range(320, 384)]
-    assert len(list_arrays("b2t24", 256)) == 2 and len(list_arrays("b2t25", 7)) == 1
-
-
 def test_mean_shift_and_sd_ratio(simulated: Path) -> None:
     """A channel whose mean rose by half an SD, one whose SD doubled, one that became flat; and their array."""
     session = measure_sessions(Store.open(simulated / "store"))[0]
