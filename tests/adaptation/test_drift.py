@@ -182,7 +182,9 @@ def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> No
 
 def test_only_an_earlier_page_is_replaced(new_days: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.html").write_text("my notes")
-    assert_refused(arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "is not an earlier")
+    assert_refused(
+        arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "is not an earlier"
+    )
     assert_refused(arcuate("drift", tmp_path / "nowhere"), "no store")
     assert_refused(
         arcuate("drift", new_days / "store", "--reference", "x", "--out", tmp_path / "d.html"), "no session x"
