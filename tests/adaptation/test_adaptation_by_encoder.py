@@ -35,7 +35,7 @@ from arcuate.models.config import (
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
 from arcuate.run import find_checkpoint
-from arcuate.training.signals import Stop
+from arcuate.training.interrupts import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
 GRU = GRUSettings(width=12, depth=1)

@@ -42,8 +42,9 @@ from arcuate.models.model import (
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
 from arcuate.run import Run, lock_run, open_run, refuse_taken
-from arcuate.training.environment import describe
-from arcuate.training.signals import Stop, listening
+from arcuate.training.callbacks import Callback
+from arcuate.training.environment import describe_environment
+from arcuate.training.interrupts import Stop, handle_signals
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def calibrate_command(asked: Asked, as_json: bool) -> int:
         if as_json:
             emit_json({**facts(plan), "dry_run": True})
         return 0
-    with listening() as stop:
+    with handle_signals() as stop:
         summary = calibrate(plan, stop)
     if summary is None:
         say(f"stopped by {stop.signal.name if stop.signal else 'a signal'}: nothing was written")
@@ -274,7 +275,7 @@ def uncalibrated(plan: Plan) -> Model:
 
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
-    environment = describe(
+    environment = describe_environment(
         parent=f"{plan.asked.parent.resolve()}@{plan.source.checkpoint.name}",
         calibration=facts(plan),
         data=describe_store(plan.store, (*plan.model.config.sessions, plan.asked.session)),
@@ -316,23 +317,17 @@ def steps_of(plan: Plan, i: int, report: Progress) -> Callable[[int], None]:
     return lambda step: report(before + step, n_fitted * plan.settings.steps, what)
 
 
-class Steps:
-    """Tells a progress bar of steps, and a person of incidents."""
+class Steps(Callback):
+    """Callback that reports steps to a progress function and prints incidents."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         self.report(step)
 
-    def row(self, row: dict[str, Any]) -> None:
-        pass
-
-    def incident(self, row: dict[str, Any]) -> None:
+    def on_incident(self, row: dict[str, Any]) -> None:
         say(f"step {row['step']:>6}  {row['action']}: {row['reason']}")
-
-    def stage(self, row: dict[str, Any]) -> None:
-        pass
 
 
 def show(plan: Plan, summary: dict[str, Any]) -> None:

@@ -15,11 +15,12 @@ from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, Mo
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, add_session, parameter_groups
 from arcuate.run import create_run
+from arcuate.training.callbacks import Callback
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
-from arcuate.training.loop import Watcher, train
+from arcuate.training.interrupts import Stop
+from arcuate.training.loop import train
 from arcuate.training.schedule import Constant, Linear
-from arcuate.training.signals import Stop
-from arcuate.training.state import Training
+from arcuate.training.state import TrainingState
 
 
 def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
@@ -76,14 +77,14 @@ def fit_layer(
     settings: Calibration,
     folder: Path,
     environment: dict[str, object],
-    watcher: Watcher,
+    callback: Callback,
     stop: Stop,
 ) -> Model:
     """A model that knows the day, trained in a new run folder; the parent is left as it was."""
     model = add_session(parent, session, begin_with(parent, session, settings))
     free(model, settings)
     run = create_run(folder, recipe, environment)
-    training = Training(model, recipe, run, "fp32")
+    training = TrainingState(model, recipe, run, "fp32")
     mixing = bool(settings.other_lr_factor) and bool(old)
     plan = MixedBatches(
         len(new),
@@ -94,7 +95,7 @@ def fit_layer(
     )
     trials = (*new, *old) if mixing else tuple(new)
     planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.statistics_spec)
-    train(training, training_batches(planned, 0, None, 0), None, device_of(model), watcher, stop)
+    train(training, training_batches(planned, 0, None, 0), None, device_of(model), callback, stop)
     return model.eval()
 
 
