@@ -19,10 +19,10 @@ from scipy.io import loadmat
 from arcuate.data import alphabet as tokens
 from arcuate.data.pronunciation import pronounce
 from arcuate.data.readers import find_source
-from arcuate.data.simulation import LAYOUTS, TRUTH_FILE, simulate
+from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
-from arcuate.data.trial import BIN_SECONDS
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS
 from arcuate.errors import UserError
 
 SMALL: dict[str, Any] = {"n_sessions": 2, "n_trials": 20, "n_electrodes": 8}
