@@ -21,15 +21,15 @@ from doctor_accuracy import Case, normalised
 from doctor_dialects import rows, thinned
 
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor.curve import Log, Series
-from arcuate.insight.doctor.read import read
+from arcuate.insight.doctor.read import read_logs
+from arcuate.insight.doctor.training_log import Series, TrainingLog
 
-Change = Callable[[Log], Log]
+Change = Callable[[TrainingLog], TrainingLog]
 PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")
 HELD = ("per", "val_loss")
 
 
-def each(log: Log, change: Callable[[Series], Series], parts: tuple[str, ...] = PARTS) -> Log:
+def each(log: TrainingLog, change: Callable[[Series], Series], parts: tuple[str, ...] = PARTS) -> TrainingLog:
     changed: dict[str, Any] = {p: change(s) for p in parts if len(s := getattr(log, p))}
     return replace(log, **changed)
 
@@ -50,7 +50,7 @@ def every(n: int) -> Change:
 def shorter(share: float, least: int) -> Change:
     """Without its last evaluations; a log that would become too short is left alone."""
 
-    def cut(log: Log) -> Log:
+    def cut(log: TrainingLog) -> TrainingLog:
         n = max(least, round(share * len(log.judged)))
         if len(log.judged) - n < 8:
             return log
@@ -61,7 +61,7 @@ def shorter(share: float, least: int) -> Change:
 
 
 def noisy(sd: float, seed: int) -> Change:
-    def shake(log: Log) -> Log:
+    def shake(log: TrainingLog) -> TrainingLog:
         draw = np.random.default_rng(seed)
         return each(
             log,
@@ -80,7 +80,7 @@ def stretched(factor: float) -> Change:
     return lambda log: each(log, lambda s: Series(np.round(s.steps * factor), s.values, s.unit))
 
 
-def numbered(log: Log) -> Log:
+def numbered(log: TrainingLog) -> TrainingLog:
     """Evaluations counted 0, 1, 2…, everything else on the same axis."""
     at = log.judged.steps
     if len(at) < 2:
@@ -97,7 +97,7 @@ def without(*parts: str) -> Change:
     return lambda log: replace(log, **gone)
 
 
-def headless(log: Log) -> Log:
+def headless(log: TrainingLog) -> TrainingLog:
     """The first evaluation, of the untrained model, was not logged."""
     return each(log, lambda s: chosen(s, np.arange(len(s)) > 0), HELD) if len(log.judged) > 8 else log
 
@@ -145,7 +145,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def write(log: Log, path: Path) -> None:
+def write(log: TrainingLog, path: Path) -> None:
     names = {
         "step": "step",
         "per": "val/per",
@@ -160,7 +160,7 @@ def write(log: Log, path: Path) -> None:
 
 
 def study(cases: list[Case], names: list[str]) -> None:
-    logs = [(case, read(case.path).logs[0]) for case in cases]
+    logs = [(case, read_logs(case.path).logs[0]) for case in cases]
     logs = [(case, log) for case, log in logs if len(log.judged) and not thinned(log)]
     before: dict[Path, str] = {}
     moved: list[str] = []

@@ -149,7 +149,7 @@ def test_one_trial_gives_no_interval() -> None:
     low, high = bootstrap_interval([one, Score(length=10)])
     assert low == 0.0 and high == 0.2
     metrics = PhonemeMetrics(one, None, (None, None), 1, 1, None, {}, {}, None, None, None)
-    provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, None, "ctc", None, None)
+    provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, "greedy", None, "ctc", None, None)
     evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
     assert "no interval from a single trial, on 1 val trial:" in headline(evaluation)
 
@@ -167,7 +167,7 @@ def test_more_workers_than_cores_are_reported_and_not_started(
 
 def test_curves_stand_two_by_two_at_most() -> None:
     """A column takes more than a third of the width, so a third one never fits beside two."""
-    style = (files("arcuate") / "insight" / "report" / "style.css").read_text("utf-8")
+    style = (files("arcuate") / "insight" / "pages" / "style.css").read_text("utf-8")
     (share,) = re.findall(r"\.pair \{[^}]*auto-fit, minmax\(min\(100%, max\([^,]+, (\d+)%\)\), 1fr\)", style)
     assert 100 / 3 < int(share) < 50
 

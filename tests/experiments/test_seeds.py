@@ -16,7 +16,7 @@ from arcuate.experiments.multi_seed import SeedRun, SeedsResult, seed_overrides,
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import TrainResult, train
 from arcuate.run import Run, open_run
-from arcuate.training.tracking.callbacks import Watchers
+from arcuate.training.callbacks import Callback
 from support.cli import one_object
 from support.forking import arcuate
 
@@ -130,10 +130,10 @@ def test_a_signal_ends_the_series(cohort_store, tmp_path, messages):
     assert any(f"--seeds 3 --data {cohort_store} --run {run} --resume" in line for line in messages)
 
 
-class Interrupt(Watchers):
+class Interrupt(Callback):
     """Callback that sends SIGINT at step 2."""
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         if step == 2:
             signal.raise_signal(signal.SIGINT)
 

@@ -19,10 +19,11 @@ from arcuate.models.config import (
     Patch,
 )
 from arcuate.models.denoiser import Denoiser
-from arcuate.models.interfaces import Flow
+from arcuate.models.interfaces import Flow, ModelInputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
+from arcuate.training.distributed import encode_for_training
 
 causality = pytest.mark.parametrize("causal", [True, False])
 
@@ -104,12 +105,14 @@ def test_only_the_denoiser_learns_from_its_loss() -> None:
     model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
     clean = torch.randn(2, 24, 3)
     n_bins, session = torch.tensor([24, 13]), torch.tensor([0, 0])
-    outputs = model.encode(clean + torch.randn(2, 24, 3), n_bins, session, None, clean, match=True)
+    outputs = encode_for_training(
+        model, ModelInputs(clean + torch.randn(2, 24, 3), n_bins, session, clean=clean), match_flow=True
+    )
     flow_loss(outputs.flow, outputs.n_frames).sum().backward()
     learning = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
     assert learning == {"denoiser"}
     assert model.training  # the look at clean bins leaves no trace
-    assert model.encode(clean, n_bins, session, None, clean).flow is None
+    assert encode_for_training(model, ModelInputs(clean, n_bins, session, clean=clean)).flow is None
 
 
 def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
@@ -148,8 +151,10 @@ def left_over(before: Model, after: Model, store: Store) -> float:
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():
-            alone, moved = (m.encode(noisy, batch.n_bins, batch.session).frames for m in (before, after))
-            there = before.encode(clean, batch.n_bins, batch.session)
+            alone, moved = (
+                m.encode(ModelInputs(noisy, batch.n_bins, batch.session)).frames for m in (before, after)
+            )
+            there = before.encode(ModelInputs(clean, batch.n_bins, batch.session))
         true = torch.arange(alone.shape[1]) < there.n_frames[:, None]
         errors.append([(frames - there.frames)[true].square().sum() for frames in (moved, alone)])
     moved, alone = torch.tensor(errors).sum(0)

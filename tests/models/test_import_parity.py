@@ -104,7 +104,7 @@ def as_arrays(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_parity_25(tmp_path, prefix):
     state = write_nejm(tmp_path / "trained" / "checkpoint", prefix)
-    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "nejm"))
+    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "nejm").model)
     assert model.config.sessions == tuple(SESSIONS)
     bins = np.random.default_rng(2).normal(size=(2, 61, N_CHANNELS)).astype(np.float32)
     session = torch.tensor([3, 1])
@@ -120,7 +120,7 @@ def test_parity_25(tmp_path, prefix):
 def test_parity_24(tmp_path, bidirectional):
     state = write_cffan(tmp_path / "trained", bidirectional)
     names = [f"day{i}" for i in range(N_SESSIONS)]
-    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "cffan", names))
+    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "cffan", names).model)
     rng = np.random.default_rng(3)
     bins = rng.normal(5, 3, size=(2, 71, N_CHANNELS)).astype(np.float32)
     mean, sd = rng.normal(5, 1, (2, N_CHANNELS)), rng.uniform(1, 3, (2, N_CHANNELS))

@@ -31,7 +31,7 @@ quick = settings(
 def short_windows():
     """Attention that takes short trials several frames at a time, as it takes long ones otherwise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "BLOCK", 3)
+        patch.setattr(attention, "_MIN_BLOCK", 3)
         yield
 
 
@@ -123,7 +123,7 @@ def test_work_done_ahead_changes_nothing(model, n, when):
         whole = model(bins, torch.tensor([n]), session, past)
         for t in range(n):
             outputs, state = model.step(state, bins[:, t : t + 1])
-            state = model.ahead(state) if when[t] else state
+            state = model.precompute(state) if when[t] else state
             pieces.append(outputs)
         pieces.append(model.finish(state))
     assert_same(whole, Outputs(*joined(pieces)), int(whole.n_frames))

@@ -18,13 +18,8 @@ from arcuate.models.config import (
     SessionLayerSettings,
     SmoothingSettings,
 )
-from arcuate.models.front_end import (
-    extract_patches,
-    gaussian_kernel,
-    normalise,
-    project_patches,
-    smooth,
-)
+from arcuate.models.convolution import extract_patches, project_patches
+from arcuate.models.front_end import gaussian_kernel, normalise, smooth
 from arcuate.models.gru import GRU, gru_recurrence
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.session_layer import SessionLayer
@@ -103,8 +98,8 @@ def test_gru_equals_torch(bidirectional, depth):
     bins = torch.randn(5, 14, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 6, ours.n_outputs, dtype=torch.float64)
     results = []
-    for run in (ours.forward, ours._forward_torch):
-        frames, state = run(bins, None, ours.start(5))
+    for run in (ours.forward_with_layers, ours._forward_torch):
+        frames, state, _ = run(bins, None, ours.start(5), ())
         parameters = [bins, *ours.parameters()]
         results.append(
             [frames, state, *torch.autograd.grad((frames * weight).sum() + state.sum(), parameters)]
@@ -120,7 +115,7 @@ def test_gru_with_lengths_equals_torch_packed():
     )
     bins, n_frames = torch.randn(3, 9, 3, dtype=torch.float64), torch.tensor([8, 1, 5])
     ours, _ = encoder(bins, n_frames, encoder.start(3))
-    packed, _ = encoder._forward_torch(bins, n_frames, encoder.start(3))
+    packed, *_ = encoder._forward_torch(bins, n_frames, encoder.start(3), ())
     for i, n in enumerate(n_frames):
         torch.testing.assert_close(ours[i, :n], packed[i, :n], atol=1e-10, rtol=0)
     for parameter in encoder.parameters():
@@ -231,7 +226,7 @@ def test_refusals_name_the_remedy():
         make_model()(torch.zeros(1, 20, 4), torch.tensor([20]), torch.tensor([0]))
     with pytest.raises(UserError, match="pass the statistics of the block"):
         make_model(normalise="block")(torch.zeros(1, 20, 5), torch.tensor([20]), torch.tensor([0]))
-    with pytest.raises(UserError, match="both directions and cannot stream"):
+    with pytest.raises(UserError, match="bidirectional model cannot stream"):
         make_model(encoder={"bidirectional": True}).start(0)
     with pytest.raises(UserError, match="3 sessions"):
         make_model()(torch.zeros(1, 20, 5), torch.tensor([20]), torch.tensor([3]))

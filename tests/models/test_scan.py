@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.models.front_end import depthwise_conv
+from arcuate.models.convolution import depthwise_conv
 from arcuate.models.ssm import ssd_scan
 
 

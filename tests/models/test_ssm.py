@@ -66,13 +66,13 @@ def test_state_does_not_grow():
     sizes = []
     for n_bins in (9, 90):
         _, state = encoder.step(encoder.start(1), torch.randn(1, n_bins, 5))
-        sizes.append([t.shape for mixer in state for t in (mixer.recent, mixer.memory)])
+        sizes.append([t.shape for mixer in state for t in (mixer.conv_inputs, mixer.ssm_state)])
     assert sizes[0] == sizes[1]
 
 
 def test_directions_share_the_width():
     encoder = make(bidirectional=True)
-    assert (encoder.blocks[0].ahead.width, encoder.blocks[0].back.width) == (8, 8)
+    assert (encoder.blocks[0].mixer.width, encoder.blocks[0].reverse_mixer.width) == (8, 8)
     with pytest.raises(UserError, match="cannot stream"):
         encoder.step(encoder.start(1), torch.randn(1, 9, 5))
 
@@ -99,7 +99,7 @@ def test_low_precision_around_the_scan():
     encoder = make()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         frames, state = encoder(torch.randn(1, 41, 5), None, encoder.start(1))
-    assert state[0].memory.dtype == torch.float32
+    assert state[0].ssm_state.dtype == torch.float32
     assert bool(frames.isfinite().all())
 
 

@@ -28,10 +28,11 @@ from arcuate.models.config import (
     Patch,
     TransducerSettings,
 )
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
-from arcuate.training.distributed import Encoding, as_outputs
+from arcuate.training.distributed import EncodeModule, outputs_from_tensors
 
 READ_NOTHING = Hypothesis(())
 KINDS = [
@@ -66,7 +67,7 @@ def test_token_by_token_equals_all_at_once(settings):
     for column in tokens.T:
         predicted, state = head.step(state, column)
         steps.append(predicted)
-    whole = head.from_tokens(head.predictor(tokens))
+    whole = head.predictor_proj(head.predictor(tokens))
     torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-6, rtol=0)
 
 
@@ -121,9 +122,10 @@ def test_as_a_module_for_engines_nothing_is_lost(settings):
     """Outputs taken apart and put together give the same gradients, those of the joiner's weights included."""
     model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
     gradients = []
+    inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
-        model.encode(bins, n_bins, session, tokens),
-        as_outputs(Encoding(model)(bins, n_bins, session, tokens)),
+        model.encode(inputs),
+        outputs_from_tensors(EncodeModule(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))

@@ -29,7 +29,7 @@ def make(**changes) -> Transformer:
     sizes = {"width": 16, "depth": 2, "n_heads": 4, "context": 7, "n_buckets": 6, "input_dropout": 0.0}
     quiet = {"dropout": 0.0, "attention_dropout": 0.0}
     encoder = Transformer(TransformerSettings(**{**sizes, **quiet, **changes}), PATCH, 5)
-    torch.nn.init.normal_(encoder.distances.table)
+    torch.nn.init.normal_(encoder.position_bias.table)
     return encoder
 
 
@@ -104,13 +104,13 @@ def reference(encoder: Transformer, frames: torch.Tensor) -> torch.Tensor:
                 place = relative_position_bucket(abs(d), settings.context, per_head) + (
                     per_head if d < 0 else 0
                 )
-                bias[:, i, j] = encoder.distances.table[:, place]
+                bias[:, i, j] = encoder.position_bias.table[:, place]
     for block in encoder.blocks:
-        q, k, v = block.attention.project(block.attention_norm(frames)).chunk(3, dim=-1)
+        q, k, v = block.attention.qkv(block.attention_norm(frames)).chunk(3, dim=-1)
         q, k, v = (x.reshape(n, settings.n_heads, -1).transpose(0, 1) for x in (q, k, v))
         shares = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) + bias).softmax(-1)
         frames = frames + block.attention.output((shares @ v).transpose(0, 1).reshape(n, -1))
-        frames = frames + block.outer(F.gelu(block.inner(block.frame_norm(frames))))
+        frames = frames + block.ffn_out(F.gelu(block.ffn_in(block.ffn_norm(frames))))
     return encoder.output_norm(frames)
 
 
@@ -158,14 +158,14 @@ def test_a_streamed_frame_always_costs_the_same():
     seen = []
     for n_past in (6, 60, 600):
         _, state = encoder.step(encoder.start(1), torch.randn(1, 3 + 2 * (n_past - 1), 5))
-        (window,) = encoder.distances.windows(state[0].keys.shape[2], 1)
-        seen.append((tuple(window.bias.shape), window.seen.stop - window.seen.start))
+        (window,) = encoder.position_bias.windows(state[0].keys.shape[2], 1)
+        seen.append((tuple(window.bias.shape), window.keys.stop - window.keys.start))
     assert seen == [((1, 4, 1, 7), 7)] * 3
 
 
 def test_long_trials_are_read_in_windows():
     """The cost of a long trial grows with its length and not with its square."""
-    distances = RelativePositionBias(n_heads=2, n_buckets=8, context=100, both_ways=False)
+    distances = RelativePositionBias(n_heads=2, n_buckets=8, context=100, bidirectional=False)
     n_scores = [sum(w.bias.numel() for w in distances.windows(0, n)) for n in (1000, 2000, 4000)]
     assert n_scores[2] - n_scores[1] == 2 * (n_scores[1] - n_scores[0])
 
@@ -176,7 +176,7 @@ def test_buckets_are_fine_near_and_coarse_far(context, n):
     assert back == sorted(back)
     assert back[: min(n // 2, context)] == list(range(min(n // 2, context)))
     assert max(back) < n
-    both = relative_position_buckets(context, 2 * n, both_ways=True)
+    both = relative_position_buckets(context, 2 * n, bidirectional=True)
     assert len(both) == 2 * context - 1
     assert both[:context] == tuple(reversed(back))
     assert set(both[context:]).isdisjoint(both[:context])
@@ -205,7 +205,7 @@ def test_looks_ahead_only_where_it_may():
 
 def test_both_directions_cannot_stream():
     encoder = make(bidirectional=True)
-    with pytest.raises(UserError, match=r"cannot stream; .*encoder\.bidirectional=false\.$"):
+    with pytest.raises(UserError, match=r"cannot stream; .*encoder\.bidirectional=false$"):
         encoder.step(encoder.start(1), torch.randn(1, 9, 5))
 
 
@@ -233,7 +233,7 @@ def test_low_precision():
 
 def test_attention_dropout_acts_in_training_alone():
     attention = Attention(8, 2, context=4, dropout=0.5)
-    windows = RelativePositionBias(2, 4, context=4, both_ways=False).windows(0, 6)
+    windows = RelativePositionBias(2, 4, context=4, bidirectional=False).windows(0, 6)
     frames, start = torch.randn(1, 6, 8), attention.start(1)
     assert not torch.equal(attention(frames, windows, start)[0], attention(frames, windows, start)[0])
     attention.eval()

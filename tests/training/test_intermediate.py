@@ -18,9 +18,10 @@ from arcuate.models.config import (
     SSMSettings,
     TransformerSettings,
 )
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.distributed import Encoding, as_outputs
+from arcuate.training.distributed import EncodeModule, outputs_from_tensors
 
 KINDS = [
     GRUSettings(width=8, depth=3, dropout=0.0),
@@ -51,9 +52,9 @@ def test_a_layer_says_what_a_shallower_encoder_would(encoder):
     shallow.load_state_dict({name: t for name, t in deep.state_dict().items() if name in own})
     batch = make_batch()
     with torch.no_grad():
-        outputs = deep.encode(*batch, layers=(2,))
-        expected = shallow.encode(*batch)
-        plain = deep.encode(*batch)
+        outputs = deep.encode(ModelInputs(*batch, layers=(2,)))
+        expected = shallow.encode(ModelInputs(*batch))
+        plain = deep.encode(ModelInputs(*batch))
     real = torch.arange(outputs.frames.shape[1]) < outputs.n_frames[:, None]
     torch.testing.assert_close(
         outputs.intermediate[2][real], expected.log_probs["ctc"][real], atol=1e-5, rtol=0
@@ -69,8 +70,8 @@ def test_layer_by_layer_with_torchs_kernels(bidirectional):
     bins, n_frames = torch.randn(3, 14 + 4 * 9, 4), torch.tensor([4, 10, 7])
     state = torch.randn(3 * (2 if bidirectional else 1), 3, 8)
     with torch.no_grad():
-        ours = encoder.layered(bins, n_frames, state, (1, 2))
-        theirs = encoder._layered_torch(bins, n_frames, state, (1, 2))
+        ours = encoder.forward_with_layers(bins, n_frames, state, (1, 2))
+        theirs = encoder._forward_torch(bins, n_frames, state, (1, 2))
     real = torch.arange(10) < n_frames[:, None]
     for a, b in [(ours[0], theirs[0]), *((ours[2][i], theirs[2][i]) for i in (1, 2))]:
         torch.testing.assert_close(a[real], b[real], atol=1e-5, rtol=0)
@@ -87,7 +88,9 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     settings = LossSettings(
         ctc=CTCSettings(weight=2.0), intermediate=IntermediateSettings(layers=(1, 2), weight=0.5)
     )
-    outputs = model.encode(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers)
+    outputs = model.encode(
+        ModelInputs(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers)
+    )
     losses = compute_losses(outputs, tokens, n_tokens, settings)
     one, two = (
         ctc_loss(outputs.intermediate[i], outputs.n_frames, tokens, n_tokens, settings.ctc) for i in (1, 2)
@@ -106,8 +109,9 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
 def test_survives_the_way_through_an_engine():
     model, batch = make(KINDS[3]), make_batch()
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
-    straight = model.encode(*batch, tokens, layers=layers)
-    wrapped = as_outputs(Encoding(model)(*batch, tokens, layers=layers))
+    inputs = ModelInputs(*batch, tokens, layers=layers)
+    straight = model.encode(inputs)
+    wrapped = outputs_from_tensors(EncodeModule(model)(inputs, False))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])
@@ -133,7 +137,7 @@ def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["loss.intermediate.layers=[3]"], "may name layers 1 to 2 of this encoder of 3"),
+        (["loss.intermediate.layers=[3]"], "must name layers 1 to 2 of this encoder of depth 3"),
         (["loss.intermediate.layers=[0]"], "greater than or equal to 1"),
         (["loss.intermediate.layers=[1,1]"], "twice"),
         (["loss.intermediate.layers=1"], r"loss\.intermediate\.layers=\[1\]"),

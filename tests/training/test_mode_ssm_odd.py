@@ -10,7 +10,9 @@ from arcuate.decoding.joint import JointBeamSearch, search_joint
 from arcuate.experiments.recipe import load_recipe
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
+from arcuate.training.distributed import encode_for_training
 
 SMALL = [
     "encoder.width=8",
@@ -48,8 +50,10 @@ def test_all_losses_and_gradients_are_finite(odd: str, both_ways: str) -> None:
     n_tokens = torch.tensor([len(u) for u in said])
     clean = torch.randn(len(said), max(n_bins), 4)
     session = torch.zeros(len(said), dtype=torch.int64)
-    outputs = model.encode(
-        clean + torch.randn_like(clean), torch.tensor(n_bins), session, tokens, clean, match=True
+    outputs = encode_for_training(
+        model,
+        ModelInputs(clean + torch.randn_like(clean), torch.tensor(n_bins), session, tokens, clean),
+        match_flow=True,
     )
     losses = compute_losses(outputs, tokens, n_tokens, loss, torch.full((len(said), 2), 0.5))
     assert tuple(losses) == tuple(head for head in LOSS_NAMES if head != "intermediate")

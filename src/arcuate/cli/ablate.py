@@ -1,7 +1,7 @@
 """`arcuate ablate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from arcuate.cli.options import RecipeName, StorePath
 
 if TYPE_CHECKING:
     from arcuate.experiments.ablation import AblationRuns
-    from arcuate.insight.ablation import Ablation
+    from arcuate.insight.ablation import AblationResult
 
 
 @app.command()
@@ -51,18 +51,12 @@ def ablate(
     if dry_run:
         emit_json(runs.to_dict()) if as_json else _print_plan(runs)
         return
-    from arcuate.files import write_json, write_text
-    from arcuate.insight.ablation import ablation_page, arms_svg, effects_svg, judge, summarise
+    from arcuate.insight.ablation import judge_ablation, write_ablation
 
-    result = judge(runs.experiment)
-    summary = {**summarise(result), "failed": {str(path): reason for path, reason in runs.failed.items()}}
+    result = judge_ablation(runs.experiment, runs.failed)
     if result.runs:
-        write_json(out / "ablation.json", summary)
-        write_text(out / "ablation.html", ablation_page(result, summary))
-        write_text(out / "arms.svg", arms_svg(result))
-        if result.n_asked:
-            write_text(out / "effects.svg", effects_svg(result))
-    emit_json(summary) if as_json else _print_result(result, summary)
+        write_ablation(result)
+    emit_json(result.to_dict()) if as_json else _print_result(result)
     if runs.signal is not None:
         say(f"stopped by {runs.signal.name}; run the same command again to continue")
         raise typer.Exit(128 + runs.signal)
@@ -85,28 +79,30 @@ def _print_plan(runs: "AblationRuns") -> None:
     say(f"{len(planned)} runs, {runs.n_steps:,} steps in total; dry run: nothing was written")
 
 
-def _print_result(ablation: "Ablation", summary: dict[str, Any]) -> None:
+def _print_result(ablation: "AblationResult") -> None:
     from rich.table import Table
     from rich.text import Text
 
+    experiment = ablation.experiment
     table = Table(box=None, header_style="bold", title_justify="left")
-    table.title = f"PER on {summary['split']}, {summary['checkpoint']} checkpoint"
+    table.title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"
     for heading in ("arm", "PER", "SD over seeds", "runs", "verdicts"):
         table.add_column(heading, overflow="fold")
-    for arm in summary["arms"]:
-        sd = "–" if arm["seed_sd"] is None else f"{100 * arm['seed_sd']:.1f}"
-        verdicts = ", ".join(f"{name} × {n}" for name, n in arm["verdicts"].items())
-        row = (arm["arm"], percent(arm["per"]), sd, str(len(arm["per_by_run"])), verdicts)
+    for arm in ablation.arms:
+        values = arm.to_dict()
+        sd = "–" if values["seed_sd"] is None else f"{100 * values['seed_sd']:.1f}"
+        verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
+        row = (arm.arm, percent(values["per"]), sd, str(len(values["per_by_run"])), verdicts)
         table.add_row(*map(Text, row))
     out.print(table)
-    for judged in ablation.judged:
-        out.print(judged.sentence, markup=False, soft_wrap=True)
+    for factor in ablation.factors:
+        out.print(factor.sentence, markup=False, soft_wrap=True)
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
-    if ablation.n_asked > 1:
-        say(f"p-values are Holm-adjusted for {ablation.n_asked} comparisons; intervals are 95 % each")
-    if summary["failed"]:
-        say(f"{len(summary['failed'])} runs did not finish; they are scored at their last checkpoint")
+    if ablation.n_comparisons > 1:
+        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
+    if ablation.failed:
+        say(f"{len(ablation.failed)} runs did not finish; they are scored at their last checkpoint")
     if ablation.missing:
         say(f"not measured yet: {'; '.join(ablation.missing)}")
     if ablation.runs:
-        say(f"wrote {ablation.experiment.out / 'ablation.html'}")
+        say(f"wrote {experiment.out / 'ablation.html'}")

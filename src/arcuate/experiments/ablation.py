@@ -26,7 +26,7 @@ from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.progress import Progress, logger
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.signals import Stop, listening
+from arcuate.training.interrupts import Stop, handle_signals
 
 BASE, ALL, BUT = "base", "all", "all-but-"  # names of arms
 _EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
@@ -162,7 +162,7 @@ def ablate(
     if dry_run:
         return AblationRuns(experiment)
     open_experiment(experiment)
-    with listening(stop) as stop:
+    with handle_signals(stop) as stop:
         failed = _train_cells(experiment, stop, progress)
     return AblationRuns(experiment, failed, stop.signal)
 
@@ -350,9 +350,6 @@ def is_trained(cell: Cell) -> bool:
 
 def is_scored(experiment: Experiment, cell: Cell) -> bool:
     return cell.run.results_file(experiment.split, experiment.label).is_file()
-
-
-scored = is_scored
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from arcuate.experiments.train import TrainResult, train
 from arcuate.models.runtime import choose_device
 from arcuate.progress import Progress, logger
 from arcuate.run import Run
-from arcuate.training.tracking.callbacks import Watcher, check_trackers
+from arcuate.training.callbacks import Callback
+from arcuate.training.tracking.tracker import check_trackers
 
 _MARKER = ".made-by-demo"
 _SESSIONS, _TRIALS, _ELECTRODES, _DIFFICULTY, _SEED = 6, 250, 64, "real", 0
@@ -47,7 +48,7 @@ def run_demo(
     *,
     write_report: Callable[[Run], Path],
     overrides: Overrides = (),
-    callbacks: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
 ) -> DemoResult:
     """Simulate, prepare, train, evaluate, decode and report; every step logs the command that does the same.

@@ -18,9 +18,9 @@ from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder
-from arcuate.training.signals import Stop
-from arcuate.training.start import refuse_other_recipe
-from arcuate.training.tracking.callbacks import Watcher
+from arcuate.training.callbacks import Callback
+from arcuate.training.interrupts import Stop
+from arcuate.training.start import check_same_recipe
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def train_seeds(
     parent: RunLike | None = None,
     keep_optimizer: bool = False,
     dry_run: bool = False,
-    callbacks: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> SeedsResult:
@@ -205,7 +205,7 @@ def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_ru
         run = Run(_seed_folder(folder, seed))
         check_run_folder(run.path, resume=True)
         if run.recipe_file.is_file():
-            refuse_other_recipe(run, recipe)
+            check_same_recipe(run, recipe)
 
 
 def _score(run: Run, data: Store | str | Path, split: str) -> None:

@@ -25,7 +25,7 @@ from arcuate.progress import logger, percent
 from arcuate.run import Run
 from arcuate.seeds import derive_seed
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.signals import Stop, listening
+from arcuate.training.interrupts import Stop, handle_signals
 
 try:
     import optuna
@@ -105,7 +105,7 @@ def sweep(
     dimensions = read_space(space, recipe, listed)
     plan = SweepPlan(str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed)
     study = open_study(plan)
-    with listening(stop) as stop:
+    with handle_signals(stop) as stop:
         while not stop.requested:
             with claim_trial(plan, study) as trial:
                 if trial is None:

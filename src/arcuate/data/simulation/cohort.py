@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -35,13 +35,11 @@ from arcuate.data.simulation.layouts import (
     write_description,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.trial import BIN_SECONDS, SPLITS, Split
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock
 from arcuate.progress import Progress
 
-Layout = Literal["b2t25", "b2t24"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 
@@ -89,7 +87,7 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class PlannedTrial:
+class _PlannedTrial:
     """One trial of a session's schedule."""
 
     split: Split
@@ -308,7 +306,7 @@ def _session_writer(out: Path, cohort: _Cohort, index: int) -> SessionWriter:
     return MatSessionWriter(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
 
 
-def _truth_row(trial: SimulatedTrial, planned: PlannedTrial, onsets: np.ndarray) -> dict[str, object]:
+def _truth_row(trial: SimulatedTrial, planned: _PlannedTrial, onsets: np.ndarray) -> dict[str, object]:
     """Ground truth of one trial; `onsets` are in seconds."""
     return {
         "session": trial.session,
@@ -323,7 +321,7 @@ def _truth_row(trial: SimulatedTrial, planned: PlannedTrial, onsets: np.ndarray)
     }
 
 
-def _description_rows(session: str, first: date, plan: list[PlannedTrial]) -> Iterator[tuple[object, ...]]:
+def _description_rows(session: str, first: date, plan: list[_PlannedTrial]) -> Iterator[tuple[object, ...]]:
     recorded = session_date(session) or first
     for block in sorted({trial.block for trial in plan}):
         members = [trial for trial in plan if trial.block == block]
@@ -363,7 +361,7 @@ def _simulated_arrays(layout: Layout, n_electrodes: int) -> tuple[SimulatedArray
     )
 
 
-def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
+def _plan_session(cohort: _Cohort, index: int) -> list[_PlannedTrial]:
     """The trials of a session in order: blocks of one corpus and one speaking mode."""
     rng = cohort.rng(_SESSION, index)
     n_val = n_test = max(1, round(0.1 * cohort.n_trials))
@@ -373,7 +371,7 @@ def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
     else:  # validation and test sentences share their blocks
         shared = rng.permutation(np.array(["val"] * n_val + ["test"] * n_test)).tolist()
         runs = [["train"] * n_train, shared]
-    planned: list[PlannedTrial] = []
+    planned: list[_PlannedTrial] = []
     numbers = dict.fromkeys(SPLITS, 0)
     block = int(rng.integers(1, 4))
     for run in runs:
@@ -382,7 +380,7 @@ def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
         for part, members in enumerate(np.array_split(np.array(run), n_blocks)):
             corpus = str(rng.choice(CORPORA, p=_CORPUS_PROBABILITIES))
             for order, split in enumerate(members.tolist()):
-                planned.append(PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))
+                planned.append(_PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))
                 numbers[split] += 1
             block += 1
     return planned
@@ -396,7 +394,7 @@ def _draw_modes(n_blocks: int, rng: np.random.Generator) -> list[str]:
 
 
 def _simulate_trials(
-    cohort: _Cohort, index: int, plan: list[PlannedTrial], electrodes: Electrodes, signal: SignalModel
+    cohort: _Cohort, index: int, plan: list[_PlannedTrial], electrodes: Electrodes, signal: SignalModel
 ) -> Iterator[tuple[SimulatedTrial, np.ndarray]]:
     """The trials of a session, each with the onset of every phoneme in seconds."""
     session_rng = cohort.rng(_SESSION, index, 1)
