@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from arcuate.adaptation.calibration import MixedPlan
+from arcuate.adaptation.calibration import MixedBatches
 from arcuate.adaptation.config import Calibration
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.sessions import nearest_session
@@ -29,7 +29,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         update={"sessions": (*config.sessions, session), "max_sessions": None, "n_sessions": None}
     )
     layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
-    rest = settings.rest * settings.rate
+    rest = settings.other_lr_factor * settings.lr
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
@@ -45,7 +45,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         "stages": (),
         "optimizer": Optimizer(),
         "schedule": Linear(peak_lr=rest, min_lr=0.0) if rest else Constant(lr=0.0),
-        "session_schedule": Linear(peak_lr=settings.rate, min_lr=0.0),
+        "session_schedule": Linear(peak_lr=settings.lr, min_lr=0.0),
         "ema": Ema(),
         "swa": Swa(),
         "train": Train(
@@ -64,7 +64,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
 
 def begin_with(model: Model, session: str, settings: Calibration) -> str:
     """The known session whose layer a new one begins as, or "mean"."""
-    return "mean" if settings.like == "mean" else nearest_session(session, model.config.sessions)
+    return "mean" if settings.init == "mean" else nearest_session(session, model.config.sessions)
 
 
 def fit_layer(
@@ -85,12 +85,12 @@ def fit_layer(
     free(model, settings)
     run = create_run(folder, recipe, environment)
     training = TrainingState(model, recipe, run, "fp32")
-    mixing = bool(settings.rest) and bool(old)
-    plan = MixedPlan(
+    mixing = bool(settings.other_lr_factor) and bool(old)
+    plan = MixedBatches(
         len(new),
         len(old) if mixing else 0,
         settings.batch_size,
-        settings.old_share if mixing else 0.0,
+        settings.replay_fraction if mixing else 0.0,
         settings.seed,
     )
     trials = (*new, *old) if mixing else tuple(new)
@@ -105,7 +105,7 @@ def free(model: Model, settings: Calibration) -> None:
     own = {id(layer.weights[-1]), id(layer.biases[-1])}
     for name, parameters in parameter_groups(model).items():
         for parameter in parameters:
-            moves = id(parameter) in own if name == "session" else settings.rest > 0
+            moves = id(parameter) in own if name == "session" else settings.other_lr_factor > 0
             parameter.requires_grad_(moves)
 
 
