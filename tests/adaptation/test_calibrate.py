@@ -16,7 +16,6 @@ import torch
 from arcuate.adaptation.calibration import MixedPlan, curve_points, split_day
 from arcuate.adaptation.config import Calibration
 from arcuate.cli._calibrate import Asked, prepare_plan
-from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.calibrate import derive_recipe
@@ -298,16 +297,6 @@ def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) ->
     assert recipe.encoder == parent.encoder and recipe.augment == parent.augment
     assert recipe.session_schedule is not None and recipe.session_schedule.peak_lr == 0.01
     assert recipe.schedule.peak_lr == pytest.approx(0.001)
-
-
-def test_the_nearest_day() -> None:
-    known = ("t15.2023.08.11", "t15.2023.08.17", "t15.2023.09.04")
-    assert nearest_session("t15.2023.08.13", known) == "t15.2023.08.11"
-    assert nearest_session("t15.2023.08.14", known) == "t15.2023.08.11"  # of two equally near the earlier
-    assert nearest_session("t15.2024.01.01", known) == "t15.2023.09.04"
-    assert nearest_session("monday", known) == "t15.2023.09.04"
-    with pytest.raises(UserError):
-        nearest_session("monday", ())
 
 
 def test_calibration_json_is_plain_numbers(calibrated: tuple[Path, dict]) -> None:

@@ -120,13 +120,6 @@ def test_small_arrays_show_drift_too(simulated: Path) -> None:
     assert all(v is not None and v < 0.9 for v in found), found
 
 
-def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
-    groups = list_arrays("b2t25", 512)
-    assert [g.name for g in groups] == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
-    assert groups[1].channels.tolist() == [*range(64, 128), *range(320, 384)]
-    assert len(list_arrays("b2t24", 256)) == 2 and len(list_arrays("b2t25", 7)) == 1
-
-
 def test_levels_and_spreads_of_channels_are_told(simulated: Path) -> None:
     """A channel that rose by half an SD, one that doubled, one that died; and the array they belong to."""
     day = measure_days(Store.open(simulated / "store"))[0]

@@ -76,7 +76,7 @@ def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
     assert Store.open(tmp_path / "store").manifest["leakage"] == report.leakage
 
 
-def test_every_case_is_in_the_table(source: Path, tmp_path: Path) -> None:
+def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
     report = prepare_store(source, tmp_path / "store")
     with (tmp_path / "store" / "quality.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -112,7 +112,7 @@ def test_unreadable_files_are_reported_and_skipped(source: Path, tmp_path: Path)
     assert len(Store.open(tmp_path / "store").trials) == 5
 
 
-def test_an_unreadable_trial_leaves_the_others_of_its_file(source: Path, tmp_path: Path) -> None:
+def test_an_unreadable_trial_does_not_affect_the_others(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000/input_features"]
     report = prepare_store(source, tmp_path / "store")
@@ -132,7 +132,7 @@ def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
         prepare(tmp_path / "source", tmp_path / "store")
 
 
-def test_a_file_without_trials_is_no_data(tmp_path: Path) -> None:
+def test_a_file_without_trials_writes_nothing(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [])
     report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert (len(report.unreadable), report.written) == (1, False)
@@ -201,6 +201,6 @@ def test_the_printed_tables_name_every_part(
     assert f"could not read {LATER}/train" in printed.err
 
 
-def test_preparing_needs_no_torch() -> None:
+def test_preparation_does_not_import_torch() -> None:
     code = "import sys, arcuate.data.prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -99,21 +99,20 @@ def _print_words(result: "WordCombination") -> None:
     table = Table(box=None, header_style="bold")
     table.add_column("")
     table.add_column("WER", justify="right")
-    rates = single.to_dict() if single else {}
     for title, rate in (
-        ("mean of the single systems", rates.get("single_wer_mean")),
-        ("best single system, chosen on these trials", rates.get("best_single_wer")),
+        ("mean of the single systems", single.single_wer_mean if single else None),
+        ("best single system, chosen on these trials", single.best_single_wer if single else None),
         ("best candidates (oracle)", metrics.oracle_wer),
     ):
         if rate is not None:
             table.add_row(title, f"{100 * rate:.2f} %")
-    method = result.method + (", cross-fitted" if result.cross_fitted else "")
+    method = result.method + (", cross-fitted" if result.linear and result.linear.cross_fitted else "")
     table.add_row(f"combined ({method}; lm: {words.lm or 'none'})", f"{100 * words.wer:.2f} %")
     out.print(table)
-    low, high = words.wer_interval
+    low, high = words.wer_low, words.wer_high
     interval = "no interval" if low is None or high is None else f"{100 * low:.2f} to {100 * high:.2f} %"
     out.print(f"95 % interval {interval} on {words.n_scored} trials, CER {100 * words.cer:.2f} %")
-    if single and (gap := single.difference):
+    if single and (gap := single.against_best_single):
         out.print(
             f"against the best system {100 * gap.rate:+.2f} points"
             f" ({100 * gap.low:+.2f} to {100 * gap.high:+.2f}), p = {gap.p:.4f}"

@@ -57,7 +57,7 @@ def rescore(
         return
     if result.wer is not None:
         origin = "fitted on other sessions" if result.folds else result.weights_from
-        low, high = result.metrics.wer_interval
+        low, high = result.metrics.wer_low, result.metrics.wer_high
         stdout.print(
             f"WER {percent(result.wer_before)} before, {100 * result.wer:.2f} % after"
             f" ({percent(low)} to {percent(high)}); weights {origin}; language models: {result.metrics.lm}",

@@ -251,118 +251,27 @@ def _pronounce_compound(word: str) -> Phonemes | None:
     return None
 
 
-# Letter-to-sound rules, longest match first, applied left to right: letters, condition on what follows, phonemes.
-_RULES: tuple[tuple[str, str, str], ...] = (
-    ("tion", "", "SH AH N"),
-    ("sion", "", "ZH AH N"),
-    ("tious", "", "SH AH S"),
-    ("cious", "", "SH AH S"),
-    ("ture", "", "CH ER"),
-    ("ough", "", "AH F"),
-    ("augh", "", "AO"),
-    ("eigh", "", "EY"),
-    ("ight", "", "AY T"),
-    ("ould", "", "UH D"),
-    ("tch", "", "CH"),
-    ("dge", "", "JH"),
-    ("sch", "", "SH"),
-    ("igh", "", "AY"),
-    ("air", "", "EH R"),
-    ("are", "$", "EH R"),
-    ("ear", "", "IH R"),
-    ("eer", "", "IH R"),
-    ("ore", "$", "AO R"),
-    ("our", "", "AO R"),
-    ("oor", "", "AO R"),
-    ("ire", "$", "AY ER"),
-    ("ous", "$", "AH S"),
-    ("que", "$", "K"),
-    ("ch", "", "CH"),
-    ("sh", "", "SH"),
-    ("th", "", "TH"),
-    ("ph", "", "F"),
-    ("wh", "", "W"),
-    ("gh", "", "G"),
-    ("kn", "", "N"),
-    ("wr", "", "R"),
-    ("ck", "", "K"),
-    ("qu", "", "K W"),
-    ("ng", "", "NG"),
-    ("sc", "[eiy]", "S"),
-    ("cc", "[eiy]", "K S"),
-    ("ai", "", "EY"),
-    ("ay", "", "EY"),
-    ("ea", "", "IY"),
-    ("ee", "", "IY"),
-    ("ei", "", "IY"),
-    ("ey", "", "IY"),
-    ("ie", "", "IY"),
-    ("oa", "", "OW"),
-    ("oe", "", "OW"),
-    ("oi", "", "OY"),
-    ("oy", "", "OY"),
-    ("oo", "", "UW"),
-    ("ou", "", "AW"),
-    ("ow", "$", "OW"),
-    ("ow", "", "AW"),
-    ("au", "", "AO"),
-    ("aw", "", "AO"),
-    ("ew", "", "UW"),
-    ("ue", "$", "UW"),
-    ("ui", "", "UW"),
-    ("ar", "", "AA R"),
-    ("er", "", "ER"),
-    ("ir", "", "ER"),
-    ("ur", "", "ER"),
-    ("yr", "", "ER"),
-    ("or", "", "AO R"),
-    ("al", "l", "AO"),
-    ("le", "$", "AH L"),
-    ("a", "[^aeiouywx]e$", "EY"),
-    ("e", "[^aeiouywx]e$", "IY"),
-    ("i", "[^aeiouywx]e$", "AY"),
-    ("o", "[^aeiouywx]e$", "OW"),
-    ("u", "[^aeiouywx]e$", "UW"),
-    ("c", "[eiy]", "S"),
-    ("g", "[eiy]", "JH"),
-    ("e", "$", ""),
-    ("a", "$", "AH"),
-    ("i", "$", "IY"),
-    ("o", "$", "OW"),
-    ("u", "$", "UW"),
-    ("y", "$", "IY"),
-    ("y", "[aeiou]", "Y"),
-    ("a", "", "AE"),
-    ("b", "", "B"),
-    ("c", "", "K"),
-    ("d", "", "D"),
-    ("e", "", "EH"),
-    ("f", "", "F"),
-    ("g", "", "G"),
-    ("h", "", "HH"),
-    ("i", "", "IH"),
-    ("j", "", "JH"),
-    ("k", "", "K"),
-    ("l", "", "L"),
-    ("m", "", "M"),
-    ("n", "", "N"),
-    ("o", "", "AA"),
-    ("p", "", "P"),
-    ("q", "", "K"),
-    ("r", "", "R"),
-    ("s", "", "S"),
-    ("t", "", "T"),
-    ("u", "", "AH"),
-    ("v", "", "V"),
-    ("w", "", "W"),
-    ("x", "", "K S"),
-    ("y", "", "IH"),
-    ("z", "", "Z"),
-)
-_COMPILED = tuple(
-    (re.compile(letters + (f"(?={after})" if after else "")), tuple(phones.split()))
-    for letters, after, phones in _RULES
-)
+# Letter-to-sound rules, longest match first, applied left to right: letters[/what must follow]=phonemes.
+_LETTER_RULES = """
+tion=SH AH N; sion=ZH AH N; tious=SH AH S; cious=SH AH S; ture=CH ER; ough=AH F; augh=AO; eigh=EY; ight=AY T;
+ould=UH D; tch=CH; dge=JH; sch=SH; igh=AY; air=EH R; are/$=EH R; ear=IH R; eer=IH R; ore/$=AO R; our=AO R;
+oor=AO R; ire/$=AY ER; ous/$=AH S; que/$=K; ch=CH; sh=SH; th=TH; ph=F; wh=W; gh=G; kn=N; wr=R; ck=K; qu=K W;
+ng=NG; sc/[eiy]=S; cc/[eiy]=K S; ai=EY; ay=EY; ea=IY; ee=IY; ei=IY; ey=IY; ie=IY; oa=OW; oe=OW; oi=OY; oy=OY;
+oo=UW; ou=AW; ow/$=OW; ow=AW; au=AO; aw=AO; ew=UW; ue/$=UW; ui=UW; ar=AA R; er=ER; ir=ER; ur=ER; yr=ER; or=AO R;
+al/l=AO; le/$=AH L; a/[^aeiouywx]e$=EY; e/[^aeiouywx]e$=IY; i/[^aeiouywx]e$=AY; o/[^aeiouywx]e$=OW;
+u/[^aeiouywx]e$=UW; c/[eiy]=S; g/[eiy]=JH; e/$=; a/$=AH; i/$=IY; o/$=OW; u/$=UW; y/$=IY; y/[aeiou]=Y; a=AE; b=B;
+c=K; d=D; e=EH; f=F; g=G; h=HH; i=IH; j=JH; k=K; l=L; m=M; n=N; o=AA; p=P; q=K; r=R; s=S; t=T; u=AH; v=V; w=W;
+x=K S; y=IH; z=Z
+"""
+
+
+def _compile_rule(rule: str) -> tuple[re.Pattern[str], Phonemes]:
+    pattern, _, phones = rule.partition("=")
+    letters, _, following = pattern.partition("/")
+    return re.compile(letters + (f"(?={following})" if following else "")), tuple(phones.split())
+
+
+_COMPILED_RULES = tuple(_compile_rule(rule.strip()) for rule in _LETTER_RULES.split(";"))
 _DOUBLED = re.compile(r"([bdfgklmnprstvz])\1")
 
 
@@ -372,7 +281,7 @@ def apply_letter_rules(word: str) -> Phonemes:
     phones: list[str] = []
     position = 0
     while position < len(letters):
-        for pattern, sounds in _COMPILED:
+        for pattern, sounds in _COMPILED_RULES:
             if found := pattern.match(letters, position):
                 phones.extend(sounds)
                 position = found.end()

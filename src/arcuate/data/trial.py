@@ -1,12 +1,14 @@
 """Trial: one attempted sentence with its recording, label and origin."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+SPLITS: tuple[Split, ...] = get_args(Split)
+Layout = Literal["b2t25", "b2t24"]  # Brain-to-Text '25 and '24
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 BIN_MS = 20  # duration of one bin
 BIN_SECONDS = BIN_MS / 1000
 LIVE_CORPUS = "live"  # corpus of sentences recorded in a live session

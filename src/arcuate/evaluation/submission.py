@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from arcuate.data.arrays import layout_of_session
+from arcuate.data.sessions import session_order
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
@@ -23,7 +25,6 @@ from arcuate.run import Run, RunLike, open_run
 Format = Literal["b2t25", "b2t24"]
 WORDS_LABEL = "words"  # default label of word decodings in a run folder
 _N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
-_DATE = re.compile(r"(\d{4})\.(\d{2})\.(\d{2})")
 _TRIAL_ID = re.compile(rf"(?P<session>.+)/(?:{'|'.join(SPLITS)})/(?P<number>\d+)")
 
 
@@ -112,7 +113,7 @@ def read_texts(path: Path) -> list[SubmittedText]:
     twice = [key for key, n in Counter((t.session, t.number) for t in texts).items() if n > 1]
     if twice:
         raise UserError(f"{path} contains trial {twice[0][1]} of {twice[0][0]} more than once; decode again")
-    return sorted(texts, key=lambda t: (*_by_date(t.session), t.number))
+    return sorted(texts, key=lambda t: (*session_order(t.session), t.number))
 
 
 def _parse_row(row: Mapping[str, Any], where: str) -> SubmittedText:
@@ -132,15 +133,9 @@ def _parse_row(row: Mapping[str, Any], where: str) -> SubmittedText:
     return SubmittedText(found["session"], int(found["number"]), normalise_text(text))
 
 
-def _by_date(session: str) -> tuple[tuple[int, ...], str]:
-    """Sort key: the date in the name of a session, then the name."""
-    date = _DATE.search(session)
-    return (tuple(map(int, date.groups())) if date else (), session)
-
-
 def guess_format(texts: Sequence[SubmittedText]) -> Format:
     """The benchmark of the participant that the session names start with."""
-    kinds = {"b2t24" if text.session.lower().startswith("t12") else "b2t25" for text in texts}
+    kinds = {layout_of_session(text.session) for text in texts}
     if len(kinds) > 1:
         raise UserError("the trials are of both participants; give the --format")
     return "b2t24" if kinds == {"b2t24"} else "b2t25"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -35,13 +35,11 @@ from arcuate.data.simulation.layouts import (
     write_description,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.trial import BIN_SECONDS, SPLITS, Split
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock
 from arcuate.progress import Progress
 
-Layout = Literal["b2t25", "b2t24"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 

@@ -1,7 +1,7 @@
 """Average the frame log-probabilities of several models: probabilities (arithmetic) or logarithms (geometric)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,25 +26,16 @@ class PhonemeComparison:
     """PER of the greedy search on the mean, against the single models."""
 
     per: float | None
-    interval: tuple[float | None, float | None]
+    per_low: float | None
+    per_high: float | None
     single_per: list[float | None]
-    best_single: int  # index of the model with the fewest errors
-    difference: Difference | None  # mean minus best single model
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "per": self.per,
-            "per_low": self.interval[0],
-            "per_high": self.interval[1],
-            "single_per": self.single_per,
-            "best_single": self.best_single + 1,
-            "against_best_single": vars(self.difference) if self.difference else None,
-        }
+    best_single: int  # number of the model with the fewest errors, from 1
+    against_best_single: Difference | None  # mean minus best single model
 
 
 @dataclass(frozen=True)
 class FrameCombination:
-    """Result of `combine` with --method arithmetic or geometric."""
+    """Result of `combine` with method arithmetic or geometric."""
 
     method: Mean
     n_models: int
@@ -54,16 +45,17 @@ class FrameCombination:
 
     @property
     def per(self) -> float | None:
+        """PER of the greedy search on the mean; None without labels."""
         return self.phonemes.per if self.phonemes else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        summary: dict[str, Any] = {
             "method": self.method,
             "n_models": self.n_models,
             "n_trials": self.n_trials,
-            **(self.phonemes.to_dict() if self.phonemes else {}),
-            **({} if self.out is None else {"out": str(self.out)}),
         }
+        summary |= asdict(self.phonemes) if self.phonemes else {}
+        return summary | ({} if self.out is None else {"out": str(self.out)})
 
 
 def combine_frames(
@@ -166,8 +158,8 @@ def _compare_phonemes(
     best = min(range(len(single)), key=lambda i: total(single[i]).errors)
     return PhonemeComparison(
         total(mean).rate,
-        bootstrap_interval(mean),
+        *bootstrap_interval(mean),
         [total(scores).rate for scores in single],
-        best,
+        best + 1,
         score_difference(mean, single[best]),
     )

@@ -86,7 +86,7 @@ class Rescoring:
     metrics: WordMetrics
     wer_before: float | None
     oracle_wer: float | None
-    difference: Difference | None  # after minus before
+    against_before: Difference | None  # after minus before
     weights: ScoreWeights  # as given, or fitted on all trials
     weights_from: str  # given, default or fitted
     folds: int | None  # of cross-fitting
@@ -105,7 +105,7 @@ class Rescoring:
             **self.metrics.to_dict(),
             "wer_before": self.wer_before,
             "oracle_wer": self.oracle_wer,
-            "against_before": vars(self.difference) if self.difference else None,
+            "against_before": vars(self.against_before) if self.against_before else None,
             "acoustic": self.weights.acoustic,
             "alpha": self.weights.alpha,
             "length": self.weights.length,

@@ -1,4 +1,4 @@
-"""Pronunciations: real labels where they are at hand, rules and reports everywhere."""
+"""Pronunciation: real labels if available, letter-to-sound rules, reports of unknown words."""
 
 import csv
 import importlib.util
@@ -32,7 +32,7 @@ def test_double_dash_is_one_space() -> None:
     assert names("atoms -- now") == names("atoms now")
 
 
-def test_mark_apart_costs_a_silence() -> None:
+def test_a_separate_mark_adds_a_silence() -> None:
     assert names("maids' gowns") == "M EY D Z SIL SIL G AW N Z SIL"
 
 
@@ -40,7 +40,7 @@ def test_empty_text_is_silence() -> None:
     assert pronounce("...").names == ["SIL"]
 
 
-def test_homographs_follow_their_neighbours() -> None:
+def test_homographs_depend_on_their_neighbours() -> None:
     verb, noun = "Y UW Z SIL", "Y UW S SIL"
     assert names("I try not to use it").split(" T UW SIL ")[1].startswith(verb)
     assert names("use a pencil").startswith(verb)
@@ -57,9 +57,9 @@ def test_homographs_follow_their_neighbours() -> None:
     ],
 )
 def test_unknown_words_are_pronounced_and_reported(word: str, expected: str) -> None:
-    said = pronounce(f"the {word} is here")
-    assert said.unknown == (word,)
-    assert " ".join(said.names) == f"DH AH SIL {expected} SIL IH Z SIL HH IY R SIL"
+    pronunciation = pronounce(f"the {word} is here")
+    assert pronunciation.unknown == (word,)
+    assert " ".join(pronunciation.names) == f"DH AH SIL {expected} SIL IH Z SIL HH IY R SIL"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_letters_by_rule(word: str, expected: str) -> None:
     assert " ".join(apply_letter_rules(word)) == expected
 
 
-def test_every_letter_has_a_sound() -> None:
+def test_every_letter_has_a_rule() -> None:
     for letter in "abcdefghijklmnopqrstuvwxyz":
         tokens.encode(apply_letter_rules(letter + "a"))
 

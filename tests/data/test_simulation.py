@@ -19,9 +19,10 @@ from scipy.io import loadmat
 from arcuate.data import alphabet as tokens
 from arcuate.data.pronunciation import pronounce
 from arcuate.data.readers import find_source
-from arcuate.data.simulation import LAYOUTS, TRUTH_FILE, simulate
+from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS
 from arcuate.errors import UserError
 
 SMALL: dict[str, Any] = {"n_sessions": 2, "n_trials": 20, "n_electrodes": 8}
@@ -142,7 +143,7 @@ def test_mat_layout(b2t24: Path) -> None:
         assert (texts == {HOLDOUT_TEXT}) == (partition == "competitionHoldOut")
 
 
-def test_mat_day_begins_with_holdout_and_ends_with_test(b2t24: Path) -> None:
+def test_mat_session_starts_with_holdout_and_ends_with_test(b2t24: Path) -> None:
     blocks = {
         partition: loadmat(b2t24 / "competitionData" / partition / "t12.2022.04.28.mat")["blockIdx"].ravel()
         for partition in ("train", "test", "competitionHoldOut")
@@ -152,7 +153,7 @@ def test_mat_day_begins_with_holdout_and_ends_with_test(b2t24: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_truth_names_every_trial(layout: str, b2t25: Path, b2t24: Path) -> None:
+def test_truth_has_every_trial(layout: str, b2t25: Path, b2t24: Path) -> None:
     lines = truth(b2t25 if layout == "b2t25" else b2t24)
     keys = {(line["session"], line["split"], line["number"]) for line in lines}
     assert len(keys) == len(lines) == 40
@@ -166,7 +167,7 @@ def test_truth_names_every_trial(layout: str, b2t25: Path, b2t24: Path) -> None:
         assert all(0 <= electrode < 16 for electrode in line["dead"])
 
 
-def test_truth_knows_the_withheld_text(b2t24: Path) -> None:
+def test_truth_has_the_withheld_text(b2t24: Path) -> None:
     texts = {line["text"] for line in truth(b2t24) if line["split"] == "test"}
     assert len(texts) > 1
     assert HOLDOUT_TEXT not in texts
@@ -178,7 +179,7 @@ def test_truth_matches_the_files(b2t25: Path) -> None:
         with h5py.File(path) as file:
             group = file[f"trial_{line['number']:04d}"]
             assert group.attrs["block_num"] == line["block"]
-            assert line["onsets_s"][-1] < 0.02 * group.attrs["n_time_steps"]
+            assert line["onsets_s"][-1] < BIN_SECONDS * group.attrs["n_time_steps"]
             if line["split"] != "test":
                 assert group.attrs["sentence_label"] == line["text"]
 
@@ -207,7 +208,7 @@ def test_real_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None
         simulate(b2t25, **arguments)
 
 
-def test_own_recordings_are_replaced_on_request(tmp_path: Path) -> None:
+def test_simulated_recordings_are_replaced_with_force(tmp_path: Path) -> None:
     simulate(tmp_path, layout="b2t25", n_sessions=2, n_trials=3, n_electrodes=4, seed=1)
     simulate(tmp_path, layout="b2t25", n_sessions=1, n_trials=3, n_electrodes=4, seed=2, force=True)
     assert len(list((tmp_path / "hdf5_data_final").iterdir())) == 1
@@ -230,7 +231,7 @@ def test_own_recordings_are_replaced_on_request(tmp_path: Path) -> None:
         ({"ms_per_phoneme": 5.0}, "120"),
     ],
 )
-def test_mistakes_name_the_remedy(wrong: dict[str, Any], remedy: str, tmp_path: Path) -> None:
+def test_errors_name_the_remedy(wrong: dict[str, Any], remedy: str, tmp_path: Path) -> None:
     arguments = {"layout": "b2t25", "n_sessions": 1, "n_trials": 3, "n_electrodes": 4} | wrong
     with pytest.raises(UserError, match=remedy):
         simulate(tmp_path, **arguments)
@@ -259,7 +260,7 @@ def test_an_interrupted_cohort_is_not_found(tmp_path: Path) -> None:
     assert len(find_source(out).files) == 6
 
 
-def test_a_failure_leaves_an_old_cohort_as_it_was(tmp_path: Path) -> None:
+def test_a_failure_leaves_an_older_cohort_unchanged(tmp_path: Path) -> None:
     simulate(tmp_path, **COHORT)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -273,7 +274,7 @@ def test_a_failure_leaves_an_old_cohort_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
 def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path, layout: str) -> None:
-    """The system itself refuses to let a file grow beyond 60 kB."""
+    """The operating system limits files to 60 kB."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
         f"from arcuate.cli import main; import sys; sys.argv[1:] = ['simulate', {str(tmp_path / 'out')!r},"

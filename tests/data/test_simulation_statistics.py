@@ -1,4 +1,4 @@
-"""What the simulated cortex does: sentences, movements, spikes, drift, and what a probe can read from it."""
+"""Statistics of the simulation: sentences, movements, spikes, drift, and a linear probe."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def sentences() -> list[str]:
     return [make_sentence(corpus, rng) for corpus in rng.choice(CORPORA, 3000, p=(0.7, 0.24, 0.06))]
 
 
-def test_sentences_are_many_and_everyday(sentences: list[str]) -> None:
+def test_sentences_are_varied(sentences: list[str]) -> None:
     words = [text.strip(".?!").lower().split() for text in sentences]
     assert len(set(sentences)) > 2500
     assert len({word for sentence in words for word in sentence}) > 1500
@@ -45,11 +45,11 @@ def test_sentences_are_many_and_everyday(sentences: list[str]) -> None:
 
 
 def test_sentences_cover_the_alphabet(sentences: list[str]) -> None:
-    said = [pronounce(text) for text in sentences]
-    names = [name for pronunciation in said for name in pronunciation.names]
-    assert 26 < len(names) / len(said) < 31
+    pronunciations = [pronounce(text) for text in sentences]
+    names = [name for pronunciation in pronunciations for name in pronunciation.names]
+    assert 26 < len(names) / len(pronunciations) < 31
     assert min(names.count(phoneme) for phoneme in PHONEMES) >= 20
-    assert sum(bool(pronunciation.unknown) for pronunciation in said) < 0.01 * len(said)
+    assert sum(bool(pronunciation.unknown) for pronunciation in pronunciations) < 0.01 * len(pronunciations)
 
 
 def test_sentences_look_like_english(sentences: list[str]) -> None:
@@ -93,8 +93,8 @@ def test_every_phoneme_has_its_own_gesture() -> None:
     assert len(seen) == len(GESTURES)
 
 
-def test_neighbours_colour_a_phoneme() -> None:
-    """The tongue body during B depends on the vowel to come; the lips, which B needs itself, do not."""
+def test_coarticulation() -> None:
+    """The tongue body during B depends on the next vowel; the lips, for which B has a target, do not."""
     onsets = np.array([10.0, 22.0, 34.0, 46.0])
     bee, boo = (articulate(["AH", "B", vowel, "SIL"], onsets, 60) for vowel in ("IY", "AO"))
     during = slice(30, 33)
@@ -103,7 +103,7 @@ def test_neighbours_colour_a_phoneme() -> None:
     assert np.abs(np.diff(bee, axis=0)).max() < 1.0  # no jumps
 
 
-def test_silent_speech_loses_its_voice_and_hurries() -> None:
+def test_silent_speech_has_less_voicing_and_is_faster() -> None:
     path = articulate(["B", "IY", "SIL"], np.array([10.0, 22.0, 34.0]), 50)
     loud, quiet = motor_features(path, MODES["vocalised"]), motor_features(path, MODES["silent"])
     assert abs(quiet[:, 11]).max() < 0.5 * abs(loud[:, 11]).max()
@@ -111,10 +111,10 @@ def test_silent_speech_loses_its_voice_and_hurries() -> None:
     assert MODES["silent"].tempo < MODES["vocalised"].tempo
 
 
-def say(
+def simulate_trials(
     n: int, signal: SignalModel, seed: int = 0
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Counts, power and the jaw's path of some sentences on one day."""
+    """Counts, power and the jaw's path of some sentences in one session."""
     rng = np.random.default_rng(seed)
     electrodes = implant_electrodes(ARRAYS, np.random.default_rng(9))
     counts, power, jaw = [], [], []
@@ -128,8 +128,8 @@ def say(
     return counts, power, jaw
 
 
-def test_spikes_look_real() -> None:
-    counts, power, _ = say(12, SignalModel.from_noise(1.0))
+def test_spike_statistics_match_real_recordings() -> None:
+    counts, power, _ = simulate_trials(12, SignalModel.from_noise(1.0))
     crossings, spike_power = np.concatenate(counts), np.concatenate(power)
     rates = crossings.mean(axis=0) / 0.02
     assert 18 < np.median(rates) < 36
@@ -151,25 +151,25 @@ def test_spikes_look_real() -> None:
 
 
 def probe(signal: SignalModel) -> float:
-    """How well least squares reads the jaw from smoothed crossings of unheard sentences (correlation)."""
+    """Correlation of the jaw with its least-squares prediction from smoothed crossings of held-out sentences."""
 
     def smoothed(trials: list[np.ndarray]) -> np.ndarray:
         kernel = np.ones(7) / 7
         rows = [np.apply_along_axis(np.convolve, 0, trial, kernel, mode="same") for trial in trials]
         return np.concatenate([np.c_[row, np.ones(len(row))] for row in rows])
 
-    heard, _, jaw = say(24, signal, seed=1)
-    unheard, _, wanted = say(12, signal, seed=2)
-    weights = np.linalg.lstsq(smoothed(heard), np.concatenate(jaw), rcond=None)[0]
-    return float(np.corrcoef(smoothed(unheard) @ weights, np.concatenate(wanted))[0, 1])
+    train, _, jaw = simulate_trials(24, signal, seed=1)
+    test, _, target = simulate_trials(12, signal, seed=2)
+    weights = np.linalg.lstsq(smoothed(train), np.concatenate(jaw), rcond=None)[0]
+    return float(np.corrcoef(smoothed(test) @ weights, np.concatenate(target))[0, 1])
 
 
-def test_more_noise_is_harder_to_read() -> None:
+def test_more_noise_is_harder_to_decode() -> None:
     little, real, much = (probe(SignalModel.from_noise(noise)) for noise in (0.25, 1.0, 4.0))
     assert little > real + 0.03
     assert real > much + 0.15
     assert much > 0.1
-    assert probe(SignalModel.from_noise(1e4)) < 0.1  # nothing but noise
+    assert probe(SignalModel.from_noise(1e4)) < 0.1  # only noise
 
 
 def test_arrays_differ_in_tuning() -> None:
@@ -178,7 +178,7 @@ def test_arrays_differ_in_tuning() -> None:
     assert worst < 0.5 * best
 
 
-def test_tuning_drifts_with_the_days() -> None:
+def test_tuning_drifts_over_days() -> None:
     first = implant_electrodes(ARRAYS, np.random.default_rng(0))
     soon = drift_electrodes(first, 2, np.random.default_rng(1))
     later = drift_electrodes(first, 30, np.random.default_rng(1))
@@ -187,7 +187,7 @@ def test_tuning_drifts_with_the_days() -> None:
     assert 0.1 < alike[1] < 0.5
 
 
-def test_baseline_wanders_between_blocks_and_electrodes_die(tmp_path: Path) -> None:
+def test_baselines_shift_between_blocks_and_electrodes_die(tmp_path: Path) -> None:
     simulate(tmp_path, layout="b2t25", n_sessions=4, n_trials=24, n_electrodes=64, seed=5)
     lines = [json.loads(line) for line in (tmp_path / TRUTH_FILE).read_text(encoding="utf-8").splitlines()]
     dead = {line["session"]: line["dead"] for line in lines}
@@ -199,4 +199,4 @@ def test_baseline_wanders_between_blocks_and_electrodes_die(tmp_path: Path) -> N
             bins = file["trial_0000/input_features"][:]
         assert not bins[:, electrodes].any()
         assert bins[:, [i for i in range(64) if i not in electrodes]].any(axis=0).mean() > 0.95
-        assert abs(bins.std(axis=0)[64:] - 1).max() < 0.3  # power is never silent
+        assert abs(bins.std(axis=0)[64:] - 1).max() < 0.3  # power is never zero

@@ -46,7 +46,7 @@ def trials() -> list[TrialInfo]:
     return [info(f"s{i % 5}", i, int(n)) for i, n in enumerate(lengths)]
 
 
-def test_days_draws_the_official_composition(trials: list[TrialInfo]) -> None:
+def test_session_batching_draws_the_official_composition(trials: list[TrialInfo]) -> None:
     plan = make_plan(trials, SessionBatching(n_sessions=4, n_trials=16), seed=1)
     for position in range(20):
         drawn = Counter(trials[i].session for i in plan.draw(position))
@@ -68,7 +68,7 @@ def test_bucketed_visits_every_trial_once_per_epoch(trials: list[TrialInfo]) -> 
         assert sorted(visited) == list(range(len(trials)))
 
 
-def test_bucketing_wastes_little_padding(trials: list[TrialInfo]) -> None:
+def test_bucketing_needs_little_padding(trials: list[TrialInfo]) -> None:
     plan = make_plan(trials, BucketedBatching(batch_size=16), seed=1)
     epoch = [plan.draw(p) for p in range(plan.batches_per_epoch)]
     random = np.random.default_rng(0).permutation(len(trials)).reshape(-1, 20).tolist()
@@ -118,7 +118,7 @@ def test_workers_change_nothing(cohort_store) -> None:
         torch.testing.assert_close(a.bins, b.bins, rtol=0, atol=0)
 
 
-def test_selection_keeps_sides_apart(cohort_store) -> None:
+def test_dev_and_train_are_disjoint(cohort_store) -> None:
     store = Store.open(cohort_store)
     whole, carved = (
         select(store, DataConfig(), COUNT_FRAMES),
@@ -144,14 +144,14 @@ def test_selection_by_session(cohort_store) -> None:
 
 
 @pytest.mark.parametrize("settings", [DataConfig(channels=512), DataConfig(n_sessions=45)])
-def test_data_that_do_not_fit_the_recipe_are_refused(cohort_store, settings: DataConfig) -> None:
+def test_data_of_another_size_than_the_recipe_raise(cohort_store, settings: DataConfig) -> None:
     with pytest.raises(UserError, match="the recipe expects"):
         select(Store.open(cohort_store), settings, COUNT_FRAMES)
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> None:
-    """Statistics of the store and normalisation of the model agree, of logarithms too."""
+    """Statistics of the store match the normalisation of the model, also for logarithms."""
     store, front_end = Store.open(cohort_store), FrontEndSettings(normalise="block", log1p=log)
     first = store.trials[0]
     block = [

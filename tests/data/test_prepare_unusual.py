@@ -1,4 +1,4 @@
-"""Releases as they lie about on real disks: odd bytes in names and sentences, renamed files, closed folders."""
+"""Preparation of unusual sources: invalid UTF-8, renamed files, folders without permission, dangling links."""
 
 import csv
 import json
@@ -36,11 +36,11 @@ def table(store: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-# --- bytes that are no text ------------------------------------------------------------------------------
+# --- invalid UTF-8 ---------------------------------------------------------------------------------------
 
 
 def set_label(path: Path, value: bytes) -> None:
-    """A sentence of variable length that claims to be UTF-8 and is not."""
+    """A variable-length attribute declared as UTF-8 that is not UTF-8."""
     with h5py.File(path, "a") as file:
         del file["trial_0000"].attrs["sentence_label"]
         attributes = file["trial_0000"].attrs
@@ -48,7 +48,9 @@ def set_label(path: Path, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_a_sentence_that_is_no_utf8_is_replaced_and_said(source: Path, tmp_path: Path, fixed: bool) -> None:
+def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(
+    source: Path, tmp_path: Path, fixed: bool
+) -> None:
     path = source / SESSION / "data_train.hdf5"
     if fixed:
         with h5py.File(path, "a") as file:
@@ -61,7 +63,7 @@ def test_a_sentence_that_is_no_utf8_is_replaced_and_said(source: Path, tmp_path:
     assert Store.open(tmp_path / "store").trials[0].text == "caf� now"
 
 
-def test_character_codes_that_are_no_characters_are_replaced_and_said(source: Path, tmp_path: Path) -> None:
+def test_invalid_character_codes_are_replaced_and_reported(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000"].attrs["sentence_label"]
         file["trial_0000"]["transcription"] = np.array([72, 0xD800, 105, 0, 0], dtype=np.int32)
@@ -70,7 +72,7 @@ def test_character_codes_that_are_no_characters_are_replaced_and_said(source: Pa
     assert Store.open(tmp_path / "store").trials[0].text == "H�i"
 
 
-def test_an_entry_whose_name_is_no_utf8_is_named(source: Path, tmp_path: Path) -> None:
+def test_an_entry_with_an_invalid_name_is_reported(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         file.create_group(b"not\xffes")
     report = prepare_store(source, tmp_path / "store")
@@ -80,7 +82,7 @@ def test_an_entry_whose_name_is_no_utf8_is_named(source: Path, tmp_path: Path) -
 
 
 def odd_folder(parent: Path) -> Path:
-    """A folder whose name is no UTF-8, where the file system takes one."""
+    """A folder with a name that is not UTF-8, if the file system allows one."""
     folder = Path(os.fsdecode(os.fsencode(parent) + b"/t15.\xff"))
     try:
         folder.mkdir()
@@ -89,7 +91,7 @@ def odd_folder(parent: Path) -> Path:
     return folder
 
 
-def test_a_session_folder_whose_name_is_no_utf8_is_unreadable_and_the_others_go_on(
+def test_a_session_folder_with_an_invalid_name_is_unreadable_and_skipped(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_hdf5(odd_folder(source) / "data_train.hdf5", [Made(noise(), attributes={"session": None})])
@@ -102,7 +104,7 @@ def test_a_session_folder_whose_name_is_no_utf8_is_unreadable_and_the_others_go_
     assert dry_run.unreadable and capsys.readouterr().out.encode("utf-8")
 
 
-def test_a_mat_file_whose_name_or_sentence_is_no_text(tmp_path: Path) -> None:
+def test_a_mat_file_with_an_invalid_name_is_unreadable(tmp_path: Path) -> None:
     train = tmp_path / "c" / "train"
     path = write_mat(train / "t12.2022.04.28.mat", [noise()], ["Yes."])
     (train / os.fsdecode(b"t12.\xff.mat")).write_bytes(path.read_bytes())
@@ -110,17 +112,17 @@ def test_a_mat_file_whose_name_or_sentence_is_no_text(tmp_path: Path) -> None:
     assert actions(report) == {"t12.�/train": "missing"}
 
 
-def test_a_mode_that_is_no_text_does_not_stop_the_store(source: Path, tmp_path: Path) -> None:
+def test_an_invalid_mode_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
     row = {"session": SESSION, "split": "train", "number": 0, "mode": "\ud800silent"}
     (source / side_files.TRUTH_FILE).write_text(json.dumps(row) + "\n")
     prepare(source, tmp_path / "store")
     assert Store.open(tmp_path / "store").trials[0].mode == "�silent"
 
 
-# --- files under another name ----------------------------------------------------------------------------
+# --- renamed files ---------------------------------------------------------------------------------------
 
 
-def test_renamed_data_files_are_named_and_left_alone(
+def test_renamed_data_files_are_reported_and_ignored(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("data_val.h5", "data_dev.hdf5", "DATA_TEST.HDF5"):
@@ -138,7 +140,7 @@ def test_renamed_data_files_are_named_and_left_alone(
     assert f"{SESSION}/data_val.h5" in printed.err and "data_val.hdf5" in printed.err
 
 
-def test_renamed_files_of_the_24_layout_are_named(tmp_path: Path) -> None:
+def test_renamed_files_of_the_24_layout_are_reported(tmp_path: Path) -> None:
     root = tmp_path / "c"
     path = write_mat(root / "train" / "t12.2022.04.28.mat", [noise()], ["Yes."])
     (root / "train" / "t12.2022.05.05.MAT").write_bytes(path.read_bytes())
@@ -162,60 +164,58 @@ def test_a_data_file_that_is_a_folder_is_unreadable(source: Path, tmp_path: Path
     assert report.unreadable
 
 
-# --- what may not be opened ------------------------------------------------------------------------------
+# --- missing permissions and dangling links --------------------------------------------------------------
 
 
-def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this folder were closed to us; a test may run as root, whom no rights keep out."""
+def deny(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a folder without permission; tests may run as root, for whom permissions do not apply."""
     listdir, stat = os.listdir, os.stat
 
     def refuse(path: str | Path) -> None:
         if isinstance(path, str | Path) and (Path(path) == folder or folder in Path(path).parents):
             raise PermissionError(13, "Permission denied", str(path))
 
-    def closed_listdir(path: str | Path = ".") -> list[str]:
+    def denied_listdir(path: str | Path = ".") -> list[str]:
         refuse(path)
         return listdir(path)
 
-    def closed_stat(path: str | Path, **options: object) -> os.stat_result:
+    def denied_stat(path: str | Path, **options: object) -> os.stat_result:
         if Path(path) != folder:
             refuse(path)
         return stat(path, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(os, "listdir", closed_listdir)
-    monkeypatch.setattr(os, "stat", closed_stat)
+    monkeypatch.setattr(os, "listdir", denied_listdir)
+    monkeypatch.setattr(os, "stat", denied_stat)
 
 
-def test_a_closed_session_folder_is_unreadable_and_the_others_go_on(
+def test_a_session_folder_without_permission_is_unreadable_and_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close(source / LATER, monkeypatch)
+    deny(source / LATER, monkeypatch)
     report = prepare_store(source, tmp_path / "store")
     assert (len(report.unreadable), report.trials) == (1, 1)
     (row,) = report.rows("missing")
     assert row.trial == LATER and "Permission denied" in row.detail
 
 
-def test_a_closed_folder_on_the_way_is_noted(
+def test_a_parent_folder_without_permission_is_noted(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "private").mkdir()
-    close(tmp_path / "private", monkeypatch)
+    deny(tmp_path / "private", monkeypatch)
     found = find_source(tmp_path)
     assert found.root == source
     assert any("private" in note for note in found.notes)
 
 
-def test_nothing_found_because_a_folder_is_closed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_names_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "private").mkdir()
-    close(tmp_path / "private", monkeypatch)
+    deny(tmp_path / "private", monkeypatch)
     with pytest.raises(UserError, match="private cannot be listed"):
         find_source(tmp_path)
 
 
-def test_a_link_to_nothing_or_to_itself_is_unreadable(source: Path, tmp_path: Path) -> None:
+def test_a_dangling_or_circular_link_is_unreadable(source: Path, tmp_path: Path) -> None:
     (source / "t15.2023.09.01").symlink_to(tmp_path / "unmounted")
     (source / "t15.2023.09.02").symlink_to(source / "t15.2023.09.02")
     report = prepare_store(source, tmp_path / "store")
@@ -224,22 +224,20 @@ def test_a_link_to_nothing_or_to_itself_is_unreadable(source: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", [side_files.DESCRIPTION_FILE, side_files.TRUTH_FILE])
-def test_a_side_file_that_cannot_be_read_does_not_stop_the_rest(
-    source: Path, tmp_path: Path, name: str
-) -> None:
+def test_an_unreadable_side_file_does_not_stop_preparation(source: Path, tmp_path: Path, name: str) -> None:
     (source / name).symlink_to(source / name)
     report = prepare_store(source, tmp_path / "store")
     assert report.unreadable and report.trials == 2
     assert actions(report) == {name: "missing"}
 
 
-def test_a_corpus_table_the_csv_reader_refuses_does_not_stop_the_rest(source: Path, tmp_path: Path) -> None:
+def test_a_corpus_table_that_is_not_csv_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
     (source / side_files.DESCRIPTION_FILE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
     report = prepare_store(source, tmp_path / "store")
     assert actions(report) == {side_files.DESCRIPTION_FILE: "missing"}
 
 
-def test_labels_are_whole_after_all_this(source: Path, tmp_path: Path) -> None:
+def test_labels_are_complete(source: Path, tmp_path: Path) -> None:
     set_label(source / SESSION / "data_train.hdf5", b"\xff")
     prepare(source, tmp_path / "store")
     assert Store.open(tmp_path / "store").trials[0].tokens == LABEL

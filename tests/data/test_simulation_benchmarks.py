@@ -1,4 +1,4 @@
-"""The scripts that set simulated beside real: they count what they claim to count."""
+"""The benchmark scripts that compare simulated with real recordings."""
 
 import json
 from pathlib import Path

@@ -18,8 +18,8 @@ def bins(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_what_happens_to_a_trial_depends_on_nothing_but_itself() -> None:
-    """Neither padding, nor order, nor the rest of the batch."""
+def test_augmentation_of_a_trial_does_not_depend_on_its_batch() -> None:
+    """Padding, order and the other trials have no effect."""
     x = bins(0, 2, 20, 4)
     n_bins = torch.tensor([20, 11])
     both, _ = augment(x, n_bins, ["a", "b"], SETTINGS, seed=1, position=3)
@@ -52,7 +52,7 @@ def test_strengths_are_standard_deviations() -> None:
     assert torch.allclose(walk.var(0), 0.01 * torch.arange(1, 51), rtol=0.2)
 
 
-def test_cut_is_one_value_per_batch_among_the_official_ones() -> None:
+def test_cut_is_one_official_value_per_batch() -> None:
     settings = AugmentationConfig(random_cut=3)
     cuts = [draw_cut(settings, 0, p) for p in range(300)]
     assert set(cuts) == {0, 1, 2}
@@ -63,7 +63,7 @@ def test_cut_is_one_value_per_batch_among_the_official_ones() -> None:
     assert torch.equal(out, x[:, 2:]) and lengths.tolist() == [7]
 
 
-def test_nothing_on_changes_nothing_and_the_input_is_left_alone() -> None:
+def test_default_settings_change_nothing_and_the_input_is_not_modified() -> None:
     x, n_bins = bins(2, 1, 9, 3), torch.tensor([9])
     before = x.clone()
     out, lengths = augment(x, n_bins, ["a"], AugmentationConfig(), 0, 0)
@@ -72,8 +72,8 @@ def test_nothing_on_changes_nothing_and_the_input_is_left_alone() -> None:
     assert torch.equal(x, before)
 
 
-def test_heavy_time_masking_hides_about_half_of_the_bins() -> None:
-    """Twenty masks of up to 7.5 %: 1 - (1 - 0.0375)^20 = 53 % where masks fall evenly."""
+def test_heavy_time_masking_covers_about_half_of_the_bins() -> None:
+    """Twenty masks of up to 7.5 %: 1 - (1 - 0.0375)^20 = 53 % for evenly distributed masks."""
     settings = AugmentationConfig(time_masks=TimeMasks(n_masks=20, fixed_count=True, max_fraction=0.075))
     x, n_bins = torch.ones(60, 300, 2), torch.full((60,), 300)
     out, _ = augment(x, n_bins, [str(i) for i in range(60)], settings, 0, 0)
@@ -81,7 +81,7 @@ def test_heavy_time_masking_hides_about_half_of_the_bins() -> None:
     assert torch.equal(out[..., 0], out[..., 1])
 
 
-def test_masks_keep_to_their_width_number_and_probability() -> None:
+def test_masks_respect_width_number_and_probability() -> None:
     x, n_bins = torch.ones(400, 50, 8), torch.full((400,), 50)
     ids = [str(i) for i in range(400)]
     few = AugmentationConfig(time_masks=TimeMasks(n_masks=1, probability=0.1, max_bins=15))
