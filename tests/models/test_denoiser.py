@@ -47,13 +47,13 @@ def test_constant_flow_is_exact_for_any_number_of_steps(causal: bool) -> None:
 
 
 def test_loss_is_1_for_no_flow_and_0_for_the_target_flow() -> None:
-    wanted, n = torch.randn(2, 6, 3), torch.tensor([6, 2])
-    torch.testing.assert_close(flow_loss(Flow(torch.zeros(2, 6, 3), wanted), n), torch.ones(2))
-    torch.testing.assert_close(flow_loss(Flow(wanted.clone(), wanted), n), torch.zeros(2))
-    beyond = wanted.clone()
+    target, n = torch.randn(2, 6, 3), torch.tensor([6, 2])
+    torch.testing.assert_close(flow_loss(Flow(torch.zeros(2, 6, 3), target), n), torch.ones(2))
+    torch.testing.assert_close(flow_loss(Flow(target.clone(), target), n), torch.zeros(2))
+    beyond = target.clone()
     beyond[1, 2:] += 100.0  # padding
-    torch.testing.assert_close(flow_loss(Flow(beyond, wanted), n), torch.zeros(2))
-    assert torch.isfinite(flow_loss(Flow(wanted, torch.zeros_like(wanted)), n)).all()
+    torch.testing.assert_close(flow_loss(Flow(beyond, target), n), torch.zeros(2))
+    assert torch.isfinite(flow_loss(Flow(target, torch.zeros_like(target)), n)).all()
 
 
 @causality
@@ -140,13 +140,13 @@ def test_training_stage_of_the_denoiser(cohort_store: Path, tmp_path: Path) -> N
 def relative_error(before: Model, after: Model, store: Store) -> float:
     """Squared distance of denoised validation frames from clean ones, relative to frames without denoising."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = (
+    statistics_spec, generator, errors = (
         before.config.settings.front_end.statistics_spec,
         torch.Generator().manual_seed(0),
         [],
     )
     for _, batch in evaluation_batches(
-        store, trials, before.config.sessions, wanted, group_by_length(trials, 8)
+        store, trials, before.config.sessions, statistics_spec, group_by_length(trials, 8)
     ):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)

@@ -167,12 +167,12 @@ def test_inconsistent_weights(tmp_path, spoil, match):
 def test_invalid_checkpoint_files(tmp_path):
     write_nejm(tmp_path / "in")
     file = tmp_path / "in" / "best_checkpoint"
-    whole = file.read_bytes()
+    valid = file.read_bytes()
     for content in (
         b"",
         b"hello",
-        whole[: len(whole) // 2],
-        whole[:-30],
+        valid[: len(valid) // 2],
+        valid[:-30],
         pickle.dumps({"a": 1}),
         os.urandom(400),
     ):

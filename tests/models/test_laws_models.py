@@ -105,13 +105,13 @@ def test_chunked_equals_offline(model, n, cuts):
     bins, lengths, session, past = make_batch([max(n, 1)], seed=n)
     bins, lengths = bins[:, :n], torch.tensor([n])
     with torch.no_grad():
-        whole = model(bins, lengths, session, past)
+        offline = model(bins, lengths, session, past)
         for chosen in (sorted(min(c, n) for c in cuts), list(range(1, n))):
             log_probs, frames, mode = stream(model, bins, int(session), past, chosen)
-            assert_same_mode(mode, whole.mode)
-            assert frames.shape[1] == int(whole.n_frames)
-            torch.testing.assert_close(log_probs, whole.log_probs["ctc"], atol=TOLERANCE, rtol=0)
-            torch.testing.assert_close(frames, whole.frames, atol=TOLERANCE, rtol=0)
+            assert_same_mode(mode, offline.mode)
+            assert frames.shape[1] == int(offline.n_frames)
+            torch.testing.assert_close(log_probs, offline.log_probs["ctc"], atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(frames, offline.frames, atol=TOLERANCE, rtol=0)
 
 
 @quick
@@ -120,13 +120,13 @@ def test_precomputation_changes_nothing(model, n, when):
     bins, _, session, past = make_batch([n], seed=n)
     pieces, state = [], model.start(int(session), past)
     with torch.no_grad():
-        whole = model(bins, torch.tensor([n]), session, past)
+        offline = model(bins, torch.tensor([n]), session, past)
         for t in range(n):
             outputs, state = model.step(state, bins[:, t : t + 1])
             state = model.precompute(state) if when[t] else state
             pieces.append(outputs)
         pieces.append(model.finish(state))
-    assert_same(whole, Outputs(*joined(pieces)), int(whole.n_frames))
+    assert_same(offline, Outputs(*joined(pieces)), int(offline.n_frames))
 
 
 def joined(pieces):

@@ -79,7 +79,7 @@ def test_equal_energies_are_not_an_error(known: list[float]) -> None:
 
 def test_modes_are_balanced_and_unknown_trials_ignored() -> None:
     modes = Modes({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0})
-    wanted = modes.wanted(["a", "d", "nobody"], torch.device("cpu"))
+    wanted = modes.wanted(["a", "d", "unknown"], torch.device("cpu"))
     assert wanted.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
     logits = torch.randn(3, 2, requires_grad=True)
     losses = mode_loss(logits, wanted)
@@ -165,7 +165,7 @@ def test_no_mode_metrics_without_labels(run: Path, cohort_store: Path) -> None:
 
 
 def test_labels_partly_missing(cohort_store: Path) -> None:
-    """Labelled trials keep their labels, the rest is inferred, labels of no known mode are told of."""
+    """Labelled trials keep their labels, the rest is inferred, unknown mode names are reported."""
     store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
     trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
     known = known_modes(trials, settings)

@@ -52,13 +52,13 @@ def test_all_encoders_stream_frame_by_frame(kind):
     encoder = make_encoder(ModelSettings(encoder=kind), 5).eval()
     bins = torch.randn(2, 14 + 4 * 99, 5)
     with torch.no_grad():
-        whole, _ = encoder(bins, None, encoder.start(2))
+        offline, _ = encoder(bins, None, encoder.start(2))
         state, pieces = encoder.start(2), []
         for first in range(0, 4 * 100, 4):
             frames, state = encoder.step(state, bins[:, first : first + 14])
             pieces.append(frames)
         pieces.append(encoder.finish(state))
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), offline, atol=1e-5, rtol=0)
 
 
 def test_state_does_not_grow():

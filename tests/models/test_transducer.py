@@ -34,7 +34,7 @@ from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
 from arcuate.training.distributed import Encoding, as_outputs
 
-READ_NOTHING = Hypothesis(())
+EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
     TransducerSettings(enabled=True, width=6, context=1),
     TransducerSettings(enabled=True, width=6, context=2),
@@ -67,8 +67,8 @@ def test_stepwise_equals_parallel_prediction(settings):
     for column in tokens.T:
         predicted, state = head.step(state, column)
         steps.append(predicted)
-    whole = head.predictor_proj(head.predictor(tokens))
-    torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-6, rtol=0)
+    parallel = head.predictor_proj(head.predictor(tokens))
+    torch.testing.assert_close(torch.stack(steps, 1), parallel, atol=1e-6, rtol=0)
 
 
 @kinds
@@ -172,8 +172,8 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
     losses = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
     assert losses[-1] < losses[0]
     for head in ("ctc", "transducer", "both"):
-        told = evaluate(tmp_path / "run", label=head, head=head).to_dict()
-        assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
+        summary = evaluate(tmp_path / "run", label=head, head=head).to_dict()
+        assert summary["head"] == head and summary["n_scored"] == summary["n_trials"] > 0
 
 
 def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, monkeypatch):
@@ -185,10 +185,12 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
         monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
     monkeypatch.setattr(
-        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [READ_NOTHING]
+        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [EMPTY_HYPOTHESIS]
     )
-    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *heard: [READ_NOTHING])
-    for options, made, told in (
+    monkeypatch.setattr(
+        arcuate.evaluation.trials, "search_joint", lambda searcher, *inputs: [EMPTY_HYPOTHESIS]
+    )
+    for options, made, expected in (
         ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
         ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
         ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
@@ -200,8 +202,8 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
     ):
         used.clear()
         summary = evaluate(run, **options).to_dict()
-        assert used == {made} and told.items() <= summary.items()
-        assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in told)
+        assert used == {made} and expected.items() <= summary.items()
+        assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in expected)
     with pytest.raises(UserError, match="no greedy search"):
         evaluate(run, head="both", search="greedy")
 
@@ -217,14 +219,14 @@ def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
         "train.checkpoint_every=3",
         "train.keep_checkpoints=9",
     ]
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    train("mode-ssm-small", cohort_store, whole, overrides=changes)
-    shutil.copytree(whole, again, symlinks=True)
-    shutil.rmtree(again / "checkpoints" / "step-00000006")
-    train("mode-ssm-small", cohort_store, again, overrides=changes, resume=True)
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    train("mode-ssm-small", cohort_store, uninterrupted, overrides=changes)
+    shutil.copytree(uninterrupted, resumed, symlinks=True)
+    shutil.rmtree(resumed / "checkpoints" / "step-00000006")
+    train("mode-ssm-small", cohort_store, resumed, overrides=changes, resume=True)
     last = "checkpoints/last"
     for name in ("model.safetensors", "training.safetensors"):
-        assert (whole / last / name).read_bytes() == (again / last / name).read_bytes()
+        assert (uninterrupted / last / name).read_bytes() == (resumed / last / name).read_bytes()
 
 
 def test_missing_transducer_head(cohort_store: Path, tmp_path: Path):

@@ -137,12 +137,12 @@ def test_streams_frame_by_frame_over_many_contexts():
     encoder = make().eval()
     bins = torch.randn(2, 3 + 2 * 199, 5)
     with torch.no_grad():
-        whole, _ = encoder(bins, None, encoder.start(2))
+        offline, _ = encoder(bins, None, encoder.start(2))
         state, pieces = encoder.start(2), []
         for first in range(0, 2 * 200, 2):
             frames, state = encoder.step(state, bins[:, first : first + 3])
             pieces.append(frames)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), offline, atol=1e-5, rtol=0)
 
 
 def test_cache_is_bounded():
