@@ -19,8 +19,8 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.training.distributed import encode_for_training
-from arcuate.training.loop import forward_augmented
 from arcuate.training.optim import make_optimizer, set_learning_rates
+from arcuate.training.step import forward
 
 BLOCK = 5  # batches read ahead, as a worker would
 
@@ -47,9 +47,7 @@ def main() -> None:
         read = time.process_time()
         for batch in batches:
             set_learning_rates(optimizer, recipe, batch.position)
-            outputs = forward_augmented(
-                model, partial(encode_for_training, model), batch, recipe, recipe.loss
-            )
+            outputs = forward(model, partial(encode_for_training, model), batch, recipe, recipe.loss)
             loss = weighted_loss(
                 compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
             ).mean()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.adaptation.calibration import MixedPlan, curve_points, split_day
+from arcuate.adaptation.calibration import MixedBatches, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
 from arcuate.cli._calibrate import Asked, prepare_plan
 from arcuate.data.store import Store
@@ -27,7 +27,7 @@ from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, UNLABELLED
 from support.forking import arcuate
 
-FEW = ("--set", "steps=60", "--set", "rate=0.02")
+FEW = ("--set", "steps=60", "--set", "lr=0.02")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -129,9 +129,9 @@ def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
             "--sentences",
             3,
             "--set",
-            "rest=0",
+            "other_lr_factor=0",
             "--set",
-            "like=mean",
+            "init=mean",
             "--set",
             "steps=5",
         ),
@@ -270,30 +270,32 @@ def test_more_sentences_than_there_are(new_days: Path, tmp_path: Path) -> None:
 
 def test_a_day_is_split_in_the_order_of_recording(new_days: Path) -> None:
     store = Store.open(new_days / "store")
-    day = split_day(store, DRIFTED, 20, Patch(bins=4, stride=2))
-    assert [t.number for t in day.first] == list(range(20)) and {t.split for t in day.first} == {"train"}
-    assert len(day.rest) == 60 and not {t.id for t in day.first} & {t.id for t in day.rest}
-    assert min(t.number for t in day.rest if t.split == "train") == 20
+    day = split_session(store, DRIFTED, 20, Patch(bins=4, stride=2))
+    assert [t.number for t in day.calibration] == list(range(20)) and {t.split for t in day.calibration} == {
+        "train"
+    }
+    assert len(day.held_out) == 60 and not {t.id for t in day.calibration} & {t.id for t in day.held_out}
+    assert min(t.number for t in day.held_out if t.split == "train") == 20
 
 
 def test_batches_mix_old_and_new() -> None:
-    plan = MixedPlan(n_new=3, n_old=50, batch_size=8, old_share=0.5, seed=0)
+    plan = MixedBatches(n_new=3, n_known=50, batch_size=8, known_fraction=0.5, seed=0)
     drawn = [plan.draw(i) for i in range(40)]
     assert all(len(d) == 8 and sum(i >= 3 for i in d) == 4 for d in drawn)
     assert all({0, 1, 2} <= set(d) for d in drawn)  # every sentence before any comes twice
     assert plan.draw(7) == drawn[7] and len({i for d in drawn for i in d}) > 40
-    assert all(i < 3 for i in MixedPlan(3, 0, 8, 0.0, 0).draw(0))
+    assert all(i < 3 for i in MixedBatches(3, 0, 8, 0.0, 0).draw(0))
 
 
 def test_curve_points_are_few_and_rise() -> None:
-    assert curve_points(20) == (0, 5, 10, 20)
-    assert curve_points(1) == (0, 1)
+    assert curve_sizes(20) == (0, 5, 10, 20)
+    assert curve_sizes(1) == (0, 1)
 
 
 def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) -> None:
     parent = run_recipe(Run(new_days / "run"))
     config = load_model(find_checkpoint(new_days / "run")).config
-    recipe = derive_recipe(parent, config, DRIFTED, Calibration(rest=0.1, rate=0.01))
+    recipe = derive_recipe(parent, config, DRIFTED, Calibration(other_lr_factor=0.1, lr=0.01))
     assert recipe.encoder == parent.encoder and recipe.augment == parent.augment
     assert recipe.session_schedule is not None and recipe.session_schedule.peak_lr == 0.01
     assert recipe.schedule.peak_lr == pytest.approx(0.001)

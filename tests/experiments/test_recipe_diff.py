@@ -108,8 +108,11 @@ def test_official_recipes_are_not_warned_about(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("schedule.lr=0.001", ["the peak rate (0.02 → 0.001)", "0.2 → 0.01", "30–40"]),
-        ("optimizer.eps=1e-8", ["optimizer.eps (0.1 → 1e-08)", "0.2 → 2e+06", "about the rate, 0.02"]),
+        ("schedule.lr=0.001", ["the peak learning rate (0.02 → 0.001)", "0.2 → 0.01", "30–40"]),
+        (
+            "optimizer.eps=1e-8",
+            ["optimizer.eps (0.1 → 1e-08)", "0.2 → 2e+06", "about the learning rate, 0.02"],
+        ),
         ("loss.ctc.reduction=sum_per_trial", ["0.2 → 0.2", "30–40 times, the target length, larger"]),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.experiments.sweep import Dimension, Range, as_text, read_space
-from arcuate.training.signals import Stop
+from arcuate.training.interrupts import Stop
 from support.cli import assert_refused, one_object
 from support.forking import arcuate
 

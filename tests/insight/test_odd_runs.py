@@ -21,7 +21,7 @@ from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.import_checkpoint import _Args
 from arcuate.run import Run, open_run
-from arcuate.training.start import refuse_other_data
+from arcuate.training.start import check_same_data
 from support.official_checkpoints import write_nejm
 
 FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.checkpoint_every=1")
@@ -59,7 +59,7 @@ def test_an_environment_of_another_shape_is_one_sentence(run: Path, data: object
     with pytest.raises(UserError, match=r"environment\.json"):
         evaluate(run)
     with pytest.raises(UserError, match=r"environment\.json"):
-        refuse_other_data(Run(run), {"data": {"hashes": {}}})
+        check_same_data(Run(run), {"data": {"hashes": {}}})
 
 
 @pytest.mark.parametrize("changes", [{"hashes": []}, {"hashes": {"val": 5}}, {"leakage": 3}, {"splits": []}])

@@ -22,9 +22,9 @@ from arcuate.run import Run
 from arcuate.training.modes import (
     Modes,
     describe_modes,
-    infer,
-    known_modes,
-    learn_modes,
+    fit_mixture,
+    infer_modes,
+    labelled_modes,
     read_modes,
     write_modes,
 )
@@ -51,9 +51,9 @@ def blocks(rng: np.random.Generator, n_blocks: int = 20, per_block: int = 15) ->
 def test_inferred_without_labels() -> None:
     energy, groups, truth = blocks(np.random.default_rng(0))
     unknown = np.full(len(energy), np.nan)
-    vocalised = infer(energy, groups, unknown)
+    vocalised = fit_mixture(energy, groups, unknown)
     assert ((vocalised > 0.5) == truth).all()
-    alone = infer(energy, [str(i) for i in range(len(energy))], unknown)
+    alone = fit_mixture(energy, [str(i) for i in range(len(energy))], unknown)
     assert 0.7 < ((alone > 0.5) == truth).mean() < 1.0  # one trial is weaker evidence than a block
 
 
@@ -61,7 +61,7 @@ def test_labels_are_kept_and_determine_their_block() -> None:
     energy, groups, truth = blocks(np.random.default_rng(1))
     known = np.full(len(energy), np.nan)
     known[0] = 1.0 - truth[0]  # one label of the first block, against its energy
-    vocalised = infer(energy, groups, known)
+    vocalised = fit_mixture(energy, groups, known)
     first = np.array(groups) == groups[0]
     assert vocalised[0] == known[0]
     assert (np.round(vocalised[first]) == known[0]).all()
@@ -70,19 +70,19 @@ def test_labels_are_kept_and_determine_their_block() -> None:
 
 @pytest.mark.parametrize("known", [[np.nan] * 3, [0.0, np.nan, 1.0], [0.0, 0.0, 0.0]])
 def test_equal_energies_are_not_an_error(known: list[float]) -> None:
-    vocalised = infer(np.zeros(3), ["a", "b", "c"], np.array(known))
+    vocalised = fit_mixture(np.zeros(3), ["a", "b", "c"], np.array(known))
     assert np.isfinite(vocalised).all()
     labelled = ~np.isnan(known)
     assert (vocalised[labelled] == np.array(known)[labelled]).all()
-    assert len(infer(np.zeros(1), ["a"], np.array([np.nan]))) == 1
+    assert len(fit_mixture(np.zeros(1), ["a"], np.array([np.nan]))) == 1
 
 
 def test_modes_are_balanced_and_unknown_trials_ignored() -> None:
     modes = Modes({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0})
-    wanted = modes.wanted(["a", "d", "unknown"], torch.device("cpu"))
-    assert wanted.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
+    target = modes.targets(["a", "d", "unknown"], torch.device("cpu"))
+    assert target.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
     logits = torch.randn(3, 2, requires_grad=True)
-    losses = mode_loss(logits, wanted)
+    losses = mode_loss(logits, target)
     losses.sum().backward()
     assert losses[2] == 0 and (logits.grad[2] == 0).all() and (logits.grad[:2] != 0).all()
 
@@ -128,7 +128,7 @@ def test_simulated_modes_are_inferred_without_labels(tmp_path: Path) -> None:
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     model = build_model(recipe, store, selection)
-    modes = learn_modes(model, store, selection.train)
+    modes = infer_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
     assert np.mean(right) >= 0.95
     others = [t for t in store.trials if t.split != "train"]
@@ -168,11 +168,11 @@ def test_labels_partly_missing(cohort_store: Path) -> None:
     """Labelled trials keep their labels, the rest is inferred, unknown mode names are reported."""
     store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
     trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
-    known = known_modes(trials, settings)
+    known = labelled_modes(trials, settings)
     assert np.isnan(known[0::3]).all() and not np.isnan(known[1::3]).any() and np.isnan(known[2::3]).all()
     modes = Modes({t.id: 1.0 for t in trials})
     assert "4 trials of mode 'whispered' count as unlabelled" in describe_modes(trials, modes, settings)
-    assert np.isnan(known_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
+    assert np.isnan(labelled_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
 
 
 def test_modes_are_stored_with_the_run(run: Path, tmp_path: Path) -> None:
@@ -191,5 +191,5 @@ def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None
     recipe = load_recipe("tiny", SMALL)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = tuple(replace(t, mode=None) for t in selection.train)
-    modes = learn_modes(build_model(recipe, store, selection), store, trials)
+    modes = infer_modes(build_model(recipe, store, selection), store, trials)
     assert len(modes.vocalised) == len(trials)

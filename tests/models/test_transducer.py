@@ -32,7 +32,7 @@ from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
-from arcuate.training.distributed import Encoding, as_outputs
+from arcuate.training.distributed import EncodeModule, outputs_from_tensors
 
 EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
@@ -125,7 +125,7 @@ def test_wrapping_as_a_module_keeps_all_outputs(settings):
     inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
         model.encode(inputs),
-        as_outputs(Encoding(model)(inputs, False)),
+        outputs_from_tensors(EncodeModule(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))

@@ -1,4 +1,4 @@
-"""What the tests of live decoding share: a small lexicon and n-gram over the real classes, small models."""
+"""Shared by the tests of live decoding: a small lexicon and n-gram over the real classes, small models."""
 
 import itertools
 from pathlib import Path
@@ -13,11 +13,12 @@ from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import model_from_tables
 from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
-from arcuate.live.decoder import StreamingDecoder, make_engine
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.engine import make_engine
 from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings
 from arcuate.models.model import Model
 
-# every phoneme is a word, and some pairs are: whatever a random model says can be read
+# every phoneme is a word, and so are some pairs, so that any output of a random model has words
 PHONES = CLASSES[1:-1]
 ENTRIES = [(p.lower(), (p,)) for p in PHONES] + [
     (f"{a}{b}".lower() + "2", (a, b)) for a, b in itertools.pairwise(PHONES)
@@ -42,7 +43,7 @@ def score(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def write_words(folder: Path) -> tuple[Path, Path]:
-    """The lexicon, and an n-gram that likes all of its words alike, as files."""
+    """The lexicon and an n-gram with uniform unigrams, as files."""
     lexicon, arpa = folder / "lexicon.txt", folder / "lm.arpa"
     lexicon.write_text("".join(f"{word}\t{' '.join(said)}\n" for word, said in ENTRIES))
     words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]

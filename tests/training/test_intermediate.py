@@ -21,7 +21,7 @@ from arcuate.models.config import (
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.distributed import Encoding, as_outputs
+from arcuate.training.distributed import EncodeModule, outputs_from_tensors
 
 KINDS = [
     GRUSettings(width=8, depth=3, dropout=0.0),
@@ -111,7 +111,7 @@ def test_survives_the_way_through_an_engine():
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
     inputs = ModelInputs(*batch, tokens, layers=layers)
     straight = model.encode(inputs)
-    wrapped = as_outputs(Encoding(model)(inputs, False))
+    wrapped = outputs_from_tensors(EncodeModule(model)(inputs, False))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])
@@ -137,7 +137,7 @@ def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["loss.intermediate.layers=[3]"], "may name layers 1 to 2 of this encoder of 3"),
+        (["loss.intermediate.layers=[3]"], "must name layers 1 to 2 of this encoder of depth 3"),
         (["loss.intermediate.layers=[0]"], "greater than or equal to 1"),
         (["loss.intermediate.layers=[1,1]"], "twice"),
         (["loss.intermediate.layers=1"], r"loss\.intermediate\.layers=\[1\]"),

@@ -86,7 +86,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         command(cohort_store, run, "--resume", "--json"), capture_output=True, text=True, check=True
     )
     assert one_object(done.stdout)["steps"] == 36
-    assert "going on after step" in done.stderr
+    assert "resuming after step" in done.stderr
     assert metrics(run) == metrics(whole)
     assert weights(run) == weights(whole)
     assert weights(run, "best") == weights(whole, "best")
@@ -216,7 +216,7 @@ def test_from_starts_a_new_run_that_names_its_parent(whole: Path, cohort_store: 
         "nowhere",
     )
     other = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", whole)
-    assert_refused(other, "does not fit")
+    assert_refused(other, "does not match")
     assert not (tmp_path / "x").exists()
 
 
@@ -268,7 +268,7 @@ def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: 
 
 
 TWO_HEADS = [
-    "encoder={kind: ssm, width: 16, depth: 2, heads: 4, state: 8, dropout: 0}",
+    "encoder={kind: ssm, width: 16, depth: 2, n_heads: 4, state_dim: 8, dropout: 0}",
     "transducer={enabled: true, predictor: lstm, width: 16, dropout: 0}",
 ]
 

@@ -3,7 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.training.checks import cautions
+from arcuate.training.checks import find_ineffective_settings
 from arcuate.training.schedule import (
     HoldDecay,
     Linear,
@@ -160,7 +160,8 @@ def test_all_contradictions_are_reported_together() -> None:
 
 def test_what_will_not_act_is_said_before_training() -> None:
     cut = load_recipe("b2t25-gru", ["train.steps=20"])
-    assert any("schedule.warmup_steps 1000" in line for line in cautions(cut, True, "cuda"))
+    assert any("schedule.warmup_steps 1000" in line for line in find_ineffective_settings(cut, True, "cuda"))
     plateau = load_recipe("tiny", ["schedule={kind: plateau, peak_lr: 0.1}", "runtime.tf32=true"])
-    assert ["plateau" in line or "tf32" in line for line in cautions(plateau, False, "cpu")] == [True, True]
-    assert not list(cautions(load_recipe("tiny"), False, "cpu"))
+    found = find_ineffective_settings(plateau, False, "cpu")
+    assert ["plateau" in line or "tf32" in line for line in found] == [True, True]
+    assert not list(find_ineffective_settings(load_recipe("tiny"), False, "cpu"))

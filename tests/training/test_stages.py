@@ -13,7 +13,7 @@ from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import train
 from arcuate.models.io import load_model
 from arcuate.run import Run
-from arcuate.training.checks import cautions
+from arcuate.training.checks import find_ineffective_settings
 from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
@@ -116,10 +116,10 @@ def test_stages_can_continue_the_schedule() -> None:
 
 def test_weights_that_stages_set_aside_are_told() -> None:
     changed = load_recipe("mode-ssm-small", ["loss.ctc.weight=0.5"])
-    (line,) = cautions(changed, True, "cpu")
-    assert "loss.ctc.weight 0.5 does not count" in line
+    (line,) = find_ineffective_settings(changed, True, "cpu")
+    assert "loss.ctc.weight 0.5 has no effect" in line
     for name in ("mode-ssm", "mode-ssm-small"):
-        assert not list(cautions(resolve_epochs(load_recipe(name), 10.0), True, "cuda"))
+        assert not list(find_ineffective_settings(resolve_epochs(load_recipe(name), 10.0), True, "cuda"))
 
 
 def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
@@ -208,7 +208,7 @@ def test_a_stage_ends_early_where_nothing_improves(
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
     logged = "\n".join(messages)
     assert "stages, in steps: ctc 40 or fewer, transducer 4, mode 3, denoise 3" in logged
-    assert "training trials silent, all by their labels" in logged
+    assert "training trials silent, all labelled" in logged
     shown = capsys.readouterr().err
     ends = [
         line.split(" stage ")[1] for line in shown.splitlines() if " stage " in line and " complete" in line

@@ -22,7 +22,7 @@ from arcuate.experiments.ablation import (
 )
 from arcuate.insight.ablation import AblationResult, judge_ablation, write_ablation
 from arcuate.run import Run
-from arcuate.training.signals import listening
+from arcuate.training.interrupts import handle_signals
 
 CHECKPOINTS = ("last", "best")
 SPLITS = ("val", "dev")
@@ -45,7 +45,7 @@ def ablate_command(
     if dry_run:
         return plan(experiment, as_json)
     open_experiment(experiment)
-    with listening() as stop, progress("training") as report:
+    with handle_signals() as stop, progress("training") as report:
         failed = work(experiment, scorer(experiment), stop, say, report)
     ablation = judge_ablation(experiment, failed)
     if ablation.runs:

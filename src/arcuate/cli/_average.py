@@ -5,7 +5,7 @@ from pathlib import Path
 from arcuate.cli.console import emit_json, progress, say
 from arcuate.errors import UserError
 from arcuate.run import open_run
-from arcuate.training.averaging import NAME, average_checkpoints
+from arcuate.training.averaging import AVERAGE, average_checkpoints
 
 
 def average_command(path: Path, n_last: int | None, as_json: bool) -> None:
@@ -17,7 +17,7 @@ def average_command(path: Path, n_last: int | None, as_json: bool) -> None:
     with progress("averaging") as report:
         names = average_checkpoints(run, n_last, report)
     if as_json:
-        emit_json({"run": str(path), "checkpoint": NAME, "averaged": names})
+        emit_json({"run": str(path), "checkpoint": AVERAGE, "averaged": names})
         return
-    say(f"the mean of {', '.join(names)} is {run.checkpoints / NAME}")
-    say(f"next: arcuate evaluate {path} --checkpoint {NAME} --label {NAME}")
+    say(f"the mean of {', '.join(names)} is {run.checkpoints / AVERAGE}")
+    say(f"next: arcuate evaluate {path} --checkpoint {AVERAGE} --label {AVERAGE}")

@@ -8,9 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from arcuate.adaptation.calibration import Point, Sentences, curve_points, measure, split_day
+from arcuate.adaptation.calibration import (
+    CalibrationSplit,
+    CurvePoint,
+    curve_point,
+    curve_sizes,
+    split_session,
+)
 from arcuate.adaptation.config import Calibration
-from arcuate.cli._day_health import tell_health
+from arcuate.adaptation.drift import warn_about_recording
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 from arcuate.cli.set_option import read_set
 from arcuate.data.selection import select
@@ -36,8 +42,9 @@ from arcuate.models.model import (
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress
 from arcuate.run import Run, lock_run, open_run, refuse_taken
-from arcuate.training.environment import describe
-from arcuate.training.signals import Stop, listening
+from arcuate.training.callbacks import Callback
+from arcuate.training.environment import describe_environment
+from arcuate.training.interrupts import Stop, handle_signals
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Plan:
     model: Model
     recipe: Recipe
     settings: Calibration
-    day: Sentences
+    day: CalibrationSplit
     old: tuple[TrialInfo, ...]
     points: tuple[int, ...]
 
@@ -79,7 +86,7 @@ def calibrate_command(asked: Asked, as_json: bool) -> int:
         if as_json:
             emit_json({**facts(plan), "dry_run": True})
         return 0
-    with listening() as stop:
+    with handle_signals() as stop:
         summary = calibrate(plan, stop)
     if summary is None:
         say(f"stopped by {stop.signal.name if stop.signal else 'a signal'}: nothing was written")
@@ -90,7 +97,7 @@ def calibrate_command(asked: Asked, as_json: bool) -> int:
 
 def prepare_plan(asked: Asked) -> Plan:
     """Checks everything that can be wrong before the first step."""
-    settings = read_set(Calibration, asked.settings, "rest=0")
+    settings = read_set(Calibration, asked.settings, "other_lr_factor=0")
     source = find_source(open_run(asked.parent), asked.checkpoint)
     run = Run(asked.run or asked.parent.resolve().with_name(f"{source.run.name}-{asked.session}"))
     refuse_inside(run, source.run)
@@ -99,11 +106,13 @@ def prepare_plan(asked: Asked) -> Plan:
     store = Store.open(asked.data)
     model = load_model(source.checkpoint)
     refuse_misfits(model, store, asked)
-    day = split_day(store, asked.session, asked.sentences, source.config.front_end.patch)
-    store.check_unchanged((*day.first, *day.rest))
-    old = old_trials(source, store, model) if settings.rest else ()
+    day = split_session(store, asked.session, asked.sentences, source.config.front_end.patch)
+    store.check_unchanged((*day.calibration, *day.held_out))
+    old = old_trials(source, store, model) if settings.other_lr_factor else ()
     recipe = derive_recipe(_recipe_of(source), model.config, asked.session, settings)
-    return Plan(asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.first)))
+    return Plan(
+        asked, run, source, store, model, recipe, settings, day, old, points(asked, len(day.calibration))
+    )
 
 
 def refuse_inside(run: Run, parent: Run) -> None:
@@ -133,7 +142,7 @@ def refuse_misfits(model: Model, store: Store, asked: Asked) -> None:
 def points(asked: Asked, n_sentences: int) -> tuple[int, ...]:
     """Where the curve is measured; with and without calibration in any case."""
     if asked.curve is None:
-        return curve_points(n_sentences)
+        return curve_sizes(n_sentences)
     try:
         named = [int(p) for p in asked.curve.split(",")] if asked.curve != "none" else []
     except ValueError:
@@ -173,15 +182,15 @@ def announce(plan: Plan) -> None:
             "the model has no session layers: all known days get one that changes nothing, the new day its own"
         )
     source = "the mean of all layers" if like == "mean" else f"the layer of {like}{when}"
-    say(f"{session}: {counted(len(plan.day.first), 'sentence')}, beginning with {source}")
-    if len(plan.day.first) < plan.asked.sentences:
-        say(f"note: {plan.asked.sentences} sentences were asked for, the day has {len(plan.day.first)}")
-    tell_health(plan.store, session, nearest_session(session, model.config.sessions))
-    if settings.rest and not plan.old:
+    say(f"{session}: {counted(len(plan.day.calibration), 'sentence')}, beginning with {source}")
+    if len(plan.day.calibration) < plan.asked.sentences:
+        say(f"note: {plan.asked.sentences} sentences were asked for, the day has {len(plan.day.calibration)}")
+    warn_about_recording(plan.store, session, nearest_session(session, model.config.sessions))
+    if settings.other_lr_factor and not plan.old:
         say(
             "note: this store has no trials of the known days, so none are mixed in; other weights move all the same"
         )
-    if not plan.day.rest:
+    if not plan.day.held_out:
         say("note: no labelled sentence is left after these, so there is no curve")
 
 
@@ -195,8 +204,8 @@ def facts(plan: Plan) -> dict[str, Any]:
         "days_later": days_between(
             plan.asked.session, nearest_session(plan.asked.session, plan.model.config.sessions)
         ),
-        "sentences": len(plan.day.first),
-        "held_back": len(plan.day.rest),
+        "sentences": len(plan.day.calibration),
+        "held_back": len(plan.day.held_out),
         "old_trials": len(plan.old),
         "settings": plan.settings.model_dump(mode="json"),
         "points": list(plan.points),
@@ -224,7 +233,7 @@ def calibrate_alone(plan: Plan, stop: Stop) -> dict[str, Any] | None:
             found = measure_points(plan, aside, stop, report)
         if found is None:
             return None
-        summary = {**facts(plan), "curve": [p.to_json() for p in found]}
+        summary = {**facts(plan), "curve": [p.to_dict() for p in found]}
         write_json(aside / "last" / FILE, summary)
         take_place(aside / "last", plan.run)
     finally:
@@ -238,12 +247,12 @@ def take_place(finished: Path, run: Run) -> None:
     finished.rename(run.path)
 
 
-def measure_points(plan: Plan, aside: Path, stop: Stop, report: Progress) -> list[Point] | None:
-    found: list[Point] = []
+def measure_points(plan: Plan, aside: Path, stop: Stop, report: Progress) -> list[CurvePoint] | None:
+    found: list[CurvePoint] = []
     without: list[TrialResult] | None = None
     for i, n in enumerate(plan.points):
-        last = n == len(plan.day.first)
-        if n and not last and not plan.day.rest:
+        last = n == len(plan.day.calibration)
+        if n and not last and not plan.day.held_out:
             continue  # nothing to measure it on
         name = "last" if last else f"sentences-{n}"
         model = (
@@ -253,8 +262,8 @@ def measure_points(plan: Plan, aside: Path, stop: Stop, report: Progress) -> lis
         )
         if stop.signal is not None:
             return None
-        results = decode_trials(model, plan.store, plan.day.rest) if plan.day.rest else []
-        found.append(measure(n, results, without if n else None))
+        results = decode_trials(model, plan.store, plan.day.held_out) if plan.day.held_out else []
+        found.append(curve_point(n, results, without if n else None))
         without = without if n else results
     return found
 
@@ -266,7 +275,7 @@ def uncalibrated(plan: Plan) -> Model:
 
 
 def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int], None]) -> Model:
-    environment = describe(
+    environment = describe_environment(
         parent=f"{plan.asked.parent.resolve()}@{plan.source.checkpoint.name}",
         calibration=facts(plan),
         data=describe_store(plan.store, (*plan.model.config.sessions, plan.asked.session)),
@@ -279,7 +288,7 @@ def fit_point(plan: Plan, n: int, folder: Path, stop: Stop, step: Callable[[int]
         plan.recipe,
         plan.store,
         plan.asked.session,
-        plan.day.first[:n],
+        plan.day.calibration[:n],
         plan.old,
         plan.settings,
         folder,
@@ -308,30 +317,24 @@ def steps_of(plan: Plan, i: int, report: Progress) -> Callable[[int], None]:
     return lambda step: report(before + step, n_fitted * plan.settings.steps, what)
 
 
-class Steps:
-    """Tells a progress bar of steps, and a person of incidents."""
+class Steps(Callback):
+    """Callback that reports steps to a progress function and prints incidents."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         self.report(step)
 
-    def row(self, row: dict[str, Any]) -> None:
-        pass
-
-    def incident(self, row: dict[str, Any]) -> None:
+    def on_incident(self, row: dict[str, Any]) -> None:
         say(f"step {row['step']:>6}  {row['action']}: {row['reason']}")
-
-    def stage(self, row: dict[str, Any]) -> None:
-        pass
 
 
 def show(plan: Plan, summary: dict[str, Any]) -> None:
     table = Table(
         box=None,
         header_style="bold",
-        title=f"PER of the {counted(len(plan.day.rest), 'sentence')} after them",
+        title=f"PER of the {counted(len(plan.day.held_out), 'sentence')} after them",
         title_justify="left",
     )
     for name in ("sentences", "PER", "95 % interval"):
@@ -339,7 +342,7 @@ def show(plan: Plan, summary: dict[str, Any]) -> None:
     for point in summary["curve"]:
         spread = "–" if point["low"] is None else f"{percent(point['low'])} to {percent(point['high'])}"
         table.add_row(str(point["sentences"]), percent(point["per"]), spread)
-    if plan.day.rest:
+    if plan.day.held_out:
         out.print(table)
     say(f"{plan.run.path} knows {plan.asked.session}; its parent {plan.asked.parent} is as it was")
     say(f"next: arcuate report {plan.run.path}, arcuate evaluate {plan.run.path}")

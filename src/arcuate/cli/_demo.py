@@ -22,7 +22,7 @@ from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
 from arcuate.models.runtime import choose_device
 from arcuate.run import Run
-from arcuate.training.tracking.callbacks import check_trackers
+from arcuate.training.tracking.tracker import check_trackers
 
 MARK = ".made-by-demo"
 SESSIONS, TRIALS, ELECTRODES, DIFFICULTY, SEED = 6, 250, 64, "real", 0

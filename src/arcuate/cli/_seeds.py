@@ -16,7 +16,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.files import read_json
 from arcuate.run import Run, refuse_taken
-from arcuate.training.start import refuse_other_recipe
+from arcuate.training.start import check_same_recipe
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def refuse_early(asked: Asked, planned: dict[int, Asked]) -> None:
     for wanted in planned.values():
         refuse_taken(wanted.run, resume=True)
         if Run(wanted.run).recipe_file.is_file():
-            refuse_other_recipe(Run(wanted.run), load_recipe(wanted.recipe, wanted.overrides))
+            check_same_recipe(Run(wanted.run), load_recipe(wanted.recipe, wanted.overrides))
 
 
 def refuse_strangers(folder: Path) -> None:

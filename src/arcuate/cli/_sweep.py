@@ -11,8 +11,8 @@ from rich.text import Text
 from arcuate.cli.console import emit_json, out, percent, say
 from arcuate.errors import UserError
 from arcuate.experiments.sweep import read_space
-from arcuate.training.environment import installed
-from arcuate.training.signals import listening
+from arcuate.training.environment import installed_version
+from arcuate.training.interrupts import handle_signals
 
 
 def sweep_command(
@@ -25,14 +25,14 @@ def sweep_command(
     seed: int,
     as_json: bool,
 ) -> int:
-    if installed("optuna") is None:
+    if installed_version("optuna") is None:
         raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt")
     from arcuate.experiments.sweep import Sweep, open_study, summarise, work
 
     dimensions = read_space(space, recipe, overrides)
     sweep = Sweep(recipe, tuple(overrides), dimensions, data, folder, n_trials, seed)
     study = open_study(sweep)
-    with listening() as stop:
+    with handle_signals() as stop:
         work(sweep, study, stop, say)
     summary = summarise(sweep, study)
     if as_json:

@@ -21,7 +21,7 @@ def calibrate(
         str | None, typer.Option(help="Where to measure the curve, such as 5,10,20; none for no curve.")
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, such as rest=0 or like=mean.")
+        list[str] | None, typer.Option("--set", help="key=value, such as other_lr_factor=0 or init=mean.")
     ] = None,
     checkpoint: Annotated[
         str,

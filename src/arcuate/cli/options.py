@@ -45,19 +45,21 @@ NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lex
 
 Weights = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
 
-Data = Annotated[Path | None, typer.Option("--data", help="The store to replay, if not the run's own.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: the run's own.")]
 
-SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay or to hear through.")]
+SessionName = Annotated[
+    str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")
+]
 
 Adapt = Annotated[
     str | None,
     typer.Option(
         "--adapt",
-        help="Follow the day, a new one too: none, statistics, one-step, replay or entropy.",
+        help="Adapt online, also to a new session: none, statistics, one-step, replay or entropy.",
         autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
     ),
 ]
 
 AdaptSetting = Annotated[
-    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
 ]

@@ -22,7 +22,7 @@ from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.progress import Progress
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.signals import Stop
+from arcuate.training.interrupts import Stop
 
 EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
 NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,39}):(?=[^=]*=)(.*)", re.DOTALL)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from arcuate.adaptation.calibration import MixedPlan
+from arcuate.adaptation.calibration import MixedBatches
 from arcuate.adaptation.config import Calibration
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.sessions import nearest_session
@@ -15,11 +15,12 @@ from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, Mo
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, add_session, parameter_groups
 from arcuate.run import create_run
+from arcuate.training.callbacks import Callback
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
-from arcuate.training.loop import Watcher, train
+from arcuate.training.interrupts import Stop
+from arcuate.training.loop import train
 from arcuate.training.schedule import Constant, Linear
-from arcuate.training.signals import Stop
-from arcuate.training.state import Training
+from arcuate.training.state import TrainingState
 
 
 def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
@@ -28,7 +29,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         update={"sessions": (*config.sessions, session), "max_sessions": None, "n_sessions": None}
     )
     layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
-    rest = settings.rest * settings.rate
+    rest = settings.other_lr_factor * settings.lr
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
@@ -44,7 +45,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         "stages": (),
         "optimizer": Optimizer(),
         "schedule": Linear(peak_lr=rest, min_lr=0.0) if rest else Constant(lr=0.0),
-        "session_schedule": Linear(peak_lr=settings.rate, min_lr=0.0),
+        "session_schedule": Linear(peak_lr=settings.lr, min_lr=0.0),
         "ema": Ema(),
         "swa": Swa(),
         "train": Train(
@@ -63,7 +64,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
 
 def begin_with(model: Model, session: str, settings: Calibration) -> str:
     """The known session whose layer a new one begins as, or "mean"."""
-    return "mean" if settings.like == "mean" else nearest_session(session, model.config.sessions)
+    return "mean" if settings.init == "mean" else nearest_session(session, model.config.sessions)
 
 
 def fit_layer(
@@ -76,25 +77,25 @@ def fit_layer(
     settings: Calibration,
     folder: Path,
     environment: dict[str, object],
-    watcher: Watcher,
+    callback: Callback,
     stop: Stop,
 ) -> Model:
     """A model that knows the day, trained in a new run folder; the parent is left as it was."""
     model = add_session(parent, session, begin_with(parent, session, settings))
     free(model, settings)
     run = create_run(folder, recipe, environment)
-    training = Training(model, recipe, run, "fp32")
-    mixing = bool(settings.rest) and bool(old)
-    plan = MixedPlan(
+    training = TrainingState(model, recipe, run, "fp32")
+    mixing = bool(settings.other_lr_factor) and bool(old)
+    plan = MixedBatches(
         len(new),
         len(old) if mixing else 0,
         settings.batch_size,
-        settings.old_share if mixing else 0.0,
+        settings.replay_fraction if mixing else 0.0,
         settings.seed,
     )
     trials = (*new, *old) if mixing else tuple(new)
     planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.statistics_spec)
-    train(training, training_batches(planned, 0, None, 0), None, device_of(model), watcher, stop)
+    train(training, training_batches(planned, 0, None, 0), None, device_of(model), callback, stop)
     return model.eval()
 
 
@@ -104,7 +105,7 @@ def free(model: Model, settings: Calibration) -> None:
     own = {id(layer.weights[-1]), id(layer.biases[-1])}
     for name, parameters in parameter_groups(model).items():
         for parameter in parameters:
-            moves = id(parameter) in own if name == "session" else settings.rest > 0
+            moves = id(parameter) in own if name == "session" else settings.other_lr_factor > 0
             parameter.requires_grad_(moves)
 
 

@@ -29,7 +29,7 @@ from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.run import Run
 from arcuate.seeds import derive_seed
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.signals import Stop
+from arcuate.training.interrupts import Stop
 
 EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
 

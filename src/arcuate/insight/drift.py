@@ -1,10 +1,13 @@
 """The drawings of the drift page."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from arcuate.adaptation.drift import DriftResult
+from arcuate.files import write_text
 from arcuate.insight.pages.formatting import MISSING, counted, percent
 from arcuate.insight.pages.markup import Html, document, figure, join, legend, svg, table, tag
 from arcuate.insight.pages.svg import Scale, dot, path, text
@@ -59,7 +62,7 @@ def likeness_chart(
     for i, name in enumerate(names):
         line = []
         for when, row in zip(at, rows, strict=True):
-            value = row["arrays"][name]["subspace_likeness"]
+            value = row["arrays"][name]["subspace_similarity"]
             line.append(None if value is None else (x(when), y(value)))
         parts.append(path(line, f"line {kinds[i % len(kinds)]}"))
     return svg(WIDTH, HEIGHT, f"Likeness of {counted(len(names), 'array')} over days.", *parts)
@@ -121,6 +124,20 @@ def turned(x: float, bottom: float, name: str) -> Html:
 KINDS = ("validation", "second", "third", "train")  # line styles, one per array
 
 
+def write_drift_page(result: DriftResult, path: Path) -> None:
+    """Write the page of `measure_drift`."""
+    data = result.to_dict()
+    page = drift_page(
+        result.store.name,
+        data["sessions"],
+        result.reference,
+        result.days_since_first,
+        result.similarity,
+        data["error_rates"],
+    )
+    write_text(path, page)
+
+
 def drift_page(
     store: str,
     rows: Sequence[Mapping[str, Any]],
@@ -158,7 +175,9 @@ def header(store: str, rows: Sequence[Mapping[str, Any]], reference: str) -> Htm
     lead = [
         f"{counted(len(rows), 'recording day')} from {rows[0]['session']} to {last['session']}."
         " On the last one the median channel keeps ",
-        tag("b", percent(last["profile_likeness"], 0) if last["profile_likeness"] is not None else MISSING),
+        tag(
+            "b", percent(last["profile_similarity"], 0) if last["profile_similarity"] is not None else MISSING
+        ),
         f" of its likeness to {reference}; {counted(dead, 'channel')} flat.",
     ]
     notice = None
@@ -180,22 +199,22 @@ def header(store: str, rows: Sequence[Mapping[str, Any]], reference: str) -> Htm
 
 
 def errors(rates: Mapping[str, Any]) -> Html:
-    days = rates["days"]
+    days = rates["sessions"]
     method = rates["adapt"]["method"]
     key = legend(("train", "unadapted"), ("validation", f"followed with {method}"))
     new = [d for d in days if not d["known"]]
     note = "Every day read from its first trial to its last; a hollow mark is a day the model was not trained on."
     if new:
-        note += f" New days are read with the layer of the nearest known day ({new[0]['layer_of']})."
+        note += f" New days are read with the layer of the nearest known day ({new[0]['init_session']})."
     body: list[tuple[object, ...]] = [
         (
             d["session"],
-            "its own" if d["known"] else d["layer_of"],
+            "its own" if d["known"] else d["init_session"],
             d["n_trials"],
             share(d["per_unadapted"]),
             share(d["per"]),
             d["n_steps"],
-            d["n_falls"],
+            d["n_fallbacks"],
         )
         for d in days
     ]
@@ -252,7 +271,7 @@ def channels(rows: Sequence[Mapping[str, Any]], reference: str) -> Html:
 
 def channel_pictures(rows: Sequence[Mapping[str, Any]], reference: str) -> list[Html]:
     days = [row["session"] for row in rows]
-    alike, level = by_day(rows, "profile_likeness"), by_day(rows, "level_change")
+    alike, level = by_day(rows, "profile_similarity"), by_day(rows, "mean_shift")
     alike_note = (
         f"Each line a channel, each column a day: how alike its correlations with all other channels are to those on"
         f" {reference}. Full colour is alike; an empty stretch is a flat channel or one that listens to something else."
@@ -271,16 +290,16 @@ def channel_pictures(rows: Sequence[Mapping[str, Any]], reference: str) -> list[
 
 def channel_row(row: Mapping[str, Any]) -> tuple[object, ...]:
     arrays = row["arrays"].values()
-    levels = [a["level_change"] for a in arrays if a["level_change"] is not None]
-    spreads = [a["spread_factor"] for a in arrays if a["spread_factor"] is not None]
+    levels = [a["mean_shift"] for a in arrays if a["mean_shift"] is not None]
+    spreads = [a["sd_ratio"] for a in arrays if a["sd_ratio"] is not None]
     return (
         row["session"],
         listed(row["flat"]),
-        listed(row["died"]),
-        listed(row["came_back"]),
+        listed(row["newly_flat"]),
+        listed(row["recovered"]),
         f"{max(levels):.2f} SD" if levels else MISSING,
         f"× {max(spreads):.2f}" if spreads else MISSING,
-        "re-ordered?" if row["reordered"] else share(row["mapping_likeness"]),
+        "re-ordered?" if row["reordered"] else share(row["channel_order_similarity"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""New days for every kind of encoder, with session layers and without, in one direction and in both."""
+"""Adaptation and calibration for every encoder, with and without session layers, causal and bidirectional."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +9,17 @@ import torch
 
 from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.evaluate import adapt_trial, evaluate_adaptation
 from arcuate.adaptation.online import make_adapter
-from arcuate.adaptation.stream import follow_trial
 from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
-from arcuate.cli._follow import Following, follow_run
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import SearchOptions
 from arcuate.evaluation.trials import decode_trials
-from arcuate.live.adaptation import make_adapting
-from arcuate.live.decoder import make_engine
+from arcuate.live.adaptation import make_setup
+from arcuate.live.engine import make_engine
 from arcuate.models.config import (
     EncoderSettings,
     FrontEndSettings,
@@ -36,8 +34,8 @@ from arcuate.models.config import (
 )
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
-from arcuate.run import find_checkpoint, open_run
-from arcuate.training.signals import Stop
+from arcuate.run import find_checkpoint
+from arcuate.training.interrupts import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
 GRU = GRUSettings(width=12, depth=1)
@@ -49,13 +47,14 @@ KINDS: list[tuple[EncoderSettings, bool]] = [
     (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
 ]
 NAMES = [
-    f"{e.kind}{'-both-ways' if not e.causal else ''}{'' if layers else '-no-layers'}" for e, layers in KINDS
+    f"{e.kind}{'-bidirectional' if not e.causal else ''}{'' if layers else '-no-layers'}"
+    for e, layers in KINDS
 ]
 
 
 @pytest.fixture(params=KINDS, ids=NAMES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model that nobody trained, but which is sure of what it says."""
+    """An untrained but confident model."""
     encoder, layers = request.param
     torch.manual_seed(1)
     front_end = FrontEndSettings(
@@ -73,38 +72,38 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_steps_of_a_day_are_bounded_and_leave_the_model_alone(new_days: Path, folder: Path) -> None:
+def test_steps_are_bounded_and_leave_the_model_unchanged(new_days: Path, folder: Path) -> None:
     store, model = Store.open(new_days / "store"), load_model(folder)
     settings = Adaptation.model_validate(
         {
             "method": "replay",
-            "rate": 0.01,
-            "reach": 0.05,
+            "lr": 0.01,
+            "max_distance": 0.05,
             "copies": 2,
-            "past": 2,
+            "replay_trials": 2,
             "safety": {"min_confidence": 0},
         }
     )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapter = make_adapter(model, settings, AugmentationConfig(white_noise_sd=0.2))
-    day = adapter.start(DRIFTED)
+    state = adapter.start(DRIFTED)
     for trial in [t for t in store.trials if t.session == DRIFTED][:5]:
-        _, after = follow_trial(adapter, day, store, trial, greedy, False)
-        assert float((after.layer.weight - day.layer.weight).abs().max()) <= 0.01 + 1e-6
-        assert after.layer.distance(after.start) <= 0.05 + 1e-5
-        day = after
-    assert day.n_steps == 5 and day.layer.distance(day.start) > 0
+        _, after = adapt_trial(adapter, state, store, trial, greedy, False)
+        assert float((after.layer.weight - state.layer.weight).abs().max()) <= 0.01 + 1e-6
+        assert after.layer.distance(after.initial) <= 0.05 + 1e-5
+        state = after
+    assert state.n_steps == 5 and state.layer.distance(state.initial) > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path) -> None:
-    store, noise = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
+def test_a_stream_adapts_as_offline(new_days: Path, folder: Path) -> None:
+    store, augmentation = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
     settings = Adaptation.model_validate(
         {
             "method": "one-step",
-            "rate": 0.01,
+            "lr": 0.01,
             "copies": 2,
-            "safety": {"min_confidence": 0, "full_doubt": 0.001},
+            "safety": {"min_confidence": 0, "full_step_uncertainty": 0.001},
         }
     )
     if not load_model(folder).config.settings.encoder.causal:
@@ -112,46 +111,41 @@ def test_a_stream_follows_a_day_as_whole_trials_do(new_days: Path, folder: Path)
             make_engine(load_model(folder), None)
         return
     trials = [t for t in store.trials if t.session == DRIFTED][:3]
-    adapter = make_adapter(load_model(folder), settings, noise)
-    day, read = adapter.start(DRIFTED), []
+    adapter = make_adapter(load_model(folder), settings, augmentation)
+    state, decoded = adapter.start(DRIFTED), []
     for trial in trials:
-        step, day = follow_trial(adapter, day, store, trial, greedy, False)
-        read.append(step.result.tokens)
+        step, state = adapt_trial(adapter, state, store, trial, greedy, False)
+        decoded.append(step.result.tokens)
     engine = make_engine(load_model(folder), None)
-    engine = replace(engine, adapting=make_adapting(engine.model, None, settings, noise))
+    engine = replace(engine, adaptation=make_setup(engine.model, None, settings, augmentation))
     stream = StreamingDecoder(engine, DRIFTED)
-    for trial, tokens in zip(trials, read, strict=True):
+    for trial, tokens in zip(trials, decoded, strict=True):
         for chunk in np.array_split(store.read_bins(trial), 5):
             stream.push(chunk)
         assert stream.finish().tokens == tokens
-        stream.settle()
-    assert stream.day is not None and stream.day.n_steps == day.n_steps == 3
-    torch.testing.assert_close(stream.day.layer.weight, day.layer.weight, atol=0, rtol=0)
+        stream.wait_for_adaptation()
+    assert stream.session_state is not None and stream.session_state.n_steps == state.n_steps == 3
+    torch.testing.assert_close(stream.session_state.layer.weight, state.layer.weight, atol=0, rtol=0)
 
 
-def test_a_day_without_drift_is_read_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:
-    following = Following("one-step", sessions=(SAME,), settings=("copies=4",))
-    told = follow_run(
-        open_run(folder),
-        "val",
-        new_days / "store",
-        "best",
-        None,
-        None,
-        following,
-        SearchOptions(),
-        quiet=True,
+def test_a_session_without_drift_is_decoded_as_well_as_without_adaptation(
+    new_days: Path, folder: Path
+) -> None:
+    result = evaluate_adaptation(
+        folder, Adaptation(method="one-step", copies=4), data=new_days / "store", sessions=[SAME]
     )
-    assert told["n_trials"] == 20 and told["days"][0]["layer_of"] == SECOND
-    assert told["days"][0]["expected_confidence"] > 0
-    assert told["per"] <= 1.02 * told["per_unadapted"]
+    (session,) = result.sessions
+    assert result.metrics.n_trials == 20 and session.init_session == SECOND
+    assert session.expected_confidence is not None and session.expected_confidence > 0
+    assert result.metrics.per is not None and result.per_unadapted is not None
+    assert result.metrics.per <= 1.02 * result.per_unadapted
 
 
-def test_a_calibrated_model_knows_one_day_more_and_the_old_ones_as_before(
+def test_calibration_adds_a_session_and_leaves_the_others_unchanged(
     new_days: Path, folder: Path, tmp_path: Path
 ) -> None:
     store, run = Store.open(new_days / "store"), tmp_path / "run"
-    few = ("steps=2", "rest=0", "batch_size=4")
+    few = ("steps=2", "other_lr_factor=0", "batch_size=4")
     asked = Asked(folder, new_days / "store", DRIFTED, run, sentences=3, curve="none", settings=few)
     plan = prepare_plan(asked)
     told = calibrate(plan, Stop())
