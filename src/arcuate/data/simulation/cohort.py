@@ -87,7 +87,7 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class PlannedTrial:
+class _PlannedTrial:
     """One trial of a session's schedule."""
 
     split: Split
@@ -306,7 +306,7 @@ def _session_writer(out: Path, cohort: _Cohort, index: int) -> SessionWriter:
     return MatSessionWriter(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
 
 
-def _truth_row(trial: SimulatedTrial, planned: PlannedTrial, onsets: np.ndarray) -> dict[str, object]:
+def _truth_row(trial: SimulatedTrial, planned: _PlannedTrial, onsets: np.ndarray) -> dict[str, object]:
     """Ground truth of one trial; `onsets` are in seconds."""
     return {
         "session": trial.session,
@@ -321,7 +321,7 @@ def _truth_row(trial: SimulatedTrial, planned: PlannedTrial, onsets: np.ndarray)
     }
 
 
-def _description_rows(session: str, first: date, plan: list[PlannedTrial]) -> Iterator[tuple[object, ...]]:
+def _description_rows(session: str, first: date, plan: list[_PlannedTrial]) -> Iterator[tuple[object, ...]]:
     recorded = session_date(session) or first
     for block in sorted({trial.block for trial in plan}):
         members = [trial for trial in plan if trial.block == block]
@@ -361,7 +361,7 @@ def _simulated_arrays(layout: Layout, n_electrodes: int) -> tuple[SimulatedArray
     )
 
 
-def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
+def _plan_session(cohort: _Cohort, index: int) -> list[_PlannedTrial]:
     """The trials of a session in order: blocks of one corpus and one speaking mode."""
     rng = cohort.rng(_SESSION, index)
     n_val = n_test = max(1, round(0.1 * cohort.n_trials))
@@ -371,7 +371,7 @@ def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
     else:  # validation and test sentences share their blocks
         shared = rng.permutation(np.array(["val"] * n_val + ["test"] * n_test)).tolist()
         runs = [["train"] * n_train, shared]
-    planned: list[PlannedTrial] = []
+    planned: list[_PlannedTrial] = []
     numbers = dict.fromkeys(SPLITS, 0)
     block = int(rng.integers(1, 4))
     for run in runs:
@@ -380,7 +380,7 @@ def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
         for part, members in enumerate(np.array_split(np.array(run), n_blocks)):
             corpus = str(rng.choice(CORPORA, p=_CORPUS_PROBABILITIES))
             for order, split in enumerate(members.tolist()):
-                planned.append(PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))
+                planned.append(_PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))
                 numbers[split] += 1
             block += 1
     return planned
@@ -394,7 +394,7 @@ def _draw_modes(n_blocks: int, rng: np.random.Generator) -> list[str]:
 
 
 def _simulate_trials(
-    cohort: _Cohort, index: int, plan: list[PlannedTrial], electrodes: Electrodes, signal: SignalModel
+    cohort: _Cohort, index: int, plan: list[_PlannedTrial], electrodes: Electrodes, signal: SignalModel
 ) -> Iterator[tuple[SimulatedTrial, np.ndarray]]:
     """The trials of a session, each with the onset of every phoneme in seconds."""
     session_rng = cohort.rng(_SESSION, index, 1)
