@@ -97,10 +97,10 @@ class StreamingDecoder:
     ) -> "StreamingDecoder":
         """Load the model of a run with a language model and a lexicon; `lm=None` decodes phonemes.
 
-        `decoding` are settings of the word search or a file of `arcuate tune`, and `beam` overrides their beam. `session`
+        `decoding` are settings of the word search or a file of `arcuate tune`; `beam` overrides their beam. `session`
         selects the session layer (default: the last one). `statistics` are those of the block if known; without them a
         model that normalises uses running statistics of its stream. `llm` is a causal language model that rescores the
-        n-best list at the end of every sentence. `warm` decodes some zeros, so that compilation does not delay the first
+        n-best list at the end of every sentence. `warm` decodes zeros, so that compilation does not delay the first
         sentence.
 
         `adapt` is a method of `arcuate evaluate --adapt`: after each sentence the session layer may be updated, and
