@@ -36,7 +36,7 @@ FACTORS = [
 ]
 
 
-def test_factors_and_settings_for_all_are_told_apart() -> None:
+def test_factors_and_common_overrides_are_distinguished() -> None:
     factors, overrides = read_factors(
         [
             "eps:optimizer.eps=1e-8",
@@ -49,7 +49,7 @@ def test_factors_and_settings_for_all_are_told_apart() -> None:
     assert factors[1].overrides == ("schedule={kind: linear, peak_lr: 0.1, min_lr: 0.0}", "data.workers=1")
 
 
-def test_a_colon_in_a_value_makes_no_factor() -> None:
+def test_colon_in_a_value_is_not_a_factor() -> None:
     with pytest.raises(UserError, match="at least one factor"):
         read_factors(["schedule={kind: constant, lr: 0.1}"])
 
@@ -85,7 +85,7 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
         (["a:schedule.min_lr=0.01", "b:schedule.peak_lr=0.001"], "min_lr"),
     ],
 )
-def test_factors_that_cannot_be_tried_are_refused(given: list[str], words: str) -> None:
+def test_untestable_factors_are_refused(given: list[str], words: str) -> None:
     factors, overrides = read_factors(given)
     with pytest.raises(UserError, match=words):
         check_factors("tiny", overrides, factors)
@@ -121,7 +121,7 @@ def fabricate(
     return judge_ablation(experiment)
 
 
-def test_the_guilty_factor_is_named(tmp_path: Path) -> None:
+def test_responsible_factor_is_named(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5, "all-but-rate": 0.5, "all-but-aug": 0.5})
     assert "eps caused it" in found.verdict and "rises by" in found.verdict
     effects = {j.factor: j for j in found.factors}
@@ -136,7 +136,7 @@ def test_two_causes_are_both_named_largest_first(tmp_path: Path) -> None:
     assert "largest first: rate and eps" in found.verdict
 
 
-def test_a_change_that_matters_only_in_company_is_seen(tmp_path: Path) -> None:
+def test_effect_only_in_combination_is_found(tmp_path: Path) -> None:
     truth = {"all": 0.6, "all-but-aug": 0.6}  # eps and rate only together
     found = fabricate(tmp_path, truth)
     eps = next(j for j in found.factors if j.factor == "eps")
@@ -145,17 +145,17 @@ def test_a_change_that_matters_only_in_company_is_seen(tmp_path: Path) -> None:
     assert "None of them both alone and with the others" in found.verdict
 
 
-def test_where_nothing_matters_nothing_is_blamed(tmp_path: Path) -> None:
+def test_no_factor_is_named_without_an_effect(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {})
     assert "no significant effect" in found.verdict and "No factor has a significant effect" in found.verdict
 
 
-def test_changes_that_cancel_are_told_apart_from_no_effect(tmp_path: Path) -> None:
+def test_cancelling_effects_are_distinguished_from_no_effect(tmp_path: Path) -> None:
     truth = {"eps": 0.5, "rate": 0.1, "all-but-eps": 0.1, "all-but-rate": 0.5}
     assert "eps and rate" in fabricate(tmp_path, truth).verdict
 
 
-def test_one_seed_is_not_enough_and_said_so(tmp_path: Path) -> None:
+def test_single_seed_is_reported_as_a_limitation(tmp_path: Path) -> None:
     assert (
         "variation between seeds is not included"
         in fabricate(tmp_path, {"eps": 0.5, "all": 0.5}, n_seeds=1).verdict
@@ -167,7 +167,7 @@ def test_one_factor_needs_two_arms(tmp_path: Path) -> None:
     assert found.n_comparisons == 1 and "eps caused it" in found.verdict
 
 
-def test_an_unfinished_experiment_says_what_is_missing(tmp_path: Path) -> None:
+def test_unfinished_experiment_lists_missing_runs(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {})
     for cell in cells(found.experiment):
         if cell.arm.name == "all":
@@ -194,7 +194,7 @@ def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) ->
         assert ("data.seed" in settings) == expected and "train.seed" in settings
 
 
-def test_another_experiment_in_the_folder_is_refused(tmp_path: Path, cohort_store: Path) -> None:
+def test_folder_of_another_experiment_is_refused(tmp_path: Path, cohort_store: Path) -> None:
     factors, _ = read_factors(FACTORS)
     first = Experiment("tiny", (), factors, cohort_store, tmp_path / "out", 2)
     open_experiment(first)
@@ -207,7 +207,7 @@ def test_another_experiment_in_the_folder_is_refused(tmp_path: Path, cohort_stor
         open_experiment(Experiment("tiny", (), factors, cohort_store, tmp_path / "used", 2))
 
 
-def test_a_cell_belongs_to_one_worker(tmp_path: Path) -> None:
+def test_cell_is_claimed_by_one_worker(tmp_path: Path) -> None:
     factors, _ = read_factors(FACTORS[:1])
     cell = cells(Experiment("tiny", (), factors, tmp_path, tmp_path, 1))[0]
     with claim(cell) as first, claim(cell) as second:
@@ -224,7 +224,7 @@ def command(store: Path, out: Path, *more: str) -> list[str]:
     return [str(word) for word in given]
 
 
-def test_ablation_from_the_command_line_and_again(tmp_path: Path, cohort_store: Path) -> None:
+def test_ablate_command_resumes(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     asked = command(cohort_store, out, *FEW)
     planned = one_object(arcuate(*asked, "--dry-run", "--json").stdout)
@@ -244,7 +244,7 @@ def test_ablation_from_the_command_line_and_again(tmp_path: Path, cohort_store: 
     assert [c["path"] for c in listed[1]["changes"]] == ["optimizer.eps"]
 
 
-def test_a_signal_stops_the_training_in_order(tmp_path: Path, cohort_store: Path) -> None:
+def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     few = [*FEW[1:], "train.steps=100000", "train.checkpoint_every=5"]
     asked = [sys.executable, "-m", "arcuate", *command(cohort_store, out, *few)]
@@ -266,7 +266,7 @@ def test_a_signal_stops_the_training_in_order(tmp_path: Path, cohort_store: Path
     assert {row["state"] for row in overview(experiment)} == {"missing"}
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
+def test_user_errors_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
     rest = ["--data", cohort_store, "--out", tmp_path / "out"]
     assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "at least one factor")
     assert_refused(

@@ -1,4 +1,4 @@
-"""`arcuate compare`: the same trials or none, seeds together, a sentence that says what was found."""
+"""`compare`: runs on the same trials, grouped by seed, with significance tests."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def two(tmp_path: Path, a: float = 0.35, b: float = 0.2) -> list[Run]:
     return [first, make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=b, minute=1, seed=1)]
 
 
-def test_a_real_difference_is_named_with_its_size(tmp_path: Path) -> None:
+def test_significant_difference_is_reported_with_its_size(tmp_path: Path) -> None:
     found = compare(*two(tmp_path)).to_dict()["comparisons"][0]
     assert found["verdict"] == "better" and found["high"] < 0
     assert "b is better than a by" in found["sentence"] and "One run per side" in found["sentence"]
@@ -29,20 +29,20 @@ def test_a_real_difference_is_named_with_its_size(tmp_path: Path) -> None:
     assert found["sessions_better"] == 2 and found["sessions_worse"] == 0
 
 
-def test_no_difference_is_no_evidence(tmp_path: Path) -> None:
+def test_equal_error_rates_are_not_significantly_different(tmp_path: Path) -> None:
     found = compare(*two(tmp_path, 0.3, 0.3)).to_dict()["comparisons"][0]
     assert found["verdict"] == "no_evidence" and found["sentence"].startswith("No significant difference")
     assert found["low"] < 0 < found["high"]
 
 
-def test_the_same_decodings_are_called_the_same(tmp_path: Path) -> None:
+def test_identical_decodings_are_reported_as_identical(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], minute=1)
     found = compare(tmp_path / "a", tmp_path / "b").to_dict()["comparisons"][0]
     assert "same number of errors in every trial" in found["sentence"] and found["p"] == 1
 
 
-def test_runs_that_differ_only_in_their_seed_count_as_one(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_seed_form_a_group(tmp_path: Path) -> None:
     for i in range(3):
         make_run(tmp_path / "old" / f"seed-{i}", [f"train.seed={i}"], per=0.35, seed=i)
         make_run(
@@ -59,7 +59,7 @@ def test_runs_that_differ_only_in_their_seed_count_as_one(tmp_path: Path) -> Non
     assert "One run per side" not in one["sentence"]
 
 
-def test_where_only_the_seed_differs_it_is_said(tmp_path: Path) -> None:
+def test_note_if_all_runs_differ_only_in_seed(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", ["train.seed=7"], minute=1, seed=3)
     found = compare(tmp_path).to_dict()
@@ -67,7 +67,7 @@ def test_where_only_the_seed_differs_it_is_said(tmp_path: Path) -> None:
     assert any("variation between seeds" in note for note in found["notes"])
 
 
-def test_starting_weights_keep_runs_apart(tmp_path: Path) -> None:
+def test_runs_with_different_initial_weights_are_not_grouped(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", minute=1, seed=3, parent="runs/a@best")
     make_run(tmp_path / "c", ["train.seed=1"], minute=2, seed=4)
@@ -75,7 +75,7 @@ def test_starting_weights_keep_runs_apart(tmp_path: Path) -> None:
     assert sorted(len(g["runs"]) for g in groups) == [1, 2]
 
 
-def test_several_comparisons_are_accounted_for(tmp_path: Path) -> None:
+def test_p_values_are_adjusted_for_several_comparisons(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.3)
     for i in range(4):
         make_run(tmp_path / f"b{i}", [f"encoder.dropout=0.{i + 3}"], per=0.27, minute=i + 1, seed=i)
@@ -86,7 +86,7 @@ def test_several_comparisons_are_accounted_for(tmp_path: Path) -> None:
         assert one["significant"] == (one["p_adjusted"] < 0.05)
 
 
-def test_sessions_can_be_what_varies(tmp_path: Path) -> None:
+def test_sessions_as_sampling_unit(tmp_path: Path) -> None:
     runs = two(tmp_path)
     by_trial, by_session = (
         compare(*runs, over=o).to_dict()["comparisons"][0] for o in ("trials", "sessions")
@@ -135,14 +135,14 @@ def no_counts(run: Run) -> None:
         (no_counts, "lacks the trial or edit counts"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, damage: object, words: str) -> None:
+def test_incomparable_results_are_refused(tmp_path: Path, damage: object, words: str) -> None:
     runs = two(tmp_path)
     damage(runs[1])  # type: ignore[operator]
     with pytest.raises(UserError, match=words):
         compare(*runs)
 
 
-def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
+def test_notes_on_selection_and_search(tmp_path: Path) -> None:
     runs = two(tmp_path)
     file = runs[1].results_file("val", ending="json")
     write_json(file, read_json(file) | {"search": "beam"})
@@ -150,7 +150,7 @@ def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
     assert "different searches (beam, greedy)" in notes and "selected on val" in notes
 
 
-def test_the_page_is_whole_and_safe(tmp_path: Path) -> None:
+def test_page_is_valid_and_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "<b>a&b</b>", per=0.4)
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, seed=1)
     text = comparison_page(compare(tmp_path))
@@ -158,7 +158,7 @@ def test_the_page_is_whole_and_safe(tmp_path: Path) -> None:
     assert "<b>a" not in text and "&lt;b&gt;a" in text
 
 
-def test_compare_on_the_command_line(tmp_path: Path) -> None:
+def test_compare_command(tmp_path: Path) -> None:
     two(tmp_path)
     page = tmp_path / "c.html"
     done = arcuate("compare", tmp_path / "a", tmp_path / "b", "--html", page, "--json")
@@ -170,7 +170,7 @@ def test_compare_on_the_command_line(tmp_path: Path) -> None:
     )
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+def test_user_errors_are_one_sentence(tmp_path: Path) -> None:
     runs = two(tmp_path)
     a, b = tmp_path / "a", tmp_path / "b"
     assert_refused(arcuate("compare", a), "at least two")
@@ -184,12 +184,12 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     assert_refused(arcuate("compare", a, b), "different data")
 
 
-def test_json_is_plain_values(tmp_path: Path) -> None:
+def test_to_dict_is_json_serialisable(tmp_path: Path) -> None:
     text = json.dumps(compare(*two(tmp_path)).to_dict(), allow_nan=False)
     assert json.loads(text)["split"] == "val"
 
 
-def test_arms_of_an_ablation_are_compared_by_what_they_were_scored_with(tmp_path: Path) -> None:
+def test_ablation_arms_are_compared_by_their_last_checkpoint(tmp_path: Path) -> None:
     for name, overrides, per in (("base", [], 0.4), ("more", ["encoder.dropout=0.5"], 0.2)):
         run = make_run(tmp_path / name, overrides, per=per, results=False)
         write_val(run, per, label="last")
@@ -199,7 +199,7 @@ def test_arms_of_an_ablation_are_compared_by_what_they_were_scored_with(tmp_path
     assert "val.last" in done.stderr and "selected on val" not in done.stderr
 
 
-def test_different_code_is_named(tmp_path: Path) -> None:
+def test_note_on_different_code_revisions(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "a", revision="a" * 40),
         make_run(tmp_path / "b", ["encoder.dropout=0.5"], revision="b" * 40),

@@ -1,4 +1,4 @@
-"""The doctor on labelled real logs, where they lie beside the checkout; the same command as in docs/doctor.md."""
+"""Accuracy of the doctor on labelled real logs, with the command of docs/doctor.md; skipped without the logs."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Back-off models as plain dictionaries: the slow way to ask, for tests to compare with."""
+"""Back-off models as plain dictionaries: the reference implementation for tests."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,12 +19,12 @@ Ngram = tuple[str, ...]
 Backoff = dict[Ngram, tuple[float, float]]  # (log10 probability, log10 back-off)
 
 
-def ask(ngrams: Backoff, context: Sequence[str], word: str) -> float:
-    """log10 p(word | context) by the definition of back-off; a context that is not there costs nothing."""
+def reference_log10(ngrams: Backoff, context: Sequence[str], word: str) -> float:
+    """log10 p(word | context) by the definition of back-off; a missing context has back-off zero."""
     context = tuple(context)
     if (*context, word) in ngrams:
         return ngrams[(*context, word)][0]
-    return ngrams.get(context, (0.0, 0.0))[1] + ask(ngrams, context[1:], word)
+    return ngrams.get(context, (0.0, 0.0))[1] + reference_log10(ngrams, context[1:], word)
 
 
 def model_of(ngrams: Backoff) -> LanguageModel:
@@ -42,7 +42,7 @@ def model_of(ngrams: Backoff) -> LanguageModel:
 
 
 def walk(model: LanguageModel, words: Iterable[str], state: int | None = None) -> tuple[list[float], int]:
-    """log10 probability of each word in turn, and the state after the last."""
+    """log10 probability of each word of a sequence, and the state after the last."""
     scores, state = [], model.empty if state is None else state
     for word in words:
         log_prob, state = model.advance(state, model.find(word))
@@ -51,7 +51,7 @@ def walk(model: LanguageModel, words: Iterable[str], state: int | None = None) -
 
 
 def write_arpa_text(path: Path, ngrams: Backoff, newline: str = "\n") -> Path:
-    """An ARPA file as a careful tool would write it."""
+    """Write an ARPA file."""
     order = max(map(len, ngrams))
     lines = ["\\data\\"]
     lines += [f"ngram {k}={sum(len(g) == k for g in ngrams)}" for k in range(1, order + 1)]

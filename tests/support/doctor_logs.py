@@ -1,4 +1,4 @@
-"""Made-up logs of every kind of end, for the tests of the doctor."""
+"""Fabricated logs for the tests of the doctor."""
 
 import json
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ import numpy as np
 
 from arcuate.insight.doctor.training_log import Series, TrainingLog
 
-STEPS = np.arange(0, 10_000, 100.0)  # a hundred evaluations, as the '24 trainer makes them
+STEPS = np.arange(0, 10_000, 100.0)  # a hundred evaluations, as in the '24 trainer
 
 
 def falling(start: float = 0.95, end: float = 0.21, speed: float = 8.0, n: int = len(STEPS)) -> np.ndarray:
-    """A learning curve that comes down fast, then slowly."""
+    """An exponentially falling learning curve."""
     share = np.linspace(0, 1, n)
     drop = (1 - np.exp(-speed * share)) / (1 - np.exp(-speed))
     return start - (start - end) * drop
@@ -31,7 +31,7 @@ def log(
 
 
 def write_jsonl(path: Path, made: TrainingLog, extra: Sequence[str] = ()) -> Path:
-    """As arcuate and many others write it: one object per row, training and validation apart."""
+    """Write JSON lines with separate rows for training and validation."""
     lines = []
     for split, names in (
         ("train", {"loss": made.train_loss}),

@@ -1,4 +1,4 @@
-"""Helpers of the word_search tests."""
+"""A small lexicon and n-gram for word-search tests."""
 
 import itertools
 
@@ -22,12 +22,12 @@ ENTRIES = [("one", "a"), ("won", "a"), ("two", "a b"), ("two", "b"), ("too", "b 
 
 @pytest.fixture(scope="module")
 def lexicon() -> Lexicon:
-    return make_lexicon([(word, tuple(said.split())) for word, said in ENTRIES], CLASSES, "tiny")
+    return make_lexicon([(word, tuple(phones.split())) for word, phones in ENTRIES], CLASSES, "tiny")
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    """A 3-gram with gaps, so that every kind of back-off happens."""
+    """A 3-gram with gaps, so that every kind of back-off occurs."""
     words = ["<unk>", "<s>", "</s>", "one", "won", "two", "too", "ab"]
     rng = np.random.default_rng(3)
     orders = []

@@ -1,4 +1,4 @@
-"""Logs that are sound files and odd in what they say: impossible rates, old pickles, other ways to write a number."""
+"""Valid files with unusual contents: impossible error rates, old pickles, other number formats."""
 
 import json
 import os
@@ -26,35 +26,35 @@ def judged(path: Path, **columns: object) -> Diagnosis:
     return diagnose(path)
 
 
-def test_what_is_broken_is_never_healthy_as_well(tmp_path: Path) -> None:
+def test_failed_run_is_not_also_healthy(tmp_path: Path) -> None:
     train = np.append(LOSS[:30], np.full(30, np.nan))
-    told = judged(tmp_path / "log", val_per=PER, train_loss=train)
-    assert (told.primary, told.secondary) == ("exploded", ())
+    diagnosis = judged(tmp_path / "log", val_per=PER, train_loss=train)
+    assert (diagnosis.primary, diagnosis.secondary) == ("exploded", ())
     norms = np.where(np.arange(60) == 20, np.inf, 2.0)
-    told = judged(tmp_path / "log", val_per=PER, val_loss=LOSS, grad_norm=norms)
-    assert (told.primary, told.secondary) == ("healthy", ())
-    assert any("gradient norm is not finite" in sentence for sentence in told.evidence)
+    diagnosis = judged(tmp_path / "log", val_per=PER, val_loss=LOSS, grad_norm=norms)
+    assert (diagnosis.primary, diagnosis.secondary) == ("healthy", ())
+    assert any("gradient norm is not finite" in sentence for sentence in diagnosis.evidence)
 
 
-def test_the_last_error_rate_is_the_last_one_logged_or_none(tmp_path: Path) -> None:
+def test_last_error_rate_is_none_if_not_finite(tmp_path: Path) -> None:
     per = np.append(PER[:40], np.full(20, np.nan))
-    told = judged(tmp_path / "log", val_per=per, val_loss=LOSS)
-    assert (told.primary, told.last_per, told.best_step) == ("exploded", None, 3900)
-    assert "unfinished" not in told.secondary
+    diagnosis = judged(tmp_path / "log", val_per=per, val_loss=LOSS)
+    assert (diagnosis.primary, diagnosis.last_per, diagnosis.best_step) == ("exploded", None, 3900)
+    assert "unfinished" not in diagnosis.secondary
 
 
-def test_impossible_error_rates_are_left_out_and_said(tmp_path: Path) -> None:
+def test_impossible_error_rates_are_ignored_with_a_note(tmp_path: Path) -> None:
     per = PER.copy()
     per[[5, 30]] = -5, 1e305
-    told = judged(tmp_path / "log", val_per=per, val_loss=LOSS)
-    assert (told.primary, told.best_per) == ("healthy", PER.min())
-    assert any("impossible values of the error rate" in note for note in told.notes)
+    diagnosis = judged(tmp_path / "log", val_per=per, val_loss=LOSS)
+    assert (diagnosis.primary, diagnosis.best_per) == ("healthy", PER.min())
+    assert any("impossible values of the error rate" in note for note in diagnosis.notes)
 
 
-def test_a_column_of_impossible_rates_is_not_used(tmp_path: Path) -> None:
-    told = judged(tmp_path / "log", val_per=np.full(60, -5.0), val_loss=LOSS)
-    assert told.best_per is None
-    assert any("cannot be one" in note for note in told.notes)
+def test_column_of_impossible_rates_is_ignored(tmp_path: Path) -> None:
+    diagnosis = judged(tmp_path / "log", val_per=np.full(60, -5.0), val_loss=LOSS)
+    assert diagnosis.best_per is None
+    assert any("cannot be one" in note for note in diagnosis.notes)
     with pytest.raises(UserError, match="cannot be one"):
         judged(tmp_path / "log", val_per=np.full(60, 1e305))
 
@@ -66,13 +66,13 @@ def test_a_column_of_impossible_rates_is_not_used(tmp_path: Path) -> None:
         ("val_per_pct", np.array([3.0, 2.0, 1.2])), ("val_per", PER), ("val_per", np.append(4.9, PER)),
     ],
 )  # fmt: skip
-def test_per_cent_and_fractions_are_told_apart(tmp_path: Path, name: str, rates: np.ndarray) -> None:
-    told = judged(tmp_path / "log", **{name: rates})
+def test_per_cent_and_fractions_are_distinguished(tmp_path: Path, name: str, rates: np.ndarray) -> None:
+    diagnosis = judged(tmp_path / "log", **{name: rates})
     fraction = rates.min() < 1
-    assert told.best_per == pytest.approx(rates.min() if fraction else rates.min() / 100)
+    assert diagnosis.best_per == pytest.approx(rates.min() if fraction else rates.min() / 100)
 
 
-def test_old_pickles_are_known_as_pickles_and_run_nothing(tmp_path: Path) -> None:
+def test_old_pickle_protocols_are_recognised_and_not_executed(tmp_path: Path) -> None:
     content = {"testCER": PER.tolist(), "testLoss": LOSS.tolist()}
     hostile = b"cposix\nsystem\n(S'touch " + os.fsencode(tmp_path / "ran") + b"'\ntR."
     for protocol in (0, 1, 2):
@@ -87,7 +87,7 @@ def test_old_pickles_are_known_as_pickles_and_run_nothing(tmp_path: Path) -> Non
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_with_nothing_but_a_pickle_names_the_option(tmp_path: Path) -> None:
+def test_folder_with_only_a_pickle_suggests_the_option(tmp_path: Path) -> None:
     (tmp_path / "trainingStats").write_bytes(pickle.dumps({"testCER": PER.tolist()}))
     (tmp_path / "args").write_text("lr 0.02")
     with pytest.raises(UserError, match="trainingStats; --allow-pickle"):
@@ -102,11 +102,11 @@ def test_decimal_commas(tmp_path: Path, mark: str) -> None:
         for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))
     ]
     (tmp_path / "log.csv").write_text("\n".join([f"step{mark}val_per{mark}val_loss", *rows]))
-    told = diagnose(tmp_path / "log.csv")
-    assert (told.best_per, told.last_step) == (pytest.approx(PER.min(), abs=1e-3), 5900)
+    diagnosis = diagnose(tmp_path / "log.csv")
+    assert (diagnosis.best_per, diagnosis.last_step) == (pytest.approx(PER.min(), abs=1e-3), 5900)
 
 
-def test_thousands_are_no_decimals(tmp_path: Path) -> None:
+def test_thousands_separators_are_not_decimal_commas(tmp_path: Path) -> None:
     rows = [f"{100 * i:,};{p:.3f}" for i, p in enumerate(PER)]
     (tmp_path / "log.csv").write_text("\n".join(["step;val_per", *rows]))
     assert diagnose(tmp_path / "log.csv").last_step == 5900
@@ -121,38 +121,38 @@ def test_steps_may_be_written_as_fractions(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-        told = diagnose(tmp_path / name)
-        assert (told.last_step, told.primary) == (5900, "healthy"), name
+        diagnosis = diagnose(tmp_path / name)
+        assert (diagnosis.last_step, diagnosis.primary) == (5900, "healthy"), name
 
 
-def test_an_evaluation_that_names_only_its_epoch_belongs_to_the_batch_before(tmp_path: Path) -> None:
+def test_evaluation_with_only_an_epoch_belongs_to_the_previous_batch(tmp_path: Path) -> None:
     lines = [
         f"Epoch 1, batch {100 * i}, loss={v:.4f}, lr: 1.0e-03\nEpoch 1, validation: loss={v:.4f}, per={p:.4f}"
         for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))
     ]
     (tmp_path / "log").write_text("\n".join(lines))
-    told = diagnose(tmp_path / "log")
-    assert (told.primary, told.last_step, told.unit) == ("healthy", 5900, "batches")
+    diagnosis = diagnose(tmp_path / "log")
+    assert (diagnosis.primary, diagnosis.last_step, diagnosis.unit) == ("healthy", 5900, "batches")
 
 
-def test_a_place_in_brackets_counts(tmp_path: Path) -> None:
+def test_bracketed_position_is_a_counter(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "\n".join(f"[{100 * i}/6000] PER {100 * p:.2f}%" for i, p in enumerate(PER))
     )
     assert diagnose(tmp_path / "log").last_step == 5900
 
 
-def test_a_short_run_in_which_nothing_moves_says_so(tmp_path: Path) -> None:
+def test_short_run_without_progress_is_reported(tmp_path: Path) -> None:
     rows = [json.dumps({"step": 10 * i, "train_loss": 3.4 - 0.001 * i}) for i in range(40)]
     rows += [json.dumps({"step": 100 * i, "val_per": 1.0}) for i in range(4)]
     (tmp_path / "log").write_text("\n".join(rows))
-    told = diagnose(tmp_path / "log")
-    assert (told.primary, told.secondary) == ("too_short", ("collapsed",))
-    assert any("nothing has changed so far" in sentence for sentence in told.evidence)
-    assert "rate" in told.causes[0].cause
+    diagnosis = diagnose(tmp_path / "log")
+    assert (diagnosis.primary, diagnosis.secondary) == ("too_short", ("collapsed",))
+    assert any("nothing has changed so far" in sentence for sentence in diagnosis.evidence)
+    assert "rate" in diagnosis.causes[0].cause
 
 
-def test_a_counter_that_is_no_number_is_not_carried_on(tmp_path: Path) -> None:
+def test_invalid_counter_is_not_carried_over(tmp_path: Path) -> None:
     lines = [
         f"Epoch 1, batch {i}, loss={v:.4f}\nEpoch 1, validation: per={p:.4f}"
         for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))

@@ -1,4 +1,4 @@
-"""Faults in arcuate's own runs: trained with them, or put into the files of a run that was really trained."""
+"""Faults in arcuate runs, produced by training or injected into the files of a trained run."""
 
 import json
 import shutil
@@ -34,11 +34,11 @@ def edited(run: Path, to: Path, change: Callable[[dict], dict]) -> Path:
     return to
 
 
-def test_a_sound_run_is_called_none_of_the_broken_ones(run: Path) -> None:
-    told = one_object(arcuate("doctor", run, "--json").stdout)
-    assert told["primary"] not in BROKEN
-    assert (told["planned_steps"], told["last_step"], told["dataset"]) == (80, 80, None)
-    assert told["best_per"] == min(r["per"] for r in rows_of(run) if r["split"] == "val")
+def test_good_run_has_no_failure_verdict(run: Path) -> None:
+    diagnosis = one_object(arcuate("doctor", run, "--json").stdout)
+    assert diagnosis["primary"] not in BROKEN
+    assert (diagnosis["planned_steps"], diagnosis["last_step"], diagnosis["dataset"]) == (80, 80, None)
+    assert diagnosis["best_per"] == min(r["per"] for r in rows_of(run) if r["split"] == "val")
 
 
 def rows_of(run: Path) -> list[dict]:
@@ -46,32 +46,34 @@ def rows_of(run: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_a_loss_that_is_no_number_from_step_40_on(run: Path, tmp_path: Path, value: float | None) -> None:
+def test_non_finite_loss_from_step_40_on(run: Path, tmp_path: Path, value: float | None) -> None:
     def change(row: dict) -> dict:
         broken = row["split"] == "train" and row["step"] >= 40
         return {**row, "loss": value} if broken else row
 
-    told = diagnose(edited(run, tmp_path / "nan", change))
-    assert (told.primary, told.since_step) == ("exploded", 40)
+    diagnosis = diagnose(edited(run, tmp_path / "nan", change))
+    assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 40)
 
 
-def test_one_row_without_a_finite_loss_is_enough(run: Path, tmp_path: Path) -> None:
+def test_one_non_finite_loss_is_sufficient(run: Path, tmp_path: Path) -> None:
     def change(row: dict) -> dict:
         return {**row, "loss": float("nan")} if (row["split"], row["step"]) == ("train", 40) else row
 
-    told = diagnose(edited(run, tmp_path / "nan", change))
-    assert (told.primary, told.since_step) == ("exploded", 40)
+    diagnosis = diagnose(edited(run, tmp_path / "nan", change))
+    assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 40)
 
 
 @pytest.mark.slow
-def test_twenty_times_the_rate(cohort_store: Path, tmp_path: Path) -> None:
-    told = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false"))
-    assert told.primary in ("collapsed", "exploded", "degraded")
-    assert "learning rate" in told.causes[0].cause
-    assert "schedule.peak_lr=" in told.suggestion
+def test_twenty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
+    diagnosis = diagnose(
+        train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false")
+    )
+    assert diagnosis.primary in ("collapsed", "exploded", "degraded")
+    assert "learning rate" in diagnosis.causes[0].cause
+    assert "schedule.peak_lr=" in diagnosis.suggestion
 
 
-def test_a_frozen_output(run: Path, tmp_path: Path) -> None:
+def test_blank_output(run: Path, tmp_path: Path) -> None:
     def blank(row: dict) -> dict:
         return {**row, "per": 1.0, "loss": 3.2} if row["split"] == "val" and row["step"] >= 24 else row
 
@@ -82,32 +84,32 @@ def test_a_frozen_output(run: Path, tmp_path: Path) -> None:
             else row
         )
 
-    told = diagnose(edited(run, tmp_path / "blank", blank))
-    assert (told.primary, told.since_step) == ("collapsed", 24)
-    told = diagnose(edited(run, tmp_path / "mute", mute))
-    assert (told.primary, told.since_step) == ("collapsed", 52)
+    diagnosis = diagnose(edited(run, tmp_path / "blank", blank))
+    assert (diagnosis.primary, diagnosis.since_step) == ("collapsed", 24)
+    diagnosis = diagnose(edited(run, tmp_path / "mute", mute))
+    assert (diagnosis.primary, diagnosis.since_step) == ("collapsed", 52)
 
 
-def test_the_same_run_twice_in_one_folder(run: Path, tmp_path: Path) -> None:
+def test_same_run_twice_in_one_folder(run: Path, tmp_path: Path) -> None:
     twice = edited(run, tmp_path / "twice", lambda row: row)
     (twice / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() * 2)
-    told = one_object(arcuate("doctor", twice, "--json").stdout)
-    assert told["primary"] == "restarted"
-    assert len(told["runs"]) == 2 and told["runs"][0]["primary"] == told["runs"][1]["primary"]
-    assert "run 2 is identical to run 1" in " ".join(told["evidence"])
+    diagnosis = one_object(arcuate("doctor", twice, "--json").stdout)
+    assert diagnosis["primary"] == "restarted"
+    assert len(diagnosis["runs"]) == 2 and diagnosis["runs"][0]["primary"] == diagnosis["runs"][1]["primary"]
+    assert "run 2 is identical to run 1" in " ".join(diagnosis["evidence"])
 
 
-def test_incidents_of_the_guard_are_evidence(run: Path, tmp_path: Path) -> None:
+def test_guard_incidents_are_evidence(run: Path, tmp_path: Path) -> None:
     copy = edited(run, tmp_path / "skipped", lambda row: row)
     incident = {"step": 33, "kind": "non_finite", "action": "skip", "reason": "loss not finite", "trials": []}
     (copy / "incidents.jsonl").write_text(json.dumps(incident) + "\nhalf a li")
-    told = diagnose(copy)
-    assert told.primary == diagnose(run).primary
-    assert "exploded" in told.secondary
-    assert any("step 33" in sentence for sentence in told.evidence)
+    diagnosis = diagnose(copy)
+    assert diagnosis.primary == diagnose(run).primary
+    assert "exploded" in diagnosis.secondary
+    assert any("step 33" in sentence for sentence in diagnosis.evidence)
 
 
-def test_a_run_that_has_only_begun(run: Path, tmp_path: Path) -> None:
+def test_run_that_has_just_started(run: Path, tmp_path: Path) -> None:
     young = edited(run, tmp_path / "young", lambda row: row)
     (young / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").read_text().splitlines(True)[:5]))
     assert diagnose(young).primary == "too_short"

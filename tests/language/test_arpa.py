@@ -1,4 +1,4 @@
-"""ARPA files as tools really write them: read rightly, or refused with file and line."""
+"""ARPA files of various tools: read correctly, or rejected with file and line."""
 
 import gzip
 import json
@@ -18,13 +18,13 @@ from arcuate.language.ngram.arpa_parser import parse_number
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.trie import model_from_tables
-from support.backoff import SMALL, Backoff, ask, model_of, walk, write_arpa_text
+from support.backoff import SMALL, Backoff, model_of, reference_log10, walk, write_arpa_text
 
 TEXT = ["a", "b", "c", "a", "b", "</s>"]
 
 
 def same(a: LanguageModel, b: LanguageModel) -> bool:
-    """The same n-grams at the same probabilities, to what ten digits can tell."""
+    """Whether two models have the same n-grams and probabilities, up to ten digits."""
     return list(a.words) == list(b.words) and all(
         np.allclose(x, y, rtol=1e-6, atol=1e-6) for x, y in zip(a.arrays, b.arrays, strict=True)
     )
@@ -82,27 +82,27 @@ def test_repeated_ngrams_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_harmless_oddities_change_nothing(name: str, tmp_path: Path) -> None:
+def test_harmless_variations_change_nothing(name: str, tmp_path: Path) -> None:
     assert same(read(HARMLESS[name](tmp_path)), model_of(SMALL))
 
 
-def test_gzip_is_known_by_its_bytes(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_its_bytes(tmp_path: Path) -> None:
     plain = write_arpa_text(tmp_path / "m.arpa", SMALL)
     packed = tmp_path / "misnamed.arpa"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert same(read(packed), model_of(SMALL))
 
 
-REFUSED = {
+INVALID = {
     "wrong count": (
         edited(lambda t: t.replace("ngram 2=3", "ngram 2=4")),
         "line 3: 4 2-grams are declared, .* line 14 has 3",
     ),
-    "other values": (
+    "different values": (
         edited(lambda t: t.replace("-0.3\ta b\t-0.5", "-0.3\ta b\t-0.5\n-0.4\ta b").replace("2=3", "2=4")),
         "line 17.*'a b' of line 16 is repeated",
     ),
-    "word with other values": (
+    "word with different values": (
         edited(lambda t: t.replace("-0.9\tc", "-0.9\tc\n-0.8\tc").replace("1=6", "1=7")),
         "line 13: the word 'c' of line 12 is repeated",
     ),
@@ -131,15 +131,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_mistakes_are_told_with_file_and_line(name: str, tmp_path: Path) -> None:
-    write, message = REFUSED[name]
-    with pytest.raises(UserError, match=message) as told:
+@pytest.mark.parametrize("name", INVALID)
+def test_errors_name_file_and_line(name: str, tmp_path: Path) -> None:
+    write, message = INVALID[name]
+    with pytest.raises(UserError, match=message) as error:
         read(write(tmp_path))
-    assert "m.arpa" in str(told.value)
+    assert "m.arpa" in str(error.value)
 
 
-def test_wrong_counts_can_be_passed_over(tmp_path: Path) -> None:
+def test_wrong_counts_can_be_accepted(tmp_path: Path) -> None:
     path = edited(lambda text: text.replace("ngram 2=3", "ngram 2=300"))(tmp_path)
     assert same(model_from_tables(read_arpa(path, recount=True)), model_of(SMALL))
 
@@ -155,28 +155,28 @@ def test_broken_gzip_and_bad_encoding(tmp_path: Path) -> None:
         read(tmp_path / "latin.arpa")
 
 
-def test_contexts_left_out_by_pruning_are_implied(tmp_path: Path) -> None:
-    """'a b c' without 'a b' and 'b c': the longer n-gram counts, and leaving it costs nothing."""
+def test_pruned_contexts_are_implied(tmp_path: Path) -> None:
+    """'a b c' without 'a b' and 'b c': the longer n-gram is used, and the added contexts have back-off zero."""
     ngrams: Backoff = {gram: v for gram, v in SMALL.items() if gram not in {("a", "b"), ("<s>", "a")}}
     model = read(write_arpa_text(tmp_path / "m.arpa", ngrams))
-    expected = [ask(ngrams, TEXT[max(0, i - 2) : i], word) for i, word in enumerate(TEXT)]
+    expected = [reference_log10(ngrams, TEXT[max(0, i - 2) : i], word) for i, word in enumerate(TEXT)]
     assert walk(model, TEXT)[0] == pytest.approx(expected, abs=1e-5)
     assert model.counts == (6, 3, 2) and model.metadata["n_implied"] == 2
 
 
-def test_minus_infinity_and_99_are_probability_nought(tmp_path: Path) -> None:
+def test_minus_infinity_and_99_are_probability_zero(tmp_path: Path) -> None:
     model = read(edited(lambda text: text.replace("-0.9\tc", "-inf\tc"))(tmp_path))
     assert walk(model, ["c"])[0] == pytest.approx([-99], abs=1e-4)
     assert np.isfinite(model.arrays.log_probs).all()
 
 
-def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     plain = write_arpa_text(tmp_path / "m.arpa", SMALL)
     plain.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
     assert same(read(plain), model_of(SMALL))
 
 
-def test_a_bigram_given_twice_may_be_counted_once(tmp_path: Path) -> None:
+def test_a_repeated_bigram_may_be_counted_once(tmp_path: Path) -> None:
     path = edited(lambda t: t.replace("-0.3\ta b\t-0.5", "-0.3\ta b\t-0.5\n-0.3\ta b\t-0.5"))(tmp_path)
     assert same(read(path), model_of(SMALL))
 
@@ -204,7 +204,7 @@ def test_import_of_export_is_identity(name: str, tmp_path: Path) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30))
 @settings(max_examples=300, deadline=None)
-def test_numbers_are_read_as_python_reads_them(value: float) -> None:
+def test_numbers_are_parsed_like_python_does(value: float) -> None:
     for text in (repr(value), f"{value:.7f}", f"{value:+.3E}"):
         coded = np.frombuffer(text.encode(), np.uint8)
         good, found = parse_number(coded, 0, len(coded))
@@ -213,11 +213,11 @@ def test_numbers_are_read_as_python_reads_them(value: float) -> None:
 
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     path = tmp_path_factory.mktemp("noise") / "m.arpa"
-    whole = write_arpa_text(path, SMALL).read_bytes()
-    cut = len(noise) * 7 % len(whole)
-    path.write_bytes(whole[:cut] + noise + whole[cut + len(noise) :])
+    complete = write_arpa_text(path, SMALL).read_bytes()
+    cut = len(noise) * 7 % len(complete)
+    path.write_bytes(complete[:cut] + noise + complete[cut + len(noise) :])
     with suppress(UserError):  # anything else fails
         read(path)
 

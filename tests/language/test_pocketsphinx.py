@@ -1,4 +1,4 @@
-"""The embedded English 3-gram: the file is read as its own program reads it."""
+"""The embedded English 3-gram: the reader equals the query API of pocketsphinx."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.pocketsphinx import embedded_path, read_sphinx
 from arcuate.language.ngram.trie import tables_from_model
 
-UNIT = np.log(1.0001)  # the query API answers in whole steps of this
+UNIT = np.log(1.0001)  # resolution of the query API
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,16 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 
 def test_sizes(english: LanguageModel) -> None:
-    assert english.counts == (72_548, 2_051_541, 1_669_625)  # the words and <unk>, which the file lacks
+    assert english.counts == (
+        72_548,
+        2_051_541,
+        1_669_625,
+    )  # the words and <unk>, which is missing in the file
     assert english.metadata["added"] == ["<unk>"]
 
 
 def test_equal_to_the_query_api(english: LanguageModel) -> None:
-    """Real n-grams of every order, and word strings that need backing off; the API wants the last word first."""
+    """n-grams of every order, and random words that need backing off. The API takes the last word first."""
     from pocketsphinx import Config, LogMath, NGramModel
 
     api = NGramModel(Config(), LogMath(), str(embedded_path()))
@@ -45,7 +49,7 @@ def test_equal_to_the_query_api(english: LanguageModel) -> None:
         assert english.score(row, english.empty)[0][-1] == pytest.approx(expected, abs=1.01 * UNIT)
 
 
-def test_it_is_kept_mapped_in_the_cache(
+def test_converted_model_is_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: LanguageModel
 ) -> None:
     monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path))
@@ -56,14 +60,14 @@ def test_it_is_kept_mapped_in_the_cache(
     for _ in range(3):
         assert open_model("pocketsphinx").counts == english.counts
     (kept,) = tmp_path.iterdir()
-    harmed = kept.read_bytes()[:1000]
+    damaged = kept.read_bytes()[:1000]
     kept.unlink()
-    kept.write_bytes(harmed)  # made again
+    kept.write_bytes(damaged)  # converted again
     assert open_model("default").counts == english.counts
     assert len(calls) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_no_hindrance(
+def test_a_read_only_cache_is_not_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: LanguageModel
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -72,28 +76,28 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(
     assert open_model("default").arrays is english.arrays
 
 
-def test_the_phone_model_is_read_too() -> None:
+def test_phone_model() -> None:
     tables = read_sphinx(embedded_path().with_name("en-us-phone.lm.bin"))
     assert tables.order == 3 and "AH" in list(tables.vocabulary)
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    whole = embedded_path().with_name("en-us-phone.lm.bin").read_bytes()
+def test_damaged_files_are_rejected(tmp_path: Path) -> None:
+    complete = embedded_path().with_name("en-us-phone.lm.bin").read_bytes()
     path = tmp_path / "phone.lm.bin"
-    for length in (0, 10, 19, 25, 40, 5000, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
+    for length in (0, 10, 19, 25, 40, 5000, len(complete) // 2, len(complete) - 1):
+        path.write_bytes(complete[:length])
         with pytest.raises(UserError, match=r"phone\.lm\.bin"):
             read_sphinx(path)
     rng = np.random.default_rng(1)
     for _ in range(60):
-        harmed = bytearray(whole)
-        for at in rng.integers(0, len(whole), 40):
-            harmed[at] = int(rng.integers(0, 256))
-        path.write_bytes(harmed)
+        damaged = bytearray(complete)
+        for at in rng.integers(0, len(complete), 40):
+            damaged[at] = int(rng.integers(0, 256))
+        path.write_bytes(damaged)
         try:
             read_sphinx(path)
-        except UserError as told:
-            assert "phone.lm.bin" in str(told)  # noqa: PT017
+        except UserError as error:
+            assert "phone.lm.bin" in str(error)  # noqa: PT017
 
 
 @pytest.mark.shared

@@ -1,4 +1,4 @@
-"""Run folders that are damaged, or whose recipe has already what would be advised."""
+"""Damaged run folders, and suggestions that depend on the recipe."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from support.forking import arcuate
 MASKED = ("augment.time_masks.n_masks=20", "augment.time_masks.max_fraction=0.075")
 
 
-def test_advice_does_not_repeat_what_the_recipe_has(tmp_path: Path) -> None:
+def test_suggestions_exclude_current_settings(tmp_path: Path) -> None:
     assert "n_masks=20" in diagnose(make_run(tmp_path / "plain").path).suggestion
     assert "n_masks" not in diagnose(make_run(tmp_path / "masked", MASKED).path).suggestion
 
@@ -26,18 +26,18 @@ def test_advice_does_not_repeat_what_the_recipe_has(tmp_path: Path) -> None:
         ("train on from the last checkpoint", "train on from the last checkpoint"), ("e.f=true", ""),
     ],
 )  # fmt: skip
-def test_what_is_left_to_try(change: str, left: str) -> None:
+def test_current_settings_are_removed_from_a_change(change: str, left: str) -> None:
     assert without_current_settings(change, {"a.b": 0.2, "c.d": 3, "e.f": True}) == left
 
 
-def test_the_rate_goes_by_the_name_it_has_in_the_recipe(tmp_path: Path) -> None:
+def test_learning_rate_is_named_as_in_the_recipe(tmp_path: Path) -> None:
     run = make_run(tmp_path / "flat", ["schedule.lr=0.001"], per=0.9, recipe="b2t24-gru")
     changes = " ".join(cause.change for cause in diagnose(run.path).causes)
     assert "schedule.lr=" in changes
     assert "schedule.peak_lr" not in changes
 
 
-def test_a_damaged_recipe_is_named_with_all_that_is_wrong_with_it(tmp_path: Path) -> None:
+def test_damaged_recipe_is_reported_with_its_error(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.recipe_file.write_text("train:\n  steps: [1,\n")
     note = next(note for note in diagnose(run.path).notes if "recipe" in note)
@@ -46,7 +46,7 @@ def test_a_damaged_recipe_is_named_with_all_that_is_wrong_with_it(tmp_path: Path
     assert read_entry(run.path, "run").problems[0].endswith("(line 3)")
 
 
-def test_a_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
+def test_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     best = diagnose(run.path).best_per
     text = run.metrics_file.read_text()
@@ -59,13 +59,13 @@ def test_a_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
     assert (row["verdict"], row["best_per"]) == (None, None)
 
 
-def test_a_finished_run_is_not_called_unfinished_beside_healthy(tmp_path: Path) -> None:
-    told = diagnose(make_run(tmp_path / "run", per=0.05).path)
-    assert (told.primary, told.secondary) == ("healthy", ())
+def test_finished_healthy_run_is_not_also_unfinished(tmp_path: Path) -> None:
+    diagnosis = diagnose(make_run(tmp_path / "run", per=0.05).path)
+    assert (diagnosis.primary, diagnosis.secondary) == ("healthy", ())
 
 
 @pytest.mark.parametrize("target", ["folder", "notes.txt", "pipe"])
-def test_a_page_is_written_to_nothing_but_a_page(tmp_path: Path, target: str) -> None:
+def test_page_overwrites_only_pages(tmp_path: Path, target: str) -> None:
     import os
 
     (tmp_path / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""Transducer searches against enumeration, in chunks, and against the rules they must keep."""
+"""Transducer searches: equal to enumeration, independent of chunking, and within their limits."""
 
 import itertools
 
@@ -20,8 +20,8 @@ from arcuate.models.transducer import Transducer
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
 
 
-def enumerate_readings(head: Transducer, frames: torch.Tensor, max_symbols: int) -> dict[tuple, float]:
-    """Every alignment with at most so many tokens at a frame, one by one, added up by its tokens."""
+def enumerate_sequences(head: Transducer, frames: torch.Tensor, max_symbols: int) -> dict[tuple, float]:
+    """Sum over every alignment with at most `max_symbols` tokens per frame, by token sequence."""
     totals: dict[tuple, torch.Tensor] = {}
     groups = [g for n in range(max_symbols + 1) for g in itertools.product(range(1, N_CLASSES), repeat=n)]
     projected = head.encoder_proj(frames)
@@ -43,7 +43,7 @@ def test_a_wide_beam_is_exact(settings, n_frames, max_symbols):
     head, frames = make(settings, n_frames)
     found = search_transducer(TransducerBeamSearch(head, width=1000, max_symbols=max_symbols), frames)
     with torch.no_grad():
-        expected = enumerate_readings(head, frames, max_symbols)
+        expected = enumerate_sequences(head, frames, max_symbols)
     assert {h.tokens for h in found} == set(expected)
     for hypothesis in found:
         assert hypothesis.scores["transducer"] == pytest.approx(expected[hypothesis.tokens], abs=1e-4)
@@ -52,8 +52,8 @@ def test_a_wide_beam_is_exact(settings, n_frames, max_symbols):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_without_a_cap_the_beam_gives_the_loss():
-    """Where the cap exceeds the tokens, a reading's score is minus its transducer loss."""
+def test_without_a_limit_the_beam_score_is_the_loss():
+    """If max_symbols exceeds the number of tokens, the score is the negative transducer loss."""
     head, frames = make(SETTINGS[2], 3)
     found = {
         h.tokens: h.scores["transducer"]
@@ -81,20 +81,20 @@ def test_greedy_follows_the_best_class(settings):
                 tokens.append(best)
     (found,) = search_transducer(TransducerGreedySearch(head, max_symbols=3), frames)
     assert found.tokens == tuple(tokens)
-    assert tokens  # a case in which nothing is said would show nothing
+    assert tokens  # an empty result would prove nothing
 
 
-def test_the_cap_holds():
+def test_max_symbols_is_respected():
     head, frames = make(SETTINGS[0], 7)
     with torch.no_grad():
-        head.output.bias[0] = -50.0  # never a blank by choice
+        head.output.bias[0] = -50.0  # blank is never the best class
     assert len(search_transducer(TransducerGreedySearch(head, max_symbols=2), frames)[0].tokens) == 14
     assert all(
         len(h.tokens) <= 14 for h in search_transducer(TransducerBeamSearch(head, 4, max_symbols=2), frames)
     )
 
 
-def test_blanks_leave_the_prediction_alone():
+def test_blanks_do_not_advance_the_predictor():
     head, frames = make(SETTINGS[2], 5)
     with torch.no_grad():
         head.output.bias[0] = 50.0
@@ -104,24 +104,24 @@ def test_blanks_leave_the_prediction_alone():
 
 @kinds
 @pytest.mark.parametrize("kind", [TransducerGreedySearch, TransducerBeamSearch])
-def test_chunks_equal_the_whole_and_states_are_values(settings, kind):
+def test_chunks_equal_the_complete_trial_and_states_are_values(settings, kind):
     head, frames = make(settings, 9, seed=1, n_classes=6)
     searcher = kind(head)
     with torch.no_grad():
-        whole = searcher.finish(searcher.step(searcher.start(), frames))
+        complete = searcher.finish(searcher.step(searcher.start(), frames))
         for cuts in ([4], list(range(1, 9)), [0, 0, 9]):
             state = searcher.start()
             for piece in torch.tensor_split(frames, cuts):
                 before = state
-                searcher.step(before, piece.flip(0))  # another continuation disturbs nothing
+                searcher.step(before, piece.flip(0))  # another continuation changes nothing
                 state = searcher.step(before, piece)
             chunked = searcher.finish(state)
-            assert [h.tokens for h in chunked] == [h.tokens for h in whole]
-            scores = [[h.scores["transducer"] for h in found] for found in (chunked, whole)]
+            assert [h.tokens for h in chunked] == [h.tokens for h in complete]
+            scores = [[h.scores["transducer"] for h in found] for found in (chunked, complete)]
             assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_a_wider_beam_finds_no_worse():
+def test_a_wider_beam_is_not_worse():
     for seed in range(5):
         head, frames = make(SETTINGS[1], 10, seed=seed, n_classes=6)
         best = [
@@ -132,14 +132,14 @@ def test_a_wider_beam_finds_no_worse():
 
 
 @kinds
-def test_both_heads_together_are_exact(settings):
-    """Over all readings of up to three tokens: the best by the sum of both losses, each computed alone."""
+def test_rescoring_is_exact(settings):
+    """All sequences of up to three tokens: ranked by the weighted sum of both losses."""
     head, frames = make(settings, 4)
     log_probs = torch.randn(4, N_CLASSES).log_softmax(-1)
-    readings = [r for n in range(4) for r in itertools.product((1, 2), repeat=n)]
+    sequences = [s for n in range(4) for s in itertools.product((1, 2), repeat=n)]
     weights = HeadWeights(ctc=0.7, transducer=0.5)
-    found = rescore(head, frames, log_probs, [*readings, *readings], weights)
-    assert len(found) == len(readings)
+    found = rescore(head, frames, log_probs, [*sequences, *sequences], weights)
+    assert len(found) == len(sequences)
     totals = []
     for hypothesis in found:
         target, n = torch.tensor([hypothesis.tokens]).long().reshape(1, -1), len(hypothesis.tokens)
@@ -153,7 +153,7 @@ def test_both_heads_together_are_exact(settings):
     assert totals == sorted(totals, reverse=True)
 
 
-def test_rescoring_needs_readings():
+def test_rescoring_needs_hypotheses():
     head, frames = make(SETTINGS[0], 2)
     with pytest.raises(UserError, match="no hypothesis"):
         rescore(head, frames, torch.zeros(2, N_CLASSES), [])

@@ -1,4 +1,4 @@
-"""Words from both heads: exact scores for every candidate, and readings in phonemes that lead to words."""
+"""Joint word search: exact scores of both heads, and candidates from phoneme hypotheses."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
 
 
 @pytest.fixture
-def both(lexicon, model) -> JointWordSearch:
+def joint_search(lexicon, model) -> JointWordSearch:
     torch.manual_seed(1)
     head = Transducer(TransducerSettings(width=4, context=2, dropout=0.0), 5, 4).eval()
     with torch.no_grad():
@@ -32,26 +32,28 @@ def both(lexicon, model) -> JointWordSearch:
     return JointWordSearch(search, lexicon, head, WEIGHTS)
 
 
-def heard(seed: int, n_frames: int = 10) -> HeadOutputs:
+def head_outputs(seed: int, n_frames: int = 10) -> HeadOutputs:
     torch.manual_seed(seed)
     return HeadOutputs(frames(seed, n_frames), torch.randn(n_frames, 5))
 
 
-def test_words_are_spelt_with_a_silence_after_each(both: JointWordSearch) -> None:
-    assert both.pronunciations(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
-    assert both.pronunciations(()) == [()]
+def test_pronunciations_have_a_silence_after_each_word(joint_search: JointWordSearch) -> None:
+    assert joint_search.pronunciations(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
+    assert joint_search.pronunciations(()) == [()]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_candidate_has_the_scores_of_both_heads(both: JointWordSearch, seed: int) -> None:
-    trial = heard(seed)
-    found = both.search(trial, 8)
+def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSearch, seed: int) -> None:
+    trial = head_outputs(seed)
+    found = joint_search.search(trial, 8)
     totals = [h.total for h in found]
     assert found and totals == sorted(totals, reverse=True)
     assert len({h.words for h in found}) == len(found)
-    log_probs, settings = torch.from_numpy(trial.log_probs), both.words.settings
+    log_probs, settings = torch.from_numpy(trial.log_probs), joint_search.words.settings
     for h in found:
-        scored = rescore(both.head, trial.frames, log_probs, both.pronunciations(h.words), WEIGHTS)
+        scored = rescore(
+            joint_search.head, trial.frames, log_probs, joint_search.pronunciations(h.words), WEIGHTS
+        )
         assert h.tokens == scored[0].tokens
         acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
         acoustic += settings.silence_bonus * len(h.words)
@@ -61,30 +63,33 @@ def test_every_candidate_has_the_scores_of_both_heads(both: JointWordSearch, see
         )
 
 
-def test_the_transducer_can_overrule_ctc(both: JointWordSearch) -> None:
-    """Frame scores that favour one word, a transducer that is certain of another: its weight decides."""
+def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordSearch) -> None:
+    """CTC favours one word, the transducer another; the larger weight decides."""
     trial = HeadOutputs(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5))
     with torch.no_grad():
-        for parameter in both.head.parameters():
+        for parameter in joint_search.head.parameters():
             parameter.zero_()
-        both.head.predictor.embedding.weight[:, :] = torch.eye(4)
-        both.head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
-        both.head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
-        both.head.output.weight[2, 0] = 9.0  # after nothing: b
-        both.head.output.weight[3, 2] = 9.0  # after b: silence
-        both.head.output.weight[0, 3] = 9.0  # after a silence: blanks
+        joint_search.head.predictor.embedding.weight[:, :] = torch.eye(4)
+        joint_search.head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
+        joint_search.head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
+        joint_search.head.output.weight[2, 0] = 9.0  # after nothing: b
+        joint_search.head.output.weight[3, 2] = 9.0  # after b: silence
+        joint_search.head.output.weight[0, 3] = 9.0  # after a silence: blanks
     plain = DecodingConfig(beam=50, lm_weight=0.0)
     for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
         search = JointWordSearch(
-            both.words.with_settings(plain), both.lexicon, both.head, HeadWeights(ctc=ctc, transducer=1.0)
+            joint_search.words.with_settings(plain),
+            joint_search.lexicon,
+            joint_search.head,
+            HeadWeights(ctc=ctc, transducer=1.0),
         )
         assert set(search.search(trial, 5)[0].words) <= expected
 
 
-def test_a_reading_in_phonemes_leads_to_its_words(both: JointWordSearch) -> None:
+def test_words_are_found_from_synthetic_frames(joint_search: JointWordSearch) -> None:
     tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
     assert (
-        both.words.with_settings(DecodingConfig(lm_weight=0.0))
+        joint_search.words.with_settings(DecodingConfig(lm_weight=0.0))
         .search(synthetic_frames(tokens, 4), 3)[0]
         .words[-1]
         == "too"
@@ -110,7 +115,7 @@ def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
     assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
 
 
-def test_refused_without_a_transducer(run: Path, tmp_path: Path) -> None:
+def test_joint_search_needs_a_transducer(run: Path, tmp_path: Path) -> None:
     scores = tmp_path / "scores.npz"
     scores.write_bytes(b"")
     with pytest.raises(UserError, match="needs a run folder"):

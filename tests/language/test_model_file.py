@@ -1,4 +1,4 @@
-"""The model file: mapped and shared, whole or not there, and never trusted."""
+"""Model files: mapped and shared, written atomically, never trusted."""
 
 import json
 import multiprocessing
@@ -24,7 +24,7 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path / "m.alm"
 
 
-def test_written_and_opened_is_the_same(stored: Path) -> None:
+def test_round_trip(stored: Path) -> None:
     model, original = LanguageModel.open(stored), model_of(SMALL)
     assert all(np.array_equal(a, b) for a, b in zip(model.arrays, original.arrays, strict=True))
     assert walk(model, TEXT) == walk(original, TEXT)
@@ -45,37 +45,37 @@ def test_any_safetensors_reader_opens_it(stored: Path) -> None:
     assert parts["log_probs"].dtype == np.float32 and len(parts["words"]) == 12
 
 
-def _ask(path: str) -> list[float]:
+def _scores(path: str) -> list[float]:
     return walk(LanguageModel.open(path), TEXT)[0]
 
 
 def test_processes_share_one_file(stored: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        answers = pool.map(_ask, [str(stored)] * 2)
+        answers = pool.map(_scores, [str(stored)] * 2)
     assert answers[0] == answers[1] == walk(model_of(SMALL), TEXT)[0]
 
 
-def test_a_cut_file_is_refused_at_any_length(stored: Path) -> None:
-    whole = stored.read_bytes()
-    for length in range(0, len(whole), 13):
-        stored.write_bytes(whole[:length])
+def test_a_truncated_file_is_rejected_at_any_length(stored: Path) -> None:
+    complete = stored.read_bytes()
+    for length in range(0, len(complete), 13):
+        stored.write_bytes(complete[:length])
         with pytest.raises(UserError):
             LanguageModel.open(stored)
-    stored.write_bytes(whole + b"x")
+    stored.write_bytes(complete + b"x")
     with pytest.raises(UserError, match="size"):
         LanguageModel.open(stored)
 
 
 def test_damage_never_crashes(stored: Path) -> None:
-    """Any byte changed: refused on opening, or on checking; asking it is safe meanwhile."""
-    whole = bytearray(stored.read_bytes())
+    """Any changed byte is detected on opening or by the check, and queries are safe in between."""
+    complete = bytearray(stored.read_bytes())
     rng = np.random.default_rng(3)
-    header = int.from_bytes(whole[:8], "little") + 8
-    places = [*rng.integers(0, header, 60), *rng.integers(header, len(whole), 240)]
+    header = int.from_bytes(complete[:8], "little") + 8
+    places = [*rng.integers(0, header, 60), *rng.integers(header, len(complete), 240)]
     for at in map(int, places):
-        harmed = bytearray(whole)
-        harmed[at] ^= int(rng.integers(1, 256))
-        stored.write_bytes(harmed)
+        damaged = bytearray(complete)
+        damaged[at] ^= int(rng.integers(1, 256))
+        stored.write_bytes(damaged)
         try:
             model = LanguageModel.open(stored)
             for word in (*range(len(model.words)), *range(len(model.words))):
@@ -110,13 +110,13 @@ def _with_header(path: Path, edit: dict[str, object]) -> None:
         {"further": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}},
     ],
 )
-def test_hostile_headers_are_refused(stored: Path, edit: dict[str, object]) -> None:
+def test_malicious_headers_are_rejected(stored: Path, edit: dict[str, object]) -> None:
     _with_header(stored, edit)
     with pytest.raises(UserError, match=r"m\.alm"):
         LanguageModel.open(stored)
 
 
-def test_a_healthy_file_passes_the_check(stored: Path) -> None:
+def test_an_intact_file_passes_the_check(stored: Path) -> None:
     assert check_model_file(stored).counts == (6, 3, 2)
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_trie_is_not_listed(stored: Path) -> None:
         tables_from_model(broken)
 
 
-def test_nothing_is_replaced_unasked(stored: Path) -> None:
+def test_files_are_replaced_only_with_force(stored: Path) -> None:
     before = stored.read_bytes()
     with pytest.raises(UserError, match="--force"):
         write_model(model_of(SMALL), stored)
@@ -138,9 +138,7 @@ def test_nothing_is_replaced_unasked(stored: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_model, write_arpa])
-def test_a_full_disk_leaves_nothing_behind(
-    write: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_file(write: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Stores and runs that are not what they were: damaged, changed, exchanged, or not a run at all."""
+"""Training and evaluation with damaged, modified or exchanged stores and runs."""
 
 import json
 import re
@@ -36,13 +36,13 @@ def trained(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy that a test may modify."""
     return Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture
 def store(cohort_store: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy that a test may modify."""
     return Path(shutil.copytree(cohort_store, tmp_path / "store"))
 
 
@@ -54,7 +54,7 @@ def edit(path: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("data", [[], "here", 5, None])
-def test_an_environment_of_another_shape_is_one_sentence(run: Path, data: object) -> None:
+def test_malformed_environment_is_refused(run: Path, data: object) -> None:
     edit(run / "environment.json", data=data)
     with pytest.raises(UserError, match=r"environment\.json"):
         evaluate(run)
@@ -63,13 +63,13 @@ def test_an_environment_of_another_shape_is_one_sentence(run: Path, data: object
 
 
 @pytest.mark.parametrize("changes", [{"hashes": []}, {"hashes": {"val": 5}}, {"leakage": 3}, {"splits": []}])
-def test_a_manifest_of_another_shape_is_refused(store: Path, changes: dict[str, object]) -> None:
+def test_malformed_manifest_is_refused(store: Path, changes: dict[str, object]) -> None:
     edit(store / "manifest.json", **changes)
     with pytest.raises(UserError, match="damaged"):
         Store.open(store)
 
 
-def test_more_channels_than_the_files_can_hold_are_refused_at_opening(store: Path) -> None:
+def test_more_channels_than_in_the_files_are_refused_at_opening(store: Path) -> None:
     edit(store / "manifest.json", n_channels=65536)
     with pytest.raises(UserError, match="65536 channels"):
         Store.open(store)
@@ -86,20 +86,20 @@ def spoil_session(store: Path) -> str:
     return session
 
 
-def test_a_store_changed_behind_its_manifest_is_not_scored(run: Path, store: Path) -> None:
+def test_modified_store_is_not_scored(run: Path, store: Path) -> None:
     session = spoil_session(store)
     with pytest.raises(UserError, match=f"{session}/val/.*prepare"):
         evaluate(run, data=store)
 
 
-def test_a_store_changed_behind_its_manifest_is_not_trained_on(run: Path, store: Path) -> None:
+def test_modified_store_is_not_trained_on(run: Path, store: Path) -> None:
     session = spoil_session(store)
     for resume, path in ((True, run), (False, run.with_name("new"))):
         with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
             train("tiny", store, path, overrides=FEW, resume=resume)
 
 
-def test_loading_processes_inherit_no_open_files(
+def test_data_workers_inherit_no_open_files(
     cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, seen = training_batches, []
@@ -113,7 +113,7 @@ def test_loading_processes_inherit_no_open_files(
     assert seen == [{}]
 
 
-def test_a_store_of_other_content_is_not_resumed_and_said_at_scoring(
+def test_different_store_is_not_resumed_and_reported_at_scoring(
     run: Path, store: Path, messages: list[str]
 ) -> None:
     hashes = json.loads((store / "manifest.json").read_text())["hashes"]
@@ -140,18 +140,20 @@ def other_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_what_another_store_has_more_is_counted(run: Path, other_store: Path, messages: list[str]) -> None:
+def test_additional_trials_of_another_store_are_counted(
+    run: Path, other_store: Path, messages: list[str]
+) -> None:
     store, known = Store.open(other_store), set(Store.open(Run(run).data()["path"]).sessions)
     unknown = [t for t in store.trials if t.split == "val" and t.session not in known]
     sessions = list(dict.fromkeys(t.session for t in unknown))
     assert unknown and len(sessions) < len(store.sessions)
     summary = evaluate(run, data=other_store).to_dict()
     assert summary["left_out"] == {"trials": len(unknown), "sessions": sessions}
-    assert any(f"{len(unknown)} val trials" in said and sessions[0] in said for said in messages)
+    assert any(f"{len(unknown)} val trials" in message and sessions[0] in message for message in messages)
     assert summary["n_trials"] == sum(t.split == "val" for t in store.trials) - len(unknown)
 
 
-def test_a_label_is_named_in_what_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_evaluation(evaluate(run, label="beam"))
     assert str(run / "results" / "val.beam.jsonl") in capsys.readouterr().err.replace("\n", "")
     assert (run / "results" / "val.beam.jsonl").is_file()
@@ -168,28 +170,28 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
     write_nejm(tmp_path / "official")
     model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm").model).model
     sessions, n_channels = model.config.sessions, model.config.n_channels
-    from support.fabricate import Made, noise, write_hdf5
+    from support.recordings import FakeTrial, noise, write_hdf5
 
     for i, session in enumerate((*sessions, "t15.2030.01.01")):
         for split in ("train", "val"):
-            made = [Made(noise(80, n_channels, seed=10 * i + n)) for n in range(3)]
+            made = [FakeTrial(noise(80, n_channels, seed=10 * i + n)) for n in range(3)]
             write_hdf5(tmp_path / "source" / session / f"data_{split}.hdf5", made)
     prepare(tmp_path / "source", tmp_path / "store")
     return tmp_path / "model", tmp_path / "store"
 
 
-def test_an_imported_model_is_scored(imported: tuple[Path, Path]) -> None:
+def test_imported_model_is_scored(imported: tuple[Path, Path]) -> None:
     folder, store = imported
-    said = evaluate(folder, data=store).to_dict()
+    summary = evaluate(folder, data=store).to_dict()
     n_sessions = len(package.load(folder).sessions)
-    assert said["n_trials"] == 3 * n_sessions and said["per"] is not None
-    assert said["left_out"] == {"trials": 3, "sessions": ["t15.2030.01.01"]}
-    assert (said["selected_on"], said["data_differ_in"]) == (None, None)
-    assert len((folder / "results" / "val.jsonl").read_text().splitlines()) == said["n_trials"]
+    assert summary["n_trials"] == 3 * n_sessions and summary["per"] is not None
+    assert summary["left_out"] == {"trials": 3, "sessions": ["t15.2030.01.01"]}
+    assert (summary["selected_on"], summary["data_differ_in"]) == (None, None)
+    assert len((folder / "results" / "val.jsonl").read_text().splitlines()) == summary["n_trials"]
     assert write_report(open_run(folder)).is_file()
 
 
-def test_an_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
+def test_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
     with pytest.raises(UserError, match="--data STORE"):
         evaluate(imported[0])
 
@@ -198,24 +200,24 @@ def test_an_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "xpu", "toaster", ""])
-def test_a_device_that_is_not_there_is_one_sentence(run: Path, device: str) -> None:
+def test_unknown_device_is_refused(run: Path, device: str) -> None:
     with pytest.raises(UserError, match="device"):
         package.load(run, device=device)
 
 
-def test_cuda_where_there_is_none_is_one_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_cuda_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match="device"):
         package.load(run, device="cuda")
 
 
-def test_a_date_that_cannot_be_stops_no_report(run: Path) -> None:
+def test_invalid_date_does_not_prevent_a_report(run: Path) -> None:
     with (run / "recipe.yaml").open("a") as file:
         file.write("noted: 2024-13-45\n")
     assert write_report(Run(run)).is_file()
 
 
-def test_a_date_that_cannot_be_in_official_settings_is_one_sentence(tmp_path: Path) -> None:
+def test_invalid_date_in_official_settings_is_refused(tmp_path: Path) -> None:
     (tmp_path / "args.yaml").write_text("began: 2024-13-45\n")
     with pytest.raises(UserError, match=r"args\.yaml"):
         _Args.read_yaml(tmp_path / "args.yaml")
@@ -224,7 +226,7 @@ def test_a_date_that_cannot_be_in_official_settings_is_one_sentence(tmp_path: Pa
 # --- the log -----------------------------------------------------------------------------------------------
 
 
-def test_the_documented_fields_of_the_log_are_those_it_has(trained: Path) -> None:
+def test_documented_log_fields_are_complete(trained: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
     section = page[page.index("## Rows of metrics.jsonl") : page.index("## Run folder")]
     cells = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
@@ -236,7 +238,7 @@ def test_the_documented_fields_of_the_log_are_those_it_has(trained: Path) -> Non
     assert set(re.findall(r"`([\w.]+)`", cells)) | {"step", "split"} == written
 
 
-def test_weights_that_are_not_those_saved_are_refused(run: Path) -> None:
+def test_modified_weights_are_refused(run: Path) -> None:
     weights = (run / "checkpoints" / "best").resolve() / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[5000] ^= 1
@@ -247,7 +249,7 @@ def test_weights_that_are_not_those_saved_are_refused(run: Path) -> None:
         package.load(run)
 
 
-def test_a_model_beside_a_state_that_is_none_is_refused(run: Path) -> None:
+def test_model_with_invalid_state_is_refused(run: Path) -> None:
     ((run / "checkpoints" / "best").resolve() / "state.json").write_text('{"files": []}')
     with pytest.raises(UserError, match="damaged"):
         package.load(run)

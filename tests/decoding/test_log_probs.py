@@ -1,4 +1,4 @@
-"""Files of frame scores: any class order, and one sentence for everything that is wrong with one."""
+"""Files of frame log-probabilities: any class order, and one clear message per problem."""
 
 from pathlib import Path
 
@@ -20,36 +20,36 @@ def save(path: Path, **parts: object) -> Path:
     return path
 
 
-def test_trials_come_apart_again(tmp_path: Path) -> None:
+def test_trials_are_split(tmp_path: Path) -> None:
     logp = frames(9)
     path = save(tmp_path / "s.npz", logp=logp, lengths=[4, 0, 5], classes=CLASSES, trials=["a", "b", "c"])
-    scores = read_log_probs(path)
-    assert [len(t) for t in scores.trials] == [4, 0, 5] and scores.ids == ("a", "b", "c")
-    assert np.array_equal(np.concatenate(scores.trials), logp) and scores.boundary == 40
+    loaded = read_log_probs(path)
+    assert [len(t) for t in loaded.trials] == [4, 0, 5] and loaded.ids == ("a", "b", "c")
+    assert np.array_equal(np.concatenate(loaded.trials), logp) and loaded.boundary == 40
 
 
-def test_another_class_order_is_put_right(tmp_path: Path) -> None:
+def test_classes_are_reordered(tmp_path: Path) -> None:
     logp = frames(6)
     order = np.random.default_rng(1).permutation(len(CLASSES))
     path = save(tmp_path / "s.npz", logp=logp[:, order], lengths=[6], classes=np.array(CLASSES)[order])
-    scores = read_log_probs(path)
-    assert scores.classes == CLASSES and np.array_equal(scores.trials[0], logp)
+    loaded = read_log_probs(path)
+    assert loaded.classes == CLASSES and np.array_equal(loaded.trials[0], logp)
 
 
 def test_folded_classes_become_the_boundary(tmp_path: Path) -> None:
     names = ["<ctc>", ">", ".", "a"]
     logp = frames(5, 4)
-    scores = read_log_probs(save(tmp_path / "s.npz", logp=logp, lengths=[5], classes=names), ">", (".",))
-    assert scores.classes == ("<ctc>", "a", ">")
+    loaded = read_log_probs(save(tmp_path / "s.npz", logp=logp, lengths=[5], classes=names), ">", (".",))
+    assert loaded.classes == ("<ctc>", "a", ">")
     both = np.exp(logp[:, 1].astype(float)) + np.exp(logp[:, 2].astype(float))
-    assert np.exp(scores.trials[0][:, -1]) == pytest.approx(both, rel=1e-3)
+    assert np.exp(loaded.trials[0][:, -1]) == pytest.approx(both, rel=1e-3)
 
 
 GOOD = {"logp": frames(6), "lengths": [6], "classes": CLASSES}
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"lengths": [5]}, "lengths add up to 5"),
         ({"lengths": [-1, 7]}, "non-negative integers"),
@@ -62,14 +62,14 @@ GOOD = {"logp": frames(6), "lengths": [6], "classes": CLASSES}
         ({"lengths": None}, "lacks lengths"),
     ],
 )
-def test_wrong_files_are_refused(tmp_path: Path, change: dict, sentence: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, change: dict, message: str) -> None:
     parts = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         read_log_probs(save(tmp_path / "s.npz", **parts))
 
 
-def test_no_npz_no_pickle(tmp_path: Path) -> None:
-    (tmp_path / "s.npz").write_bytes(b"nothing of the kind")
+def test_other_files_and_pickles_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "s.npz").write_bytes(b"not an archive")
     with pytest.raises(UserError, match="not a readable"):
         read_log_probs(tmp_path / "s.npz")
     with pytest.raises(UserError, match="not a readable"):
@@ -79,23 +79,23 @@ def test_no_npz_no_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("boundary", "fold", "said"),
+    ("boundary", "fold", "message"),
     [
         ("BLANK", (), "is the blank"),
         (None, ("BLANK",), "is the blank"),
         (None, ("SIL",), "already the boundary"),
     ],
 )
-def test_the_blank_is_no_boundary(
-    boundary: str | None, fold: tuple[str, ...], said: str, tmp_path: Path
+def test_the_blank_cannot_be_the_boundary(
+    boundary: str | None, fold: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.npz"
     np.savez(path, logp=np.full((2, 3), -np.log(3)), lengths=[2], classes=["BLANK", "a", "SIL"])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_log_probs(path, boundary, fold)
 
 
-def test_lengths_that_overflow_are_refused(tmp_path: Path) -> None:
+def test_lengths_that_overflow_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     lengths = np.array([2**63 - 1, 2**63 - 1, 4])  # adds up to 2 in 64 bits
     np.savez(path, logp=np.full((2, 3), -np.log(3)), lengths=lengths, classes=["BLANK", "a", "SIL"])
@@ -103,8 +103,8 @@ def test_lengths_that_overflow_are_refused(tmp_path: Path) -> None:
         read_log_probs(path)
 
 
-def test_a_text_is_no_archive(tmp_path: Path) -> None:
+def test_a_text_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_text("hello\n")
-    with pytest.raises(UserError, match="not a zip archive") as told:
+    with pytest.raises(UserError, match="not a zip archive") as error:
         read_log_probs(tmp_path / "s.npz")
-    assert "pickle" not in str(told.value)
+    assert "pickle" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Whatever the file: handled, or refused in one sentence; never a traceback."""
+"""Arbitrary files are diagnosed or refused with one sentence, never with a traceback."""
 
 import json
 import warnings
@@ -30,13 +30,13 @@ def sound(path: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            told = diagnose(path, allow_pickle=True)
+            diagnosis = diagnose(path, allow_pickle=True)
         except UserError as error:
             return one_sentence(str(error))
-        json.loads(to_json_line(told.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
-        assert diagnosis_page(told).startswith("<!DOCTYPE html>")
-        assert told.primary in VERDICTS
-        return told.primary
+        json.loads(to_json_line(diagnosis.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
+        assert diagnosis_page(diagnosis).startswith("<!DOCTYPE html>")
+        assert diagnosis.primary in VERDICTS
+        return diagnosis.primary
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,9 @@ def sound(path: Path) -> str:
         ("config.json", b'{"lr": 0.1, "layers": [1, 2]}', ["not a training log"]),
     ],
 )
-def test_what_is_no_log_is_refused(tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
+def test_files_that_are_not_logs_are_refused(
+    tmp_path: Path, name: str, content: bytes, words: list[str]
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert_refused(arcuate("doctor", tmp_path / name, "--json"), *words)
 
@@ -81,18 +83,18 @@ def test_folders_and_paths_without_a_log_are_refused(tmp_path: Path) -> None:
         (lambda text: (text + text).encode(), "restarted"),
     ],
 )  # fmt: skip
-def test_logs_in_bad_shape_are_still_read(tmp_path: Path, change, verdict: str) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_logs_are_still_read(tmp_path: Path, change, verdict: str) -> None:  # type: ignore[no-untyped-def]
     text = write_jsonl(tmp_path / "log", RUN).read_text()
     (tmp_path / "log").write_bytes(change(text))
-    told = one_object(arcuate("doctor", tmp_path / "log", "--json").stdout)
-    assert told["primary"] == verdict
-    assert set(told) >= {
+    diagnosis = one_object(arcuate("doctor", tmp_path / "log", "--json").stdout)
+    assert diagnosis["primary"] == verdict
+    assert set(diagnosis) >= {
         "primary", "secondary", "evidence", "since_step", "best_per", "best_step", "last_per", "causes", "suggestion"
     }  # fmt: skip
-    assert ("runs" in told) == (verdict == "restarted")
+    assert ("runs" in diagnosis) == (verdict == "restarted")
 
 
-def test_a_real_picture_is_refused(tmp_path: Path) -> None:
+def test_image_is_refused(tmp_path: Path) -> None:
     import base64
 
     import numpy as np
@@ -150,18 +152,18 @@ def test_mutated_logs(tmp_path: Path, data: st.DataObject) -> None:
     sound(tmp_path / "file")
 
 
-def test_a_long_log_is_thinned_and_judged_the_same(tmp_path: Path) -> None:
+def test_thinning_a_long_log_keeps_the_verdict(tmp_path: Path) -> None:
     per = falling(n=1200)
     lines = []
     for i in range(1_200_000):
         found = f', "val_per": {per[i // 1000]:.5f}' if i % 1000 == 0 else ""
         lines.append(f'{{"step": {i}, "train_loss": {"NaN" if i == 700_123 else 1.5}{found}}}')
     (tmp_path / "log").write_text("\n".join(lines))
-    told = diagnose(tmp_path / "log")
-    assert (told.primary, told.since_step) == ("exploded", 700_123)
+    diagnosis = diagnose(tmp_path / "log")
+    assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 700_123)
 
 
-def test_the_page_loads_nothing_and_names_are_escaped(tmp_path: Path) -> None:
+def test_page_has_no_scripts_and_escapes_names(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "<script>alert(1)<", RUN)
     done = arcuate("doctor", path, "--html", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
@@ -170,7 +172,7 @@ def test_the_page_loads_nothing_and_names_are_escaped(tmp_path: Path) -> None:
     assert 'class="band reference"' in html and "healthy" in html
 
 
-def test_no_torch_is_needed(tmp_path: Path) -> None:
+def test_diagnose_does_not_import_torch(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -182,7 +184,7 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code + " assert 'torch' not in sys.modules"], check=True)
 
 
-def test_a_page_never_replaces_the_log(tmp_path: Path) -> None:
+def test_page_does_not_overwrite_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     rows = [json.dumps({"step": i, "val_per": 0.9 - 0.01 * i, "val_loss": 2.0 - 0.01 * i}) for i in range(60)]
     log.write_text("\n".join(rows), "utf-8")
@@ -194,7 +196,7 @@ def test_a_page_never_replaces_the_log(tmp_path: Path) -> None:
         assert arcuate("doctor", log, "--html", page).returncode == 0
 
 
-def test_numbers_too_large_to_reckon_with_are_an_explosion(tmp_path: Path) -> None:
+def test_huge_values_are_an_explosion(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     rows = [
         {"step": i, "val_per": 0.5 if i < 20 else 1e308, "val_loss": 1.0 if i < 20 else 1e308}

@@ -1,4 +1,4 @@
-"""Perplexity by hand, weights that fit, mixtures that still sum to one."""
+"""Perplexity, tuned interpolation weights, and normalised interpolations."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from arcuate.language.ngram.mix import interpolate, tune_weights
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text, score_tokens
 from arcuate.language.ngram.trie import model_from_tables
-from support.backoff import SMALL, ask, model_of
+from support.backoff import SMALL, model_of, reference_log10
 
 TEXT = (Path(__file__).parent / "lmplz" / "text.txt").read_text().splitlines()
 
@@ -27,25 +27,25 @@ def built(folder: Path, lines: list[str], order: int) -> LanguageModel:
 def test_perplexity_counts_words_and_sentence_ends() -> None:
     found = score_text(model_of(SMALL), ["a b", "zebra c"])
     sentences = [["<s>", "a", "b", "</s>"], ["<s>", "<unk>", "c", "</s>"]]
-    logs = [ask(SMALL, s[max(0, i - 2) : i], s[i]) for s in sentences for i in range(1, len(s))]
+    logs = [reference_log10(SMALL, s[max(0, i - 2) : i], s[i]) for s in sentences for i in range(1, len(s))]
     known = logs[:3] + logs[4:]
     assert found.perplexity == pytest.approx(10 ** (-sum(known) / 5), rel=1e-5)
     assert found.perplexity_with_oov == pytest.approx(10 ** (-sum(logs) / 6), rel=1e-5)
     assert (found.n_words, found.n_oov, found.oov_words) == (4, 1, ("zebra",))
 
 
-def test_a_model_without_sentence_ends_is_scored_on_words_alone() -> None:
+def test_a_model_without_sentence_ends_is_scored_on_words_only() -> None:
     found = score_text(model_of({("a",): (-0.5, 0.0), ("b",): (-0.2, 0.0)}), ["a b", "b"])
     assert found.perplexity == pytest.approx(10 ** (0.9 / 3), rel=1e-5)
     assert (found.n_words, found.n_oov) == (3, 0)
 
 
-def test_sentence_marks_in_text_are_refused() -> None:
+def test_sentence_marks_in_text_are_rejected() -> None:
     with pytest.raises(UserError, match="sentence 2"):
         score_tokens(model_of(SMALL), ["a", "<s> a"])
 
 
-def test_leakage_and_what_is_left_without_it(tmp_path: Path) -> None:
+def test_leakage_and_perplexity_of_unseen_sentences(tmp_path: Path) -> None:
     model = built(tmp_path, TEXT[:100], 3)
     found = score_text(model, [TEXT[0].upper(), "the unseen neck was usually noisy"])
     assert found.n_in_training_text == 1
@@ -53,7 +53,7 @@ def test_leakage_and_what_is_left_without_it(tmp_path: Path) -> None:
     assert found.perplexity_unseen == pytest.approx(alone.perplexity)
 
 
-def test_tuned_weights_are_the_best(tmp_path: Path) -> None:
+def test_tuned_weights_are_optimal(tmp_path: Path) -> None:
     models = [built(tmp_path, TEXT[:90], 3), built(tmp_path, TEXT[60:140], 2)]
     found = tune_weights(models, TEXT[140:])
     probs = [score_tokens(m, TEXT[140:]) for m in models]
@@ -64,7 +64,7 @@ def test_tuned_weights_are_the_best(tmp_path: Path) -> None:
     assert sum(found.weights) == pytest.approx(1)
 
 
-def test_a_model_that_says_nothing_new_gets_no_weight(tmp_path: Path) -> None:
+def test_an_uninformative_model_gets_no_weight(tmp_path: Path) -> None:
     good, bad = built(tmp_path, TEXT, 3), model_of(SMALL)
     assert tune_weights([good, bad], TEXT[:50]).weights[0] > 0.99
 
@@ -74,7 +74,7 @@ def test_a_model_that_says_nothing_new_gets_no_weight(tmp_path: Path) -> None:
     history=st.lists(st.sampled_from([*TEXT[70].split(), "i", "zebra"]), max_size=4),
 )
 @settings(max_examples=15, deadline=None)
-def test_a_mixture_sums_to_one(
+def test_an_interpolation_sums_to_one(
     tmp_path_factory: pytest.TempPathFactory, weight: float, history: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("mix")
@@ -87,7 +87,7 @@ def test_a_mixture_sums_to_one(
     assert total == pytest.approx(1, abs=1e-4)
 
 
-def test_explicit_ngrams_have_the_mixed_probability(tmp_path: Path) -> None:
+def test_explicit_ngrams_have_the_interpolated_probability(tmp_path: Path) -> None:
     models = [built(tmp_path, TEXT[:80], 3), built(tmp_path, TEXT[60:], 3)]
     mixed = model_from_tables(interpolate(models, [0.3, 0.7]))
     for line in TEXT[60:80]:  # in both texts, so every n-gram of them is explicit
@@ -95,14 +95,14 @@ def test_explicit_ngrams_have_the_mixed_probability(tmp_path: Path) -> None:
         assert probs[2] == pytest.approx(0.3 * probs[0] + 0.7 * probs[1], rel=1e-4)
 
 
-def test_mixing_a_model_with_itself_changes_nothing(tmp_path: Path) -> None:
+def test_interpolating_a_model_with_itself_changes_nothing(tmp_path: Path) -> None:
     model = built(tmp_path, TEXT[:100], 4)
     again = model_from_tables(interpolate([model, model], [1, 3]))
     a, b = (score_tokens(m, TEXT[100:]).log_probs for m in (model, again))
     assert b == pytest.approx(a, abs=2e-3)  # back-offs are recomputed from rounded probabilities
 
 
-def test_weights_must_fit(tmp_path: Path) -> None:
+def test_invalid_weights_are_rejected(tmp_path: Path) -> None:
     for weights in ([1.0], [1.0, -0.5], [0.0, 0.0], [float("nan"), 1.0]):
         with pytest.raises(UserError, match="weight"):
             interpolate([model_of(SMALL), model_of(SMALL)], weights)

@@ -1,4 +1,4 @@
-"""Estimated probabilities: equal to lmplz, equal to the formulas written out, and summing to one."""
+"""Modified Kneser–Ney: equal to lmplz, equal to the formulas, and normalised."""
 
 import math
 from collections import Counter, defaultdict
@@ -46,8 +46,8 @@ def test_equal_to_lmplz(name: str, n_lines: int, order: int, prune: tuple[int, .
     assert worst < 1e-5
 
 
-def by_formula(lines: list[str], order: int) -> dict[tuple[str, ...], float]:
-    """Interpolated modified Kneser–Ney as in Chen and Goodman, slowly; probabilities of all n-grams seen."""
+def reference_probs(lines: list[str], order: int) -> dict[tuple[str, ...], float]:
+    """Reference implementation of interpolated modified Kneser–Ney; probabilities of all n-grams seen."""
     plain: Counter[tuple[str, ...]] = Counter()
     for line in lines:
         words = ("<s>", *line.split(), "</s>")
@@ -81,14 +81,14 @@ def by_formula(lines: list[str], order: int) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_equal_to_the_formulas(order: int) -> None:
-    found, expected = as_dict(estimated(TEXT, order)), by_formula(TEXT, order)
+    found, expected = as_dict(estimated(TEXT, order)), reference_probs(TEXT, order)
     assert expected.keys() == found.keys() - {("<unk>",), ("<s>",)}
     for gram, prob in expected.items():
-        # lmplz and this count the last n-gram of each order by its plain count: the discounts may differ a little
+        # the last n-gram of each order enters with its plain count, as in lmplz: discounts differ slightly
         assert math.exp(found[gram][0]) == pytest.approx(prob, rel=0.02), gram
 
 
-def total(model: LanguageModel, history: list[str]) -> float:
+def total_prob(model: LanguageModel, history: list[str]) -> float:
     state = model.start
     for word in history:
         _, state = model.advance(state, model.find(word))
@@ -109,15 +109,15 @@ def test_probabilities_sum_to_one_after_any_history(
     lines: list[str], order: int, prune: tuple[int, ...], history: list[str]
 ) -> None:
     model = model_from_tables(estimated(lines, order, prune[:order]))
-    assert total(model, history) == pytest.approx(1, abs=1e-4)
+    assert total_prob(model, history) == pytest.approx(1, abs=1e-4)
 
 
-@given(lines=SENTENCES.filter(lambda lines: any(lines)), piece=st.integers(1, 40))
+@given(lines=SENTENCES.filter(lambda lines: any(lines)), batch=st.integers(1, 40))
 @settings(max_examples=50, deadline=None)
-def test_counting_in_pieces_is_counting(lines: list[str], piece: int) -> None:
+def test_counting_in_batches_equals_counting(lines: list[str], batch: int) -> None:
     corpus = read_corpus([line.encode() for line in lines], "text")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arcuate.language.ngram.counts._BATCH", piece)
+        patch.setattr("arcuate.language.ngram.counts._BATCH", batch)
         tables = count_ngrams(corpus, 3)
     words, ids = [word.decode() for word in corpus.words], np.zeros((1, 0), int)
     for k, table in enumerate(tables, start=1):
@@ -130,15 +130,15 @@ def test_counting_in_pieces_is_counting(lines: list[str], piece: int) -> None:
         assert found == expected
 
 
-def test_pruning_thresholds_as_lmplz_takes_them() -> None:
+def test_pruning_thresholds_as_in_lmplz() -> None:
     assert prune_thresholds((), 3) == [0, 0, 0]
     assert prune_thresholds((0, 0, 1), 5) == [0, 0, 1, 1, 1]
-    for wrong in ((1,), (0, 2, 1), (0, 0, 0, 0)):
+    for invalid in ((1,), (0, 2, 1), (0, 0, 0, 0)):
         with pytest.raises(UserError, match="--prune"):
-            prune_thresholds(wrong, 3)
+            prune_thresholds(invalid, 3)
 
 
-def test_text_that_cannot_be_used(tmp_path: Path) -> None:
+def test_invalid_text_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("hello there\nwe <unk> it\n")
     with pytest.raises(UserError, match=r"t\.txt, line 2.*<unk>"):
         estimate_model([tmp_path / "t.txt"], 3)
@@ -152,7 +152,7 @@ def test_text_that_cannot_be_used(tmp_path: Path) -> None:
         estimate_model([tmp_path / "t.txt"], 3)
 
 
-def test_the_model_remembers_its_sentences(tmp_path: Path) -> None:
+def test_the_model_stores_its_sentences(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("Hello there!\nhow are you\n\n")
     built = estimate_model([tmp_path / "t.txt"], 2)
     assert built.model.contains("hello there") is True
@@ -170,7 +170,7 @@ def test_sentences_can_be_left_out(tmp_path: Path) -> None:
     assert read_sentences(tmp_path / "gap.txt") == ["one", "two"]
 
 
-def test_log10_of_unknown_is_the_uniform_share() -> None:
-    """Nothing is ever impossible: <unk> gets its share of what discounting frees."""
+def test_unknown_words_have_probability() -> None:
+    """<unk> gets its part of the discounted mass."""
     found = as_dict(estimated(TEXT, 3))
     assert -9 < found[("<unk>",)][0] / LN10 < -2

@@ -1,4 +1,4 @@
-"""`arcuate lm` as a user meets it."""
+"""The command `arcuate lm`."""
 
 import gzip
 import json
@@ -23,12 +23,12 @@ Run = Callable[..., tuple[dict, str]]
 
 @pytest.fixture
 def lm(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`arcuate lm … --json` in this process: its object, and what it said besides."""
+    """`arcuate lm … --json` in this process: its result and its messages on stderr."""
 
     def run(*arguments: object) -> tuple[dict, str]:
         app(["lm", *map(str, arguments), "--json"], standalone_mode=False)
-        said = capsys.readouterr()
-        return one_object(said.out), said.err
+        captured = capsys.readouterr()
+        return one_object(captured.out), captured.err
 
     return run
 
@@ -66,7 +66,7 @@ def test_import_info_and_check(tmp_path: Path, lm: Run) -> None:
         lm("info", model, "--check")
 
 
-def test_mix_with_weights_found_on_text(text: Path, lm: Run) -> None:
+def test_mix_with_tuned_weights(text: Path, lm: Run) -> None:
     folder = text.parent
     lines = text.read_text().splitlines()
     for name, part in (("a", lines[:70]), ("b", lines[50:120]), ("held", lines[120:])):
@@ -88,7 +88,7 @@ def test_leakage_is_reported_and_can_be_excluded(
 ) -> None:
     evaluation, model = text.with_name("eval.txt"), text.with_name("m.alm")
     lines = text.read_text().splitlines()
-    evaluation.write_text(f"{lines[3].capitalize()}!\nnothing like this was said\n")
+    evaluation.write_text(f"{lines[3].capitalize()}!\nnothing like this is in the text\n")
     built, _ = lm("build", text, model, "--order", 3, "--against", evaluation)
     assert built["leakage"] == {"n_sentences": 2, "n_in_training_text": 1, "share": 0.5}
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -98,15 +98,15 @@ def test_leakage_is_reported_and_can_be_excluded(
     assert lm("score", model, text, "--against", evaluation)[0]["leakage"]["n_in_training_text"] == 0
 
 
-def test_a_person_gets_a_table(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_human_readable_output(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(text.with_name("m.alm"))
     app(["lm", "build", str(text), model, "--order", "2"], standalone_mode=False)
     app(["lm", "score", model, str(text)], standalone_mode=False)
-    shown = capsys.readouterr().out
-    assert "457, 900" in shown and "perplexity" in shown and "160 of the sentences" in shown
+    printed = capsys.readouterr().out
+    assert "457, 900" in printed and "perplexity" in printed and "160 of the sentences" in printed
 
 
-MISTAKES = {
+ERRORS = {
     "there is no language model nowhere": "score nowhere {text}",
     "not an ARPA file": "score {text} {text}",
     "cannot read": "build {folder}/absent {folder}/m",
@@ -123,17 +123,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("message", MISTAKES)
-def test_mistakes_are_one_sentence(message: str, tmp_path: Path, text: Path) -> None:
-    words = MISTAKES[message].format(text=text, folder=tmp_path).split()
+@pytest.mark.parametrize("message", ERRORS)
+def test_error_messages(message: str, tmp_path: Path, text: Path) -> None:
+    words = ERRORS[message].format(text=text, folder=tmp_path).split()
     with pytest.raises(UserError, match=message):
         app(["lm", *words], standalone_mode=False)
 
 
-def test_a_broken_file_is_refused_with_its_line_and_nothing_written(tmp_path: Path) -> None:
-    broken = write_arpa_text(tmp_path / "m.arpa", SMALL)
-    broken.write_text(broken.read_text().replace("-0.3\ta b", "x\ta b"))
-    assert_refused(arcuate("lm", "import", broken, tmp_path / "m.alm"), "m.arpa, line 16")
+def test_an_invalid_file_is_rejected_with_its_line_and_nothing_is_written(tmp_path: Path) -> None:
+    invalid = write_arpa_text(tmp_path / "m.arpa", SMALL)
+    invalid.write_text(invalid.read_text().replace("-0.3\ta b", "x\ta b"))
+    assert_refused(arcuate("lm", "import", invalid, tmp_path / "m.alm"), "m.arpa, line 16")
     assert [path.name for path in tmp_path.iterdir()] == ["m.arpa"]
 
 
