@@ -9,8 +9,8 @@ A query follows suffix links until the word is found: p(w | h) = p(hw) if the mo
 where h' drops the first word of h. Each step is one binary search among the children: O(order · log children).
 
 Files are not trusted. Every index read from a file is checked before use, a suffix must have a lower number than its
-node, log-probabilities are clamped to at least MIN_LOG_PROB and at most 0, and back-offs are clamped likewise. A damaged
-file can give wrong numbers, but never NaN, a crash or an endless loop.
+node, log-probabilities are clamped to at least MIN_LOG_PROB and at most 0, and back-offs are clamped as well. A
+damaged file can give wrong numbers, but never NaN, a crash or an endless loop.
 """
 
 from typing import NamedTuple
