@@ -199,7 +199,7 @@ def _matrix_chart(result: DriftResult) -> Html:
 def _channels_section(result: DriftResult) -> Html:
     profile_caption = (
         "One row per channel, one column per session: similarity of its correlations with all other channels to those"
-        f" in {result.reference}. Full colour is similar; an empty stretch is a flat channel or one with different tuning."
+        f" in {result.reference}. Full colour is similar; empty stretches are flat channels or different tuning."
     )
     mean_caption = (
         f"Shift of the mean of each channel from that in {result.reference}: full colour is one SD or more, empty is no"
