@@ -65,9 +65,9 @@ from arcuate.models.model import add_session, copy_session_layer, single_session
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, speak
-from support.fabricate import Made, write_hdf5
 from support.forking import arcuate
 from support.live_parts import small_ngram, small_search, write_words
+from support.recordings import FakeTrial, write_hdf5
 
 ONE, EMPTY, HALF = "t15.2030.02.01", "t15.2030.02.02", "t15.2030.02.03"
 LABEL_METHODS: tuple[Method, ...] = ("one-step", "replay")
@@ -650,7 +650,7 @@ def odd_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for session, (n, change) in shapes.items():
         for split in ("train", "val"):
             spoken = [speak(rng, np.eye(12)) for _ in range(n)]
-            made = [Made(change(i, bins), tokens, "text") for i, (bins, tokens) in enumerate(spoken)]
+            made = [FakeTrial(change(i, bins), tokens, "text") for i, (bins, tokens) in enumerate(spoken)]
             write_hdf5(root / "source/hdf5_data_final" / session / f"data_{split}.hdf5", made)
     prepare(root / "source", root / "store")
     return root / "store"

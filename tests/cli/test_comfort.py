@@ -23,8 +23,8 @@ from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
 from arcuate.experiments.train import train, worker_count
 from arcuate.run import Run
-from support.fabricate import Made, noise, write_hdf5
 from support.forking import arcuate
+from support.recordings import FakeTrial, noise, write_hdf5
 
 COMPLETE = """
 import os, sys
@@ -125,7 +125,7 @@ def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
-    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [Made(noise())])
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
     report = prepare_store(tmp_path / "source", tmp_path / "store")
     print_summary(report, tmp_path / "store")
     assert "1 trial in 1 session, 8 channels" in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_line_about_leakage_counts_what_is_shared(tmp_path: Path) -> None:
     for split in ("train", "val"):
-        write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [Made(noise(seed=1))])
+        write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [FakeTrial(noise(seed=1))])
     report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert report.leakage is not None
     line = leakage_line(report.leakage)

@@ -14,7 +14,7 @@ from arcuate.data.prepare import PrepareReport, inspect_source, prepare, prepare
 from arcuate.data.readers import find_source, side_files
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from support.fabricate import LABEL, Made, noise, write_hdf5, write_mat
+from support.recordings import LABEL, FakeTrial, noise, write_hdf5, write_mat
 
 SESSION, LATER = "t15.2023.08.11", "t15.2023.08.13"
 
@@ -23,7 +23,7 @@ SESSION, LATER = "t15.2023.08.11", "t15.2023.08.13"
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
     for seed, session in enumerate((SESSION, LATER)):
-        write_hdf5(folder / session / "data_train.hdf5", [Made(noise(seed=seed))])
+        write_hdf5(folder / session / "data_train.hdf5", [FakeTrial(noise(seed=seed))])
     return folder
 
 
@@ -94,7 +94,7 @@ def odd_folder(parent: Path) -> Path:
 def test_a_session_folder_with_an_invalid_name_is_unreadable_and_skipped(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_hdf5(odd_folder(source) / "data_train.hdf5", [Made(noise(), attributes={"session": None})])
+    write_hdf5(odd_folder(source) / "data_train.hdf5", [FakeTrial(noise(), attributes={"session": None})])
     report = prepare_store(source, tmp_path / "store")
     found = json.loads(json.dumps(report.to_dict(), ensure_ascii=False).encode("utf-8"))
     assert found["trials"] == 2
@@ -126,8 +126,8 @@ def test_renamed_data_files_are_reported_and_ignored(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("data_val.h5", "data_dev.hdf5", "DATA_TEST.HDF5"):
-        write_hdf5(source / SESSION / name, [Made(noise())])
-    write_hdf5(source / "t15.2023.09.01" / "data_train.h5", [Made(noise())])
+        write_hdf5(source / SESSION / name, [FakeTrial(noise())])
+    write_hdf5(source / "t15.2023.09.01" / "data_train.h5", [FakeTrial(noise())])
     (source / SESSION / "notes.txt").touch()
     report = prepare_store(source, tmp_path / "store")
     print_report(report, tmp_path / "store")

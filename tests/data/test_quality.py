@@ -13,7 +13,7 @@ from arcuate.data.readers import Problem, ReadResult
 from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
 from arcuate.models.config import Patch
-from support.fabricate import LABEL, noise
+from support.recordings import LABEL, noise
 
 
 def trial(bins: np.ndarray, tokens: tuple[int, ...] | None = LABEL, split: Split = "train") -> Trial:

@@ -13,7 +13,7 @@ from arcuate.data.readers import ReadResult, find_source, read_trials, summarise
 from arcuate.data.readers.source import UnreadableFile
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from support.fabricate import noise, write_mat
+from support.recordings import noise, write_mat
 
 SESSION = "t12.2022.04.28"
 

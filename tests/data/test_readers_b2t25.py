@@ -9,7 +9,7 @@ import pytest
 from arcuate.data.alphabet import token_names
 from arcuate.data.readers import ReadResult, find_source, read_trials
 from arcuate.data.readers.source import SourceFile, UnreadableFile
-from support.fabricate import LABEL, Made, noise, write_hdf5
+from support.recordings import LABEL, FakeTrial, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"
 
@@ -24,7 +24,7 @@ def reasons(result: ReadResult) -> list[str]:
     return [problem.reason for problem in result.problems]
 
 
-def made_file(folder: Path, *trials: Made, split: str = "train") -> Path:
+def write_file(folder: Path, *trials: FakeTrial, split: str = "train") -> Path:
     return write_hdf5(folder / SESSION / f"data_{split}.hdf5", trials)
 
 
@@ -45,42 +45,42 @@ def test_the_real_trial_is_read_completely(shared: Path) -> None:
 
 @pytest.mark.parametrize("kind", [str, str.encode, lambda text: np.array([text.encode()])])
 def test_text_attributes_may_be_bytes_or_str(tmp_path: Path, kind: type) -> None:
-    made = Made(noise(), attributes={"sentence_label": kind("Bring it."), "session": kind(SESSION)})
-    (result,) = results(made_file(tmp_path, made))
+    fake = FakeTrial(noise(), attributes={"sentence_label": kind("Bring it."), "session": kind(SESSION)})
+    (result,) = results(write_file(tmp_path, fake))
     assert result.trial is not None
     assert result.trial.text == "Bring it."
     assert result.problems == ()
 
 
 def test_a_test_file_needs_no_labels(tmp_path: Path) -> None:
-    (result,) = results(made_file(tmp_path, Made(noise(), tokens=None), split="test"), "test")
+    (result,) = results(write_file(tmp_path, FakeTrial(noise(), tokens=None), split="test"), "test")
     assert result.trial is not None
     assert (result.trial.tokens, result.trial.text, result.problems) == (None, None, ())
 
 
 def test_a_training_trial_without_label_is_a_problem(tmp_path: Path) -> None:
-    (result,) = results(made_file(tmp_path, Made(noise(), tokens=None)))
+    (result,) = results(write_file(tmp_path, FakeTrial(noise(), tokens=None)))
     assert reasons(result) == ["no label"]
 
 
 @pytest.mark.parametrize(
-    ("made", "reason", "kept"),
+    ("fake", "reason", "kept"),
     [
-        (Made(noise(), attributes={"seq_len": 3}), "label length", LABEL[:3]),
-        (Made(noise(), attributes={"seq_len": 900}), "label length", LABEL),
-        (Made(noise(), attributes={"seq_len": None}), "label length", LABEL),
-        (Made(noise(), attributes={"seq_len": 7}), "blank in label", None),
-        (Made(noise(), tokens=(7, 0, 7)), "blank in label", None),
-        (Made(noise(), tokens=(7, 41, 7)), "label out of range", None),
-        (Made(noise(), tokens=(7, -1, 7)), "label out of range", None),
-        (Made(noise(), tokens=()), "empty label", ()),
-        (Made(noise(), attributes={"n_time_steps": 99}), "time steps", LABEL),
+        (FakeTrial(noise(), attributes={"seq_len": 3}), "label length", LABEL[:3]),
+        (FakeTrial(noise(), attributes={"seq_len": 900}), "label length", LABEL),
+        (FakeTrial(noise(), attributes={"seq_len": None}), "label length", LABEL),
+        (FakeTrial(noise(), attributes={"seq_len": 7}), "blank in label", None),
+        (FakeTrial(noise(), tokens=(7, 0, 7)), "blank in label", None),
+        (FakeTrial(noise(), tokens=(7, 41, 7)), "label out of range", None),
+        (FakeTrial(noise(), tokens=(7, -1, 7)), "label out of range", None),
+        (FakeTrial(noise(), tokens=()), "empty label", ()),
+        (FakeTrial(noise(), attributes={"n_time_steps": 99}), "time steps", LABEL),
     ],
 )
 def test_an_inconsistent_label_or_length_is_reported(
-    tmp_path: Path, made: Made, reason: str, kept: tuple[int, ...] | None
+    tmp_path: Path, fake: FakeTrial, reason: str, kept: tuple[int, ...] | None
 ) -> None:
-    (result,) = results(made_file(tmp_path, made))
+    (result,) = results(write_file(tmp_path, fake))
     assert result.trial is not None
     assert reason in reasons(result)
     assert any(problem.severity == "bad" for problem in result.problems)
@@ -88,20 +88,20 @@ def test_an_inconsistent_label_or_length_is_reported(
 
 
 def test_the_label_ends_at_its_true_length_not_at_the_padding(tmp_path: Path) -> None:
-    (result,) = results(made_file(tmp_path, Made(noise())))
+    (result,) = results(write_file(tmp_path, FakeTrial(noise())))
     assert result.trial is not None
     assert tuple(result.trial.tokens) == LABEL
 
 
 def test_bins_beyond_n_time_steps_are_padding(tmp_path: Path) -> None:
-    (result,) = results(made_file(tmp_path, Made(noise(60), attributes={"n_time_steps": 40})))
+    (result,) = results(write_file(tmp_path, FakeTrial(noise(60), attributes={"n_time_steps": 40})))
     assert result.trial is not None
     assert len(result.trial.bins) == 40
     assert [problem.severity for problem in result.problems] == ["note"]
 
 
 def test_the_text_may_come_from_character_codes(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise(), attributes={"sentence_label": None}))
+    path = write_file(tmp_path, FakeTrial(noise(), attributes={"sentence_label": None}))
     with h5py.File(path, "a") as file:
         file["trial_0000/transcription"] = np.array([*b"Bring.", 0, 0], dtype=np.int32)
     (result,) = results(path)
@@ -110,8 +110,8 @@ def test_the_text_may_come_from_character_codes(tmp_path: Path) -> None:
 
 
 def test_missing_block_and_other_session_name_are_notes(tmp_path: Path) -> None:
-    made = Made(noise(), block=None, attributes={"session": "t15.1999.01.01"})
-    (result,) = results(made_file(tmp_path, made))
+    fake = FakeTrial(noise(), block=None, attributes={"session": "t15.1999.01.01"})
+    (result,) = results(write_file(tmp_path, fake))
     assert reasons(result) == ["no block number", "session name"]
     assert {problem.severity for problem in result.problems} == {"note"}
 
@@ -127,8 +127,8 @@ def spoil(path: Path, name: str = "trial_0000/input_features") -> h5py.File:
 
 
 def test_a_link_to_another_file_is_rejected(tmp_path: Path) -> None:
-    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [Made(noise(seed=9))])
-    path = made_file(tmp_path / "data", Made(noise()), Made(noise(seed=1)))
+    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [FakeTrial(noise(seed=9))])
+    path = write_file(tmp_path / "data", FakeTrial(noise()), FakeTrial(noise(seed=1)))
     with spoil(path) as file:
         file["trial_0000/input_features"] = h5py.ExternalLink(str(secret), "/trial_0000/input_features")
     first, second = results(path)
@@ -138,8 +138,8 @@ def test_a_link_to_another_file_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_linked_trial_is_rejected(tmp_path: Path) -> None:
-    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [Made(noise(seed=9))])
-    path = made_file(tmp_path / "data", Made(noise()))
+    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [FakeTrial(noise(seed=9))])
+    path = write_file(tmp_path / "data", FakeTrial(noise()))
     with spoil(path, "trial_0000") as file:
         file["trial_0000"] = h5py.ExternalLink(str(secret), "/trial_0000")
     assert results(path)[0].trial is None
@@ -147,7 +147,7 @@ def test_a_linked_trial_is_rejected(tmp_path: Path) -> None:
 
 def test_external_values_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "raw.bin").write_bytes(bytes(60 * 8 * 4))
-    path = made_file(tmp_path / "data", Made(noise()))
+    path = write_file(tmp_path / "data", FakeTrial(noise()))
     with spoil(path) as file:
         outside = [(str(tmp_path / "raw.bin"), 0, 60 * 8 * 4)]
         file.create_dataset("trial_0000/input_features", (60, 8), dtype="f4", external=outside)
@@ -155,7 +155,7 @@ def test_external_values_are_rejected(tmp_path: Path) -> None:
 
 
 def test_virtual_values_are_rejected(tmp_path: Path) -> None:
-    path = made_file(tmp_path / "data", Made(noise()))
+    path = write_file(tmp_path / "data", FakeTrial(noise()))
     with spoil(path) as file:
         layout = h5py.VirtualLayout(shape=(60, 8), dtype="f4")
         layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", shape=(60, 8))
@@ -164,7 +164,7 @@ def test_virtual_values_are_rejected(tmp_path: Path) -> None:
 
 
 def test_an_impossible_size_is_rejected_before_allocation(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+    path = write_file(tmp_path, FakeTrial(noise()))
     with spoil(path) as file:
         file.create_dataset("trial_0000/input_features", (10**12, 512), dtype="f4", chunks=(64, 512))
     (result,) = results(path)
@@ -185,7 +185,7 @@ def test_an_impossible_size_is_rejected_before_allocation(tmp_path: Path) -> Non
     ids=["text", "complex", "three axes", "one axis", "scalar", "empty"],
 )
 def test_values_that_are_not_numbers_are_rejected(tmp_path: Path, values: object) -> None:
-    path = made_file(tmp_path, Made(noise()))
+    path = write_file(tmp_path, FakeTrial(noise()))
     with spoil(path) as file:
         file["trial_0000/input_features"] = values
     (result,) = results(path)
@@ -196,7 +196,7 @@ def test_values_that_are_not_numbers_are_rejected(tmp_path: Path, values: object
 def test_other_number_types_become_float32(tmp_path: Path) -> None:
     bins = np.arange(80, dtype=np.uint8).reshape(10, 8)
     wide = np.full((10, 8), 1e300)  # beyond float32
-    first, second = results(made_file(tmp_path, Made(bins), Made(wide)))
+    first, second = results(write_file(tmp_path, FakeTrial(bins), FakeTrial(wide)))
     assert first.trial is not None
     assert second.trial is not None
     np.testing.assert_array_equal(first.trial.bins, bins.astype(np.float32))
@@ -204,7 +204,7 @@ def test_other_number_types_become_float32(tmp_path: Path) -> None:
 
 
 def test_entries_that_are_not_trials_are_ignored_and_reported(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+    path = write_file(tmp_path, FakeTrial(noise()))
     with h5py.File(path, "a") as file:
         file["notes"] = 1
     remark, trial = results(path)
@@ -213,7 +213,7 @@ def test_entries_that_are_not_trials_are_ignored_and_reported(tmp_path: Path) ->
 
 
 def test_duplicate_trial_numbers_are_rejected(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+    path = write_file(tmp_path, FakeTrial(noise()))
     with h5py.File(path, "a") as file:
         file.copy("trial_0000", "trial_0")
     first, second = results(path)
@@ -230,14 +230,14 @@ def test_a_file_that_is_not_hdf5_is_unreadable(tmp_path: Path, content: bytes) -
 
 
 def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
-    path = made_file(tmp_path, *(Made(noise(seed=i)) for i in range(4)))
+    path = write_file(tmp_path, *(FakeTrial(noise(seed=i)) for i in range(4)))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UnreadableFile, match="truncated"):
         results(path)
 
 
 def test_a_session_name_that_is_not_a_file_name_is_unreadable(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+    path = write_file(tmp_path, FakeTrial(noise()))
     with pytest.raises(UnreadableFile, match="rename"):
         list(read_trials(find_source(tmp_path), SourceFile("../../evil", "train", path)))
 
@@ -247,7 +247,12 @@ def test_a_session_name_that_is_not_a_file_name_is_unreadable(tmp_path: Path) ->
 
 def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
     root = tmp_path / "release" / "hdf5_data_final"
-    path = made_file(root, Made(noise(), block=1), Made(noise(seed=1), block=2), Made(noise(seed=2), block=9))
+    path = write_file(
+        root,
+        FakeTrial(noise(), block=1),
+        FakeTrial(noise(seed=1), block=2),
+        FakeTrial(noise(seed=2), block=9),
+    )
     (tmp_path / "release" / "t15_copyTaskData_description.csv").write_text(
         "\ufeffDate, Post-implant day,Block number ,Number of sentences,Corpus,Split\n"
         "2023-08-11,25,1,40, Switchboard ,Train\n"

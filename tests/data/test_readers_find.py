@@ -6,12 +6,12 @@ import pytest
 
 from arcuate.data.readers import find_source
 from arcuate.errors import UserError
-from support.fabricate import Made, noise, write_hdf5, write_mat
+from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
 
 def release25(root: Path, *sessions: str) -> Path:
     for session in sessions or ("t15.2023.08.11",):
-        write_hdf5(root / session / "data_train.hdf5", [Made(noise())])
+        write_hdf5(root / session / "data_train.hdf5", [FakeTrial(noise())])
     return root
 
 
@@ -51,7 +51,7 @@ def test_a_relative_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_files_are_ordered_by_date_and_split(tmp_path: Path) -> None:
     for session in ("t15.2024.01.05", "t15.2023.12.30", "t15.2023.12.4"):
         for split in ("test", "train", "val"):
-            write_hdf5(tmp_path / session / f"data_{split}.hdf5", [Made(noise())])
+            write_hdf5(tmp_path / session / f"data_{split}.hdf5", [FakeTrial(noise())])
     found = find_source(tmp_path)
     assert found.sessions == ("t15.2023.12.4", "t15.2023.12.30", "t15.2024.01.05")
     assert [file.split for file in found.files[:3]] == ["train", "val", "test"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.splits import dev_split, find_leakage, hash_bins, hash_split, hash_trial
-from support.fabricate import noise
+from support.recordings import noise
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from arcuate.data.prepare import prepare
 from arcuate.data.statistics import RunningStatistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from support.fabricate import Made, noise, write_hdf5
+from support.recordings import FakeTrial, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"
 LATER = "t15.2023.08.13"
@@ -28,10 +28,10 @@ def source(tmp_path: Path) -> Path:
     """Two sessions; in the first, block 1 has three trials, block 2 two, and there is a val file."""
     folder = tmp_path / "source"
     blocks = (1, 1, 1, 2, 2)
-    train = [Made(10 * b + noise(40 + i, seed=i), block=b) for i, b in enumerate(blocks)]
+    train = [FakeTrial(10 * b + noise(40 + i, seed=i), block=b) for i, b in enumerate(blocks)]
     write_hdf5(folder / SESSION / "data_train.hdf5", train)
-    write_hdf5(folder / SESSION / "data_val.hdf5", [Made(noise(50, seed=7), block=1)])
-    write_hdf5(folder / LATER / "data_train.hdf5", [Made(noise(45, seed=8))])
+    write_hdf5(folder / SESSION / "data_val.hdf5", [FakeTrial(noise(50, seed=7), block=1)])
+    write_hdf5(folder / LATER / "data_train.hdf5", [FakeTrial(noise(45, seed=8))])
     return folder
 
 
@@ -97,7 +97,7 @@ def test_the_first_trial_of_a_file_has_no_past_in_another_file(store: Store) -> 
 def test_non_finite_values_are_stored_and_read_as_zero(tmp_path: Path) -> None:
     bins = noise(40)
     bins[3, 2], bins[4, 1] = np.nan, -np.inf
-    write_hdf5(tmp_path / "source" / SESSION / "data_val.hdf5", [Made(bins)])
+    write_hdf5(tmp_path / "source" / SESSION / "data_val.hdf5", [FakeTrial(bins)])
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     (info,) = store.trials

@@ -170,11 +170,11 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
     write_nejm(tmp_path / "official")
     model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm").model).model
     sessions, n_channels = model.config.sessions, model.config.n_channels
-    from support.fabricate import Made, noise, write_hdf5
+    from support.recordings import FakeTrial, noise, write_hdf5
 
     for i, session in enumerate((*sessions, "t15.2030.01.01")):
         for split in ("train", "val"):
-            made = [Made(noise(80, n_channels, seed=10 * i + n)) for n in range(3)]
+            made = [FakeTrial(noise(80, n_channels, seed=10 * i + n)) for n in range(3)]
             write_hdf5(tmp_path / "source" / session / f"data_{split}.hdf5", made)
     prepare(tmp_path / "source", tmp_path / "store")
     return tmp_path / "model", tmp_path / "store"

@@ -226,13 +226,13 @@ def test_saved_and_restored_guard_judges_identically(steps: list[StepMetrics], a
             guard.after_rewind(to_start=verdict.kind == "stuck")
         return verdict
 
-    whole, before, after = Guard(settings), Guard(settings), Guard(settings)
+    uninterrupted, before, after = Guard(settings), Guard(settings), Guard(settings)
     first = [judge(before, n) for n in steps[:at]]
     saved = json.loads(json.dumps(before.to_dict(), allow_nan=False))
     check_same_structure(after.to_dict(), saved, "guard")
     after.restore(saved)
-    assert [*first, *(judge(after, n) for n in steps[at:])] == [judge(whole, n) for n in steps]
-    assert after.to_dict() == whole.to_dict()
+    assert [*first, *(judge(after, n) for n in steps[at:])] == [judge(uninterrupted, n) for n in steps]
+    assert after.to_dict() == uninterrupted.to_dict()
 
 
 def test_disabled_guard_keeps_everything() -> None:

@@ -1,4 +1,4 @@
-"""The CTC loss of inner layers: the same head, every kind of encoder, in training and nowhere else."""
+"""Intermediate CTC losses: shared head, every kind of encoder, training only."""
 
 import pytest
 import torch
@@ -44,8 +44,8 @@ def make_batch() -> tuple[torch.Tensor, ...]:
 
 
 @each_kind
-def test_a_layer_says_what_a_shallower_encoder_would(encoder):
-    """The scores after layer 2 are those of the same encoder cut off there."""
+def test_layer_outputs_equal_those_of_a_shallower_encoder(encoder):
+    """The log-probabilities after layer 2 are those of the same encoder with two layers."""
     deep = make(encoder).eval()
     shallow = make(encoder.model_copy(update={"depth": 2})).eval()
     own = shallow.state_dict()
@@ -65,7 +65,7 @@ def test_a_layer_says_what_a_shallower_encoder_would(encoder):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layer_by_layer_with_torchs_kernels(bidirectional):
-    """What runs on other devices, tried on this one."""
+    """The implementation for other devices, run on this one."""
     encoder = make(GRUSettings(width=8, depth=3, dropout=0.0, bidirectional=bidirectional)).encoder
     bins, n_frames = torch.randn(3, 14 + 4 * 9, 4), torch.tensor([4, 10, 7])
     state = torch.randn(3 * (2 if bidirectional else 1), 3, 8)
@@ -106,7 +106,7 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     assert model.head.weight.grad.abs().sum() > 0
 
 
-def test_survives_the_way_through_an_engine():
+def test_outputs_survive_the_conversion_to_tensors():
     model, batch = make(KINDS[3]), make_batch()
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
     inputs = ModelInputs(*batch, tokens, layers=layers)
@@ -118,7 +118,7 @@ def test_survives_the_way_through_an_engine():
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "mode-ssm-small", "tiny-transformer"])
-def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
+def test_every_kind_of_encoder_trains(recipe, cohort_store, tmp_path):
     small = ["encoder.width=16", "train.steps=2", "train.log_every=1", "data.batching.batch_size=4"]
     small.append("loss.intermediate.layers=[1]")
     train(recipe, cohort_store, tmp_path / "run", overrides=small)
@@ -144,7 +144,7 @@ def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
         (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is refused"),
     ],
 )
-def test_refusals(overrides, words):
+def test_invalid_layers_are_rejected(overrides, words):
     with pytest.raises(UserError, match=words):
         load_recipe("tiny-transformer", overrides)
 

@@ -261,14 +261,14 @@ def offline_records(run: Path) -> list[Any]:
             if path.stat().st_size > 7:
                 break
             time.sleep(0.05)
-        data, at, whole = path.read_bytes(), 7, b""
+        data, at, record = path.read_bytes(), 7, b""
         while at + 7 <= len(data):
             size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-            whole += data[at + 7 : at + 7 + size]
+            record += data[at + 7 : at + 7 + size]
             at += 7 + size
-            if kind in (1, 4):  # whole, or the last piece
-                found.append(Record.FromString(whole))
-                whole = b""
+            if kind in (1, 4):  # complete, or the last piece
+                found.append(Record.FromString(record))
+                record = b""
             if 32768 - at % 32768 < 7:
                 at += 32768 - at % 32768
     return found

@@ -1,4 +1,4 @@
-"""Small recordings made on the spot, in the layouts of the two releases, whole or broken on purpose."""
+"""Small synthetic recordings in the layouts of both releases, valid or deliberately damaged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,39 +13,39 @@ LABEL = (7, 28, 17, 24, 40)  # "bring"
 
 
 @dataclass
-class Made:
-    """One trial to write; anything can be left out or be wrong."""
+class FakeTrial:
+    """One trial to write; any part can be missing or wrong."""
 
     bins: np.ndarray
     tokens: Sequence[int] | None = LABEL
     text: str | bytes | None = "Bring."
     block: int | None = 1
-    attributes: dict[str, Any] = field(default_factory=dict)  # over the usual ones; None removes one
+    attributes: dict[str, Any] = field(default_factory=dict)  # override the default ones; None removes one
 
 
 def noise(n_bins: int = 60, n_channels: int = 8, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n_bins, n_channels)).astype(np.float32)
 
 
-def write_hdf5(path: Path, trials: Sequence[Made], padded: int = 50) -> Path:
+def write_hdf5(path: Path, trials: Sequence[FakeTrial], padded: int = 50) -> Path:
     """One '25 file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
-        for number, made in enumerate(trials):
+        for number, fake in enumerate(trials):
             group = file.create_group(f"trial_{number:04d}")
-            group["input_features"] = made.bins
+            group["input_features"] = fake.bins
             attributes: dict[str, Any] = {
-                "n_time_steps": len(made.bins),
+                "n_time_steps": len(fake.bins),
                 "session": path.parent.name,
                 "trial_num": number,
-                "block_num": made.block,
+                "block_num": fake.block,
             }
-            if made.tokens is not None:
+            if fake.tokens is not None:
                 group["seq_class_ids"] = np.pad(
-                    np.asarray(made.tokens, dtype=np.int32), (0, padded - len(made.tokens))
+                    np.asarray(fake.tokens, dtype=np.int32), (0, padded - len(fake.tokens))
                 )
-                attributes |= {"seq_len": len(made.tokens), "sentence_label": made.text}
-            for name, value in (attributes | made.attributes).items():
+                attributes |= {"seq_len": len(fake.tokens), "sentence_label": fake.text}
+            for name, value in (attributes | fake.attributes).items():
                 if value is not None:
                     group.attrs[name] = value
     return path

@@ -1,4 +1,4 @@
-"""The curriculum: stages as data, transitions, who learns, what is carried over, and resuming anywhere."""
+"""Curriculum: stages as data, transitions, trained components, optimizer state, and resuming."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def train_stages(store: Path, run: Path, *more: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_stages(cohort_store, tmp_path_factory.mktemp("stages") / "run")
 
 
@@ -47,16 +47,16 @@ def test_overrides_by_index_and_by_name() -> None:
     recipe = load_recipe("mode-ssm-small", ["stages.0.epochs=2", "stages.transducer.steps=50"])
     assert (recipe.stages[0].epochs, recipe.stages[0].steps) == (2, None)
     assert recipe.stages[1].steps == 50
-    assert load_recipe("mode-ssm-small").stages[0].steps == 150  # nothing shared was changed
+    assert load_recipe("mode-ssm-small").stages[0].steps == 150  # the packaged recipe is unchanged
 
 
-def test_a_run_is_as_long_as_its_stages() -> None:
+def test_run_length_is_the_total_of_its_stages() -> None:
     recipe = load_recipe("mode-ssm-small", ["stages.0.steps=50"])
     assert recipe.train.steps == sum(stage.steps or 0 for stage in recipe.stages)
     assert load_recipe("mode-ssm-small", ["train.steps=7"]).train.steps == 7
 
 
-def test_epochs_become_steps_with_the_data() -> None:
+def test_epochs_are_converted_to_steps() -> None:
     recipe = resolve_epochs(load_recipe("mode-ssm"), steps_per_epoch=10.4)
     assert [s.steps for s in recipe.stages] == [104, 156, 104, 52]
     assert [s.epochs for s in recipe.stages] == [None] * 4
@@ -65,7 +65,7 @@ def test_epochs_become_steps_with_the_data() -> None:
 
 
 @pytest.mark.parametrize("name", ["mode-ssm", "mode-ssm-small"])
-def test_weights_are_those_of_the_description(name: str) -> None:
+def test_weights_match_the_description(name: str) -> None:
     weights = [stage.losses.active for stage in load_recipe(name).stages]
     assert weights == [
         {"ctc": 1.0},
@@ -76,7 +76,7 @@ def test_weights_are_those_of_the_description(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "expected"),
     [
         (["stages.7.steps=2"], "0 (ctc), 1 (transducer)"),
         (["stages.nosuch.steps=2"], "nosuch"),
@@ -97,11 +97,11 @@ def test_weights_are_those_of_the_description(name: str) -> None:
         (["stages.0.epochs=0"], "stages.0.epochs"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_in_one_sentence(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=r".*") as refused:
+def test_mistakes_are_reported_in_one_sentence(overrides: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=r".*") as error:
         load_recipe("mode-ssm-small", overrides)
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_stages_can_continue_the_schedule() -> None:
@@ -114,7 +114,7 @@ def test_stages_can_continue_the_schedule() -> None:
         load_recipe("mode-ssm-small", ["stages.0.schedule=anew"])
 
 
-def test_weights_that_stages_set_aside_are_told() -> None:
+def test_ineffective_loss_weights_are_reported() -> None:
     changed = load_recipe("mode-ssm-small", ["loss.ctc.weight=0.5"])
     (line,) = find_ineffective_settings(changed, True, "cpu")
     assert "loss.ctc.weight 0.5 has no effect" in line
@@ -122,7 +122,7 @@ def test_weights_that_stages_set_aside_are_told() -> None:
         assert not list(find_ineffective_settings(resolve_epochs(load_recipe(name), 10.0), True, "cuda"))
 
 
-def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
+def test_unnamed_losses_have_weight_0() -> None:
     recipe = load_recipe("mode-ssm-small")
     loss = stage_loss(recipe.loss, recipe.stages[0])
     assert (loss.ctc.weight, loss.rnnt.weight, loss.mode.weight, loss.denoise.weight) == (1.0, 0.0, 0.0, 0.0)
@@ -130,7 +130,7 @@ def test_losses_that_a_stage_does_not_name_do_not_count() -> None:
     assert stage_loss(recipe.loss, None) is recipe.loss
 
 
-def test_a_stage_ends_by_its_length_or_when_nothing_improves() -> None:
+def test_stage_ends_by_length_or_patience() -> None:
     stage = Stage(name="a", steps=10, patience=2, min_improvement=0.1, losses=StageLosses(ctc=1.0))
     progress = StageProgress(0, began=5)
     assert not progress.is_over(stage, 14)
@@ -141,15 +141,15 @@ def test_a_stage_ends_by_its_length_or_when_nothing_improves() -> None:
     assert progress.after_validation(stage, None) == progress
 
 
-def test_rows_name_their_stage(whole: Path) -> None:
-    assert [(r["step"], r["stage"]) for r in rows_of(whole, "val")] == [
+def test_rows_name_their_stage(uninterrupted: Path) -> None:
+    assert [(r["step"], r["stage"]) for r in rows_of(uninterrupted, "val")] == [
         (4, "ctc"),
         (8, "transducer"),
         (11, "mode"),
         (12, "denoise"),
         (14, "denoise"),
     ]
-    heads = {r["stage"]: set(r["losses"]) for r in rows_of(whole, "train")}
+    heads = {r["stage"]: set(r["losses"]) for r in rows_of(uninterrupted, "train")}
     assert heads == {
         "ctc": {"ctc"},
         "transducer": {"ctc", "rnnt"},
@@ -158,21 +158,25 @@ def test_rows_name_their_stage(whole: Path) -> None:
     }
     assert all(
         row["stage_index"] == ["ctc", "transducer", "mode", "denoise"].index(row["stage"])
-        for row in Run(whole).metrics()
+        for row in Run(uninterrupted).metrics()
     )
 
 
-def test_the_best_of_every_stage_keeps_a_name(whole: Path) -> None:
-    steps = {p.name: int(p.readlink().name[5:]) for p in (whole / "checkpoints").iterdir() if p.is_symlink()}
+def test_best_checkpoint_of_every_stage_is_linked(uninterrupted: Path) -> None:
+    steps = {
+        p.name: int(p.readlink().name[5:])
+        for p in (uninterrupted / "checkpoints").iterdir()
+        if p.is_symlink()
+    }
     assert {k: v for k, v in steps.items() if k.startswith("stage-")}.keys() == {
         *("stage-ctc", "stage-transducer", "stage-mode", "stage-denoise")
     }
     assert steps["stage-ctc"] == 4
     assert steps["stage-transducer"] == 8
-    assert steps["best"] == steps["stage-denoise"] in (12, 14)  # what is kept has all its parts trained
+    assert steps["best"] == steps["stage-denoise"] in (12, 14)  # all its components are trained
 
 
-def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None:
+def test_only_named_components_are_trained(cohort_store: Path, tmp_path: Path) -> None:
     run = train_stages(
         cohort_store,
         tmp_path / "run",
@@ -183,18 +187,18 @@ def test_only_named_components_learn(cohort_store: Path, tmp_path: Path) -> None
     assert changed == {"head"}
 
 
-def test_what_the_optimizer_knows_is_carried_over(cohort_store: Path, tmp_path: Path) -> None:
-    """Weights that went on learning have seen all steps, those of the last stage only its own."""
+def test_optimizer_state_is_transferred(cohort_store: Path, tmp_path: Path) -> None:
+    """Parameters that stay trainable have counted all steps, those added in the last stage only its own."""
     run = train_stages(cohort_store, tmp_path / "run", "stages.ctc.train=[encoder, ctc]", "train.steps=8")
     from safetensors.torch import load_file
 
     tensors = load_file(run / "checkpoints/last/training.safetensors")
     counts = {int(t) for name, t in tensors.items() if name.endswith(".step")}
     assert 8 in counts
-    assert counts - {8} <= {1, 2, 3, 4}  # session layers only count the batches they were in
+    assert counts - {8} <= {1, 2, 3, 4}  # session layers count only the batches with their trials
 
 
-def test_a_stage_ends_early_where_nothing_improves(
+def test_stage_ends_early_without_improvement(
     cohort_store: Path, tmp_path: Path, messages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train_stages(
@@ -230,10 +234,10 @@ def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path)
     more += [
         f"stages.{i}.schedule={how}" for i, how in enumerate(["restart", "restart", "restart", "continue"])
     ]
-    rates = [r["lr"] for r in rows_of(train_stages(cohort_store, tmp_path / "run", *more), "train")]
-    assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
-    assert rates[8] == pytest.approx(0.5e-3)
-    assert rates[11:] == pytest.approx([1e-3 * (1 - n / 14) for n in (11, 12, 13)])
+    learning_rates = [r["lr"] for r in rows_of(train_stages(cohort_store, tmp_path / "run", *more), "train")]
+    assert learning_rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
+    assert learning_rates[8] == pytest.approx(0.5e-3)
+    assert learning_rates[11:] == pytest.approx([1e-3 * (1 - n / 14) for n in (11, 12, 13)])
 
 
 def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_path: Path) -> None:
@@ -247,19 +251,19 @@ def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_p
     assert (state["step"], state["position"], state["progress"]["index"]) == (6, 12, 1)
 
 
-def test_no_incident_where_other_losses_begin_to_count(whole: Path) -> None:
-    assert (whole / "incidents.jsonl").read_text() == ""
+def test_change_of_losses_is_not_an_incident(uninterrupted: Path) -> None:
+    assert (uninterrupted / "incidents.jsonl").read_text() == ""
 
 
 @pytest.mark.slow
 def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) -> None:
     arguments = ["mode-ssm-small", *SMALL, *STEPS, "--data", str(cohort_store)]
-    [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "whole", None)])
+    [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])
     points = sorted(random.Random(1).sample(range(13, n_operations), count(4, 12)))
     assert_kills_leave_no_trace(arguments, tmp_path, points)
     links = [
         {p.name: p.readlink() for p in (tmp_path / name / "checkpoints").glob("stage-*")}
-        for name in ("whole", *(f"at-{n}" for n in points))
+        for name in ("uninterrupted", *(f"at-{n}" for n in points))
     ]
     assert all(found == links[0] for found in links)
     assert len(links[0]) == 4

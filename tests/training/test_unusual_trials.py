@@ -1,4 +1,4 @@
-"""The whole of MODE-SSM on trials that are odd: all four losses finite or 0, gradients finite, one trial or many."""
+"""MODE-SSM on unusual trials: all four losses finite or 0, finite gradients, one trial or many."""
 
 import math
 
@@ -40,31 +40,31 @@ def make_model(*overrides: str) -> tuple[Model, object]:
 
 
 @pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("both_ways", ["false", "true"])
-def test_all_losses_and_gradients_are_finite(odd: str, both_ways: str) -> None:
-    model, loss = make_model(f"encoder.bidirectional={both_ways}", "front_end.normalise=none")
-    n_bins, said = ODD[odd]
-    tokens = torch.zeros(len(said), max(1, *map(len, said)), dtype=torch.int64)
-    for row, u in zip(tokens, said, strict=True):
+@pytest.mark.parametrize("bidirectional", ["false", "true"])
+def test_all_losses_and_gradients_are_finite(odd: str, bidirectional: str) -> None:
+    model, loss = make_model(f"encoder.bidirectional={bidirectional}", "front_end.normalise=none")
+    n_bins, references = ODD[odd]
+    tokens = torch.zeros(len(references), max(1, *map(len, references)), dtype=torch.int64)
+    for row, u in zip(tokens, references, strict=True):
         row[: len(u)] = torch.tensor(u, dtype=torch.int64)
-    n_tokens = torch.tensor([len(u) for u in said])
-    clean = torch.randn(len(said), max(n_bins), 4)
-    session = torch.zeros(len(said), dtype=torch.int64)
+    n_tokens = torch.tensor([len(u) for u in references])
+    clean = torch.randn(len(references), max(n_bins), 4)
+    session = torch.zeros(len(references), dtype=torch.int64)
     outputs = encode_for_training(
         model,
         ModelInputs(clean + torch.randn_like(clean), torch.tensor(n_bins), session, tokens, clean),
         match_flow=True,
     )
-    losses = compute_losses(outputs, tokens, n_tokens, loss, torch.full((len(said), 2), 0.5))
+    losses = compute_losses(outputs, tokens, n_tokens, loss, torch.full((len(references), 2), 0.5))
     assert tuple(losses) == tuple(head for head in LOSS_NAMES if head != "intermediate")
     assert all(bool(values.isfinite().all()) for values in losses.values())
-    assert (losses["rnnt"] > 0).all()  # more tokens than frames are nothing odd to a transducer
+    assert (losses["rnnt"] > 0).all()  # a transducer can emit more tokens than there are frames
     weighted_loss(losses, loss).sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("odd", ["one bin", "one frame", "a batch of one"])
-def test_they_are_read_too(odd: str) -> None:
+def test_unusual_trials_are_decoded(odd: str) -> None:
     model, _ = make_model("front_end.normalise=none")
     n_bins = ODD[odd][0]
     with torch.inference_mode():
