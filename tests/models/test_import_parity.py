@@ -1,7 +1,7 @@
-"""Imported official checkpoints say what the official formulas say.
+"""Imported official checkpoints against the official formulas.
 
-The formulas are written out here step by step in numpy, from the official layouts and not from the package,
-so that a slip in either layout ('24 patches run channel after channel, '25 patches bin after bin) fails.
+The formulas are written out step by step in numpy, from the official layouts and not from the package, so that an error
+in either layout ('24 patches are channel-major, '25 patches time-major) fails.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def softsign(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.abs(x))
 
 
-def official_25(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.ndarray:
+def official_25(state: dict[str, np.ndarray], bins: np.ndarray, session: int) -> np.ndarray:
     """(T, C) -> logits (F, 41)"""
     n_bins = len(bins)
     weights = {d: np.exp(-(d**2) / 8) for d in range(-4, 5)}
@@ -55,7 +55,7 @@ def official_25(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.
         for d, weight in weights.items():
             if 0 <= t + d < n_bins:
                 smoothed[t] += weight / sum(weights.values()) * bins[t + d]
-    x = softsign(smoothed @ state[f"day_weights.{day}"] + state[f"day_biases.{day}"])
+    x = softsign(smoothed @ state[f"day_weights.{session}"] + state[f"day_biases.{session}"])
     frames = []
     for first in range(0, n_bins - 14 + 1, 4):
         patch = np.empty(14 * N_CHANNELS)
@@ -69,7 +69,7 @@ def official_25(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.
     return x @ state["out.weight"].T + state["out.bias"]
 
 
-def official_24(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.ndarray:
+def official_24(state: dict[str, np.ndarray], bins: np.ndarray, session: int) -> np.ndarray:
     """(T, C) block-normalised -> logits (F, 41)"""
     n_bins = len(bins)
     weights = np.exp(-0.5 * ((np.arange(20) - 9.5) / 2.0) ** 2)
@@ -78,7 +78,7 @@ def official_24(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.
         for j in range(20):
             if 0 <= t + j - 9 < n_bins:  # nine bins to the left, ten to the right
                 smoothed[t] += weights[j] / weights.sum() * bins[t + j - 9]
-    x = softsign(smoothed @ state["dayWeights"][day] + state["dayBias"][day])
+    x = softsign(smoothed @ state["dayWeights"][session] + state["dayBias"][session])
     frames = []
     for first in range(0, n_bins - 32 + 1, 4):
         patch = np.empty(32 * N_CHANNELS)

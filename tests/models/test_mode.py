@@ -1,4 +1,4 @@
-"""Speaking mode: evidence over true frames, inference without labels, and what it does to the encoder."""
+"""Speaking mode: evidence over true frames, inference without labels, and channel conditioning."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ SMALL = [
 
 
 def blocks(rng: np.random.Generator, n_blocks: int = 20, per_block: int = 15) -> tuple:
-    """Energies of blocks that are loud or not, much wider spread than the two are apart."""
+    """Energies of loud and quiet blocks, with a spread much larger than their difference."""
     loud = np.arange(n_blocks) % 3 > 0
     truth = np.repeat(loud, per_block)
     energy = np.where(truth, 0.2, -0.2) + 0.25 * rng.standard_normal(len(truth))
@@ -54,10 +54,10 @@ def test_inferred_without_labels() -> None:
     vocalised = fit_mixture(energy, groups, unknown)
     assert ((vocalised > 0.5) == truth).all()
     alone = fit_mixture(energy, [str(i) for i in range(len(energy))], unknown)
-    assert 0.7 < ((alone > 0.5) == truth).mean() < 1.0  # a trial on its own tells less than a block
+    assert 0.7 < ((alone > 0.5) == truth).mean() < 1.0  # one trial is weaker evidence than a block
 
 
-def test_labels_are_kept_and_speak_for_their_block() -> None:
+def test_labels_are_kept_and_determine_their_block() -> None:
     energy, groups, truth = blocks(np.random.default_rng(1))
     known = np.full(len(energy), np.nan)
     known[0] = 1.0 - truth[0]  # one label of the first block, against its energy
@@ -69,7 +69,7 @@ def test_labels_are_kept_and_speak_for_their_block() -> None:
 
 
 @pytest.mark.parametrize("known", [[np.nan] * 3, [0.0, np.nan, 1.0], [0.0, 0.0, 0.0]])
-def test_nothing_to_tell_them_apart_by_is_no_error(known: list[float]) -> None:
+def test_equal_energies_are_not_an_error(known: list[float]) -> None:
     vocalised = fit_mixture(np.zeros(3), ["a", "b", "c"], np.array(known))
     assert np.isfinite(vocalised).all()
     labelled = ~np.isnan(known)
@@ -77,17 +77,17 @@ def test_nothing_to_tell_them_apart_by_is_no_error(known: list[float]) -> None:
     assert len(fit_mixture(np.zeros(1), ["a"], np.array([np.nan]))) == 1
 
 
-def test_both_modes_count_alike_and_unknown_trials_do_not() -> None:
+def test_modes_are_balanced_and_unknown_trials_ignored() -> None:
     modes = Modes({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0})
-    wanted = modes.targets(["a", "d", "nobody"], torch.device("cpu"))
-    assert wanted.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
+    target = modes.targets(["a", "d", "unknown"], torch.device("cpu"))
+    assert target.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
     logits = torch.randn(3, 2, requires_grad=True)
-    losses = mode_loss(logits, wanted)
+    losses = mode_loss(logits, target)
     losses.sum().backward()
     assert losses[2] == 0 and (logits.grad[2] == 0).all() and (logits.grad[:2] != 0).all()
 
 
-def test_evidence_ignores_padding_and_offsets_nothing() -> None:
+def test_evidence_ignores_padding() -> None:
     head = SpeakingMode(SpeakingModeSettings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
     bins = torch.randn(1, 23, 2)
     padded = torch.cat([bins, torch.full((1, 9, 2), 7.0)], dim=1)
@@ -98,10 +98,10 @@ def test_evidence_ignores_padding_and_offsets_nothing() -> None:
     torch.testing.assert_close(head.mean_evidence(bins, n)[0].float(), by_hand)
 
 
-def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:
+def test_conditioning_scales_channels_and_detaches_the_mode() -> None:
     head = SpeakingMode(SpeakingModeSettings(enabled=True), Patch(), 3, causal=True)
     bins, logits = torch.randn(1, 4, 3), torch.tensor([[[20.0, -20.0]]]).expand(1, 4, 2).requires_grad_()
-    torch.testing.assert_close(head.condition(bins, logits), bins)  # at the start it changes nothing
+    torch.testing.assert_close(head.condition(bins, logits), bins)  # initially the identity
     with torch.no_grad():
         head.gain[MODES.index("silent")] = torch.tensor([0.5, 0.0, -0.5])
     scaled = head.condition(bins, logits)
@@ -117,8 +117,8 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
-    """At the difficulty of real recordings; block by block over training trials, trial by trial over others."""
+def test_simulated_modes_are_inferred_without_labels(tmp_path: Path) -> None:
+    """At the difficulty of real recordings: per block for training trials, per trial for others."""
     from arcuate.data.prepare import prepare
     from arcuate.data.simulation import simulate
 
@@ -137,7 +137,7 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     assert summary["mode_accuracy_pooled"] >= 0.9
 
 
-def test_evaluate_tells_modes_where_they_are_known(run: Path, cohort_store: Path) -> None:
+def test_evaluate_reports_modes_where_they_are_known(run: Path, cohort_store: Path) -> None:
     summary = evaluate(run).to_dict()
     assert 0.0 <= summary["mode_accuracy"] <= 1.0
     assert summary["per_by_mode"].keys() <= set(MODES)
@@ -153,7 +153,7 @@ def rows(run: Path) -> list[dict]:
     return read_jsonl(Run(run).results_file("val", None))
 
 
-def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
+def test_no_mode_metrics_without_labels(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     recipe = run_recipe(Run(run))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
@@ -165,7 +165,7 @@ def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -
 
 
 def test_labels_partly_missing(cohort_store: Path) -> None:
-    """Labelled trials keep their labels, the rest is inferred, labels of no known mode are told of."""
+    """Labelled trials keep their labels, the rest is inferred, unknown mode names are reported."""
     store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
     trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
     known = labelled_modes(trials, settings)
@@ -175,7 +175,7 @@ def test_labels_partly_missing(cohort_store: Path) -> None:
     assert np.isnan(labelled_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
 
 
-def test_modes_are_remembered_with_the_run(run: Path, tmp_path: Path) -> None:
+def test_modes_are_stored_with_the_run(run: Path, tmp_path: Path) -> None:
     kept = read_modes(Run(run).modes_file)
     assert len(kept.vocalised) == 96
     write_modes(tmp_path / "again.jsonl", kept)
@@ -186,7 +186,7 @@ def test_modes_are_remembered_with_the_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None:
-    """As in the real releases: nothing known, everything inferred, training goes on."""
+    """As in the real releases: no labels, all modes inferred."""
     store = Store.open(cohort_store)
     recipe = load_recipe("tiny", SMALL)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)

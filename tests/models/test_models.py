@@ -1,4 +1,4 @@
-"""The model's parts against torch's own, its sizes, and its refusals."""
+"""Parts of the model against reference implementations, parameter counts, and error messages."""
 
 import math
 
@@ -137,7 +137,7 @@ def test_recurrence_gradients(reverse):
 
 
 @pytest.mark.parametrize(("n_bins", "size", "stride"), [(7, 3, 2), (9, 5, 5), (6, 6, 4), (8, 4, 1)])
-def test_patches_are_projected_without_being_cut(n_bins, size, stride):
+def test_project_patches_equals_a_product_of_patches(n_bins, size, stride):
     torch.manual_seed(0)
     patch = Patch(bins=size, stride=stride)
     bins, weight, bias = (
@@ -165,7 +165,7 @@ def test_session_layer_gradients(activation):
     assert torch.autograd.gradcheck(lambda *_: layer(bins, session), [bins, *used])
 
 
-def test_session_layer_can_be_removed():
+def test_session_layer_can_be_disabled():
     layer = SessionLayer(SessionLayerSettings(enabled=False, layer_norm=True), 3, 4)
     assert [name for name, _ in layer.named_parameters()] == ["layer_norm.weight", "layer_norm.bias"]
     assert layer(torch.randn(2, 5, 3), torch.tensor([0, 3])).shape == (2, 5, 3)
@@ -204,16 +204,16 @@ def test_rolling_normalisation_is_the_causal_estimate():
         torch.testing.assert_close(scores[0, t].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_rolling_normalisation_without_a_past():
+def test_rolling_normalisation_without_past_bins():
     nothing = BatchStatistics(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0]))
     bins = torch.tensor([[[3.0, 5.0], [4.0, 5.0], [float("nan"), 5.0]]])
     scores, _ = normalise(bins, nothing, FrontEndSettings(normalise="rolling"))
     assert bool(scores.isfinite().all())
-    assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel says nothing
+    assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel
     assert scores[0, 1, 0].item() == pytest.approx(1.0)
 
 
-def test_log_comes_before_block_statistics():
+def test_log1p_precedes_block_normalisation():
     statistics = BatchStatistics(torch.full((1, 1), 0.5), torch.full((1, 1), 2.0), torch.tensor([9]))
     scores, _ = normalise(
         torch.tensor([[[math.e - 1.0]]]), statistics, FrontEndSettings(normalise="block", log1p=True)
@@ -221,7 +221,7 @@ def test_log_comes_before_block_statistics():
     assert scores.item() == pytest.approx((1.0 - 0.5) / 2.0)
 
 
-def test_refusals_name_the_remedy():
+def test_errors_name_the_remedy():
     with pytest.raises(UserError, match="5 channels"):
         make_model()(torch.zeros(1, 20, 4), torch.tensor([20]), torch.tensor([0]))
     with pytest.raises(UserError, match="pass the statistics of the block"):

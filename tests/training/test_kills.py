@@ -31,7 +31,7 @@ LONG = [  # long enough for every rule of the guard, whose state is saved
     *SMALL,
     *("train.steps=90", "train.checkpoint_every=15", "train.validate_every=45"),
     "guard.spike={warmup: 20}",
-    "guard.stuck={action: warn, patience: 50, fall: 0.5}",
+    "guard.stuck={action: warn, patience: 50, min_drop: 0.5}",
     "guard.adaptive={threshold: 0.01, window: 20, max_reductions: 3}",
 ]
 SIGNS = {"calm": (), "wild": ("rewound_to",), "long": ("stuck", "gradient_norm")}

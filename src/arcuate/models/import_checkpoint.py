@@ -138,7 +138,7 @@ def import_checkpoint(
 def _read_nejm(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint:
     """Read a `best_checkpoint` of the '25 baseline, or a folder that contains it, with args.yaml beside it."""
     candidates = [path / "best_checkpoint", path / "checkpoint" / "best_checkpoint", path / "checkpoint"]
-    file = _find(path, candidates)
+    file = _find_file(path, candidates)
     content = load_checkpoint(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_state_dict"), dict):
         _raise_wrong_kind(file, content, "nejm")
@@ -182,7 +182,7 @@ def _read_nejm(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint
 
 def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint:
     """Read a `modelWeights` file of the '24 baseline, or its folder, with `args` beside it."""
-    file = _find(path, [path / "modelWeights"])
+    file = _find_file(path, [path / "modelWeights"])
     content = load_checkpoint(file)
     if not isinstance(content, dict) or "model_state_dict" in content:
         _raise_wrong_kind(file, content, "cffan")
@@ -199,10 +199,8 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
         if (w := weights.get(f"encoder.gru.{name}")) is not None:
             w = w.unflatten(1, (n_channels, n_bins)).transpose(1, 2).flatten(1).contiguous()
             weights[f"encoder.gru.{name}"] = w
-    weights_by_session, biases_by_session = (
-        tensors.take("dayWeights"),
-        tensors.take("dayBias").reshape(n_sessions, -1),
-    )
+    weights_by_session = tensors.take("dayWeights")
+    biases_by_session = tensors.take("dayBias").reshape(n_sessions, -1)
     for i in range(n_sessions):
         weights[f"front_end.session_layer.weights.{i}"] = weights_by_session[i].clone()
         weights[f"front_end.session_layer.biases.{i}"] = biases_by_session[i].clone()
@@ -291,7 +289,7 @@ def _make_config(
     return ModelConfig(settings=settings, n_channels=n_channels, sessions=tuple(sessions), classes=CLASSES)
 
 
-def _find(path: Path, candidates: Sequence[Path]) -> Path:
+def _find_file(path: Path, candidates: Sequence[Path]) -> Path:
     if path.is_file():
         return path
     for candidate in candidates:

@@ -53,6 +53,7 @@ def train(
         waiting_s = time.perf_counter() - loading
 
         learning_rates = _set_learning_rates(state)
+        # Augment, forward, loss, backward.
         metrics = compute_gradients(state, encode, drawn, device, distributed)
         lr = learning_rates.get("rest", max(learning_rates.values()))
         verdict = state.guard.judge(metrics, lr)

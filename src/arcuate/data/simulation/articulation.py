@@ -8,21 +8,9 @@ import numpy as np
 from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.data.trial import BIN_SECONDS
 
-ARTICULATORS = (
-    "lip_aperture",
-    "lip_rounding",
-    "jaw",
-    "tip_height",
-    "tip_front",
-    "body_height",
-    "body_front",
-    "root",
-    "lateral",
-    "rhotic",
-    "velum",
-    "voicing",
-    "airflow",
-    "closure",
+ARTICULATORS = tuple(
+    "lip_aperture lip_rounding jaw tip_height tip_front body_height body_front root"
+    " lateral rhotic velum voicing airflow closure".split()
 )
 N_ARTICULATORS = len(ARTICULATORS)
 # Time constant of each articulator (s): lips and tongue tip are fast; jaw, velum and larynx are slower.

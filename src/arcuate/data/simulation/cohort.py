@@ -30,6 +30,7 @@ from arcuate.data.simulation.cortex import (
 from arcuate.data.simulation.layouts import (
     Hdf5SessionWriter,
     MatSessionWriter,
+    PlannedTrial,
     SessionWriter,
     SimulatedTrial,
     write_description,
@@ -84,18 +85,6 @@ class Simulation:
             "hours": self.hours,
             "ms_per_phoneme": self.ms_per_phoneme,
         }
-
-
-@dataclass(frozen=True)
-class _PlannedTrial:
-    """One trial of a session's schedule."""
-
-    split: Split
-    number: int
-    block: int
-    order: int  # position within its block
-    corpus: str
-    mode: str
 
 
 @dataclass(frozen=True)
@@ -247,10 +236,9 @@ def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> _Tot
             plan = _plan_session(cohort, index)
             dead = np.flatnonzero(electrodes.dead).tolist()
             with _session_writer(out, cohort, index) as writer:
-                trials = _simulate_trials(cohort, index, plan, electrodes, signal)
-                for planned, (trial, onsets) in zip(plan, trials, strict=True):
+                for trial in _simulate_trials(cohort, index, plan, electrodes, signal):
                     writer.write(trial)
-                    row = _truth_row(trial, planned, onsets)
+                    row = _truth_row(trial)
                     row |= {"dead": dead, "seed": cohort.seed, "difficulty": cohort.difficulty}
                     truth.write(json.dumps(row) + "\n")
                     counts[trial.split] += 1
@@ -306,22 +294,22 @@ def _session_writer(out: Path, cohort: _Cohort, index: int) -> SessionWriter:
     return MatSessionWriter(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
 
 
-def _truth_row(trial: SimulatedTrial, planned: _PlannedTrial, onsets: np.ndarray) -> dict[str, object]:
-    """Ground truth of one trial; `onsets` are in seconds."""
+def _truth_row(trial: SimulatedTrial) -> dict[str, object]:
+    """Ground truth of one trial."""
     return {
         "session": trial.session,
         "split": trial.split,
         "number": trial.number,
         "block": trial.block,
-        "mode": planned.mode,
-        "corpus": planned.corpus,
+        "mode": trial.mode,
+        "corpus": trial.corpus,
         "text": trial.text,
         "phonemes": trial.names,
-        "onsets_s": [round(float(onset), 3) for onset in onsets],
+        "onsets_s": [round(float(onset), 3) for onset in trial.onsets * BIN_SECONDS],
     }
 
 
-def _description_rows(session: str, first: date, plan: list[_PlannedTrial]) -> Iterator[tuple[object, ...]]:
+def _description_rows(session: str, first: date, plan: list[PlannedTrial]) -> Iterator[tuple[object, ...]]:
     recorded = session_date(session) or first
     for block in sorted({trial.block for trial in plan}):
         members = [trial for trial in plan if trial.block == block]
@@ -361,7 +349,7 @@ def _simulated_arrays(layout: Layout, n_electrodes: int) -> tuple[SimulatedArray
     )
 
 
-def _plan_session(cohort: _Cohort, index: int) -> list[_PlannedTrial]:
+def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
     """The trials of a session in order: blocks of one corpus and one speaking mode."""
     rng = cohort.rng(_SESSION, index)
     n_val = n_test = max(1, round(0.1 * cohort.n_trials))
@@ -371,7 +359,7 @@ def _plan_session(cohort: _Cohort, index: int) -> list[_PlannedTrial]:
     else:  # validation and test sentences share their blocks
         shared = rng.permutation(np.array(["val"] * n_val + ["test"] * n_test)).tolist()
         runs = [["train"] * n_train, shared]
-    planned: list[_PlannedTrial] = []
+    planned: list[PlannedTrial] = []
     numbers = dict.fromkeys(SPLITS, 0)
     block = int(rng.integers(1, 4))
     for run in runs:
@@ -380,7 +368,7 @@ def _plan_session(cohort: _Cohort, index: int) -> list[_PlannedTrial]:
         for part, members in enumerate(np.array_split(np.array(run), n_blocks)):
             corpus = str(rng.choice(CORPORA, p=_CORPUS_PROBABILITIES))
             for order, split in enumerate(members.tolist()):
-                planned.append(_PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))
+                planned.append(PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))
                 numbers[split] += 1
             block += 1
     return planned
@@ -394,20 +382,20 @@ def _draw_modes(n_blocks: int, rng: np.random.Generator) -> list[str]:
 
 
 def _simulate_trials(
-    cohort: _Cohort, index: int, plan: list[_PlannedTrial], electrodes: Electrodes, signal: SignalModel
-) -> Iterator[tuple[SimulatedTrial, np.ndarray]]:
-    """The trials of a session, each with the onset of every phoneme in seconds."""
+    cohort: _Cohort, index: int, plan: list[PlannedTrial], electrodes: Electrodes, signal: SignalModel
+) -> Iterator[SimulatedTrial]:
+    """The trials of a session in order."""
     session_rng = cohort.rng(_SESSION, index, 1)
     session_tempo = session_rng.lognormal(0.0, 0.06)
     n = len(electrodes.log_rate)
     offset = np.zeros(n)
-    for position, trial in enumerate(plan):
+    for position, planned in enumerate(plan):
         rng = cohort.rng(_TRIAL, index, position)
-        if trial.order == 0:  # the baseline has shifted during the pause between blocks
+        if planned.order == 0:  # the baseline has shifted during the pause between blocks
             offset = 0.12 * session_rng.standard_normal(n)
         offset = 0.99 * offset + 0.015 * session_rng.standard_normal(n)
-        mode = MODES[trial.mode]
-        text = make_sentence(trial.corpus, rng)
+        mode = MODES[planned.mode]
+        text = make_sentence(planned.corpus, rng)
         names = pronounce(text).names
         tempo = mode.tempo * session_tempo * rng.lognormal(0.0, 0.07)
         tempo *= cohort.ms_per_phoneme / _DEFAULT_MS_PER_PHONEME
@@ -415,17 +403,12 @@ def _simulate_trials(
         onsets, n_bins = draw_onsets(names, timing, rng)
         positions = articulate(names, onsets, n_bins)
         counts, power = record_trial(electrodes, positions, mode, signal, offset, rng)
-        yield (
-            SimulatedTrial(
-                cohort.sessions[index],
-                trial.split,
-                trial.number,
-                trial.block,
-                trial.order,
-                text,
-                names,
-                counts,
-                power,
-            ),
-            onsets * BIN_SECONDS,
+        yield SimulatedTrial(
+            **vars(planned),
+            session=cohort.sessions[index],
+            text=text,
+            names=names,
+            onsets=onsets,
+            counts=counts,
+            power=power,
         )

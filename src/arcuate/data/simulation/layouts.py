@@ -28,16 +28,25 @@ _PARTITION_OF: dict[Split, str] = {split: name for name, split in PARTITIONS.ite
 
 
 @dataclass(frozen=True)
-class SimulatedTrial:
-    """One simulated trial."""
+class PlannedTrial:
+    """One trial of a session's schedule."""
 
-    session: str
     split: Split
     number: int  # position within its file
     block: int
     order: int  # position within its block
+    corpus: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class SimulatedTrial(PlannedTrial):
+    """A trial with its sentence and recording."""
+
+    session: str
     text: str
-    names: list[str]
+    names: list[str]  # phonemes
+    onsets: np.ndarray  # (U,) of the phonemes, in bins
     counts: np.ndarray  # (T, N) uint8
     power: np.ndarray  # (T, N) float32
 
