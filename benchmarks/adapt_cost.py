@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from arcuate.adaptation.config import Adaptation, Safety
-from arcuate.adaptation.online import make_adapter, read
-from arcuate.adaptation.state import Heard
+from arcuate.adaptation.online import compute_log_probs, make_adapter
+from arcuate.adaptation.state import DecodedTrial
 from arcuate.data.alphabet import CLASSES
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.experiments.recipe import load_recipe
@@ -40,23 +40,23 @@ def cost(name: str, n_copies: int) -> dict[str, Any]:
     settings = Adaptation(method="one-step", copies=n_copies, safety=EVERY)
     adapter = make_adapter(Model(config), settings, recipe.augment)
     bins = torch.randn(N_BINS, n_channels, generator=generator)
-    said = tuple(torch.randint(1, len(CLASSES), (N_TOKENS,), generator=generator).tolist())
-    day = adapter.start("a")
-    reading, learning, before = [], [], 0.0
+    label = tuple(torch.randint(1, len(CLASSES), (N_TOKENS,), generator=generator).tolist())
+    state = adapter.start("a")
+    decoding, adaptation, before = [], [], 0.0
     for _ in range(N_TIMED + 1):  # the first warms up
         started = time.process_time()
-        log_probs = read(adapter.before(day), bins)
-        reading.append(time.process_time() - started)
+        log_probs = compute_log_probs(adapter.adapted_model(state), bins)
+        decoding.append(time.process_time() - started)
         before = before or peak_rss_mb()
         started = time.process_time()
-        day, _ = adapter.after(day, Heard(bins, log_probs, said), log_probs)
-        learning.append(time.process_time() - started)
-    if day.n_steps != N_TIMED + 1:
-        sys.exit(f"{name}: {day.n_steps} steps were taken, not {N_TIMED + 1}")
+        state, _ = adapter.update(state, DecodedTrial(bins, log_probs, label), log_probs)
+        adaptation.append(time.process_time() - started)
+    if state.n_steps != N_TIMED + 1:
+        sys.exit(f"{name}: {state.n_steps} steps were taken, not {N_TIMED + 1}")
     return {
         "parameters": count_parameters(config),
-        "reading": statistics.median(reading[1:]),
-        "learning": statistics.median(learning[1:]),
+        "decoding": statistics.median(decoding[1:]),
+        "adaptation": statistics.median(adaptation[1:]),
         "memory_mb": peak_rss_mb() - before,
     }
 
@@ -70,16 +70,16 @@ def main() -> None:
     if asked.one:
         print(json.dumps(cost(asked.recipes[0], asked.copies[0])))
         return
-    print("| recipe | parameters | copies | s to read a trial | s to learn from it | MB on top |")
+    print("| recipe | parameters | copies | s to decode a trial | s to adapt to it | additional MB |")
     print("|---|---|---|---|---|---|")
     for name in asked.recipes:
         for n in asked.copies:
             command = [sys.executable, __file__, "--one", "--recipes", name, "--copies", str(n)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            told = json.loads(done.stdout)
+            result = json.loads(done.stdout)
             print(
-                f"| `{name}` | {told['parameters']:,} | {n} | {told['reading']:.2f} | {told['learning']:.2f} |"
-                f" {told['memory_mb']:.0f} |",
+                f"| `{name}` | {result['parameters']:,} | {n} | {result['decoding']:.2f} | {result['adaptation']:.2f} |"
+                f" {result['memory_mb']:.0f} |",
                 flush=True,
             )
 

@@ -1,9 +1,9 @@
-"""Ten-seed candidate lists of two participants: every way of combining them, with paired significance.
+"""Ten-seed candidate lists of two participants: every combination method, with paired significance tests.
 
 python benchmarks/combine.py --lists ../shared/real/words/ensembles [--lm MODEL] [--llm MODEL] [--json]
 
 `transferred` uses weights fitted on the other participant's lists only, `cross-fitted` weights from the other folds of
-the same list; `packaged` uses the weights in the program, which both participants' lists went into.
+the same list; `packaged` uses the default weights, which were fitted on both participants' lists.
 """
 
 import argparse
@@ -15,67 +15,57 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.evaluation.combine.choose import (
-    choose_by_features,
-    choose_by_risk,
-    choose_by_vote,
-    n_words,
-    summarise_choice,
-    vote_weights,
-    word_errors,
-)
-from arcuate.evaluation.combine.fit import (
-    Choice,
+from arcuate.evaluation.combine.candidates import CandidateList, read_candidates
+from arcuate.evaluation.combine.combine import choose_mbr, choose_rover, summarise_combination
+from arcuate.evaluation.combine.linear import (
     Feature,
-    features_of,
+    FittingExample,
+    choose_linear,
+    feature_weights,
     fit_weights,
-    known_feature,
+    make_example,
+    make_table,
     ngram_feature,
-    prior_of,
+    precomputed_feature,
 )
-from arcuate.evaluation.combine.lists import CandidateList, read_lists
-from arcuate.evaluation.combine.mbr import minimum_risk
+from arcuate.evaluation.combine.voting import mbr, vote_weights
 from arcuate.language.ngram.io import open_model
 
 SETS = ("t15_val_bi", "t15_val_uni", "t12_test_bi", "t12_test_uni")
 
 
-def choices(lists: Sequence[CandidateList], extra: Sequence[Feature]) -> list[Choice]:
-    """All labelled lists of one set as the fit takes them."""
-    made = []
-    for found, votes in zip(lists, vote_weights(lists), strict=True):
-        table = features_of(found, votes, extra)
-        if found.reference is not None and table.texts:
-            made.append(
-                Choice(table.values, word_errors(found.reference, table.texts), n_words(found.reference))
-            )
-    return made
+def fitting_examples(lists: Sequence[CandidateList], extra: Sequence[Feature]) -> list[FittingExample]:
+    """All labelled lists of one set."""
+    examples = []
+    for candidates, votes in zip(lists, vote_weights(lists), strict=True):
+        table = make_table(candidates, votes, extra)
+        if example := make_example(table.values, table.texts, candidates.reference):
+            examples.append(example)
+    return examples
 
 
-def ways(
+def combine_all(
     name: str, sets: dict[str, list[CandidateList]], extras: dict[str, list[Feature]]
 ) -> dict[str, list[str]]:
     """Texts by every method."""
     lists = sets[name]
     equal = vote_weights(lists)
     texts = {
-        "plain word-MBR": [minimum_risk(found.texts, letter_share=0.0) for found in lists],
-        "mbr": choose_by_risk(lists, equal),
-        "mbr, voters by agreement": choose_by_risk(lists, vote_weights(lists, "agreement")),
-        "rover": choose_by_vote(lists, equal),
+        "plain word-MBR": [mbr(candidates.texts, letter_share=0.0) for candidates in lists],
+        "mbr": choose_mbr(lists, equal),
+        "mbr, votes by agreement": choose_mbr(lists, vote_weights(lists, "agreement")),
+        "rover": choose_rover(lists, equal),
     }
     others = [other for other in sets if other.split("_")[0] != name.split("_")[0]]
     for title, extra in extras.items():
-        _, prior = prior_of(extra)
-        pool = [choice for other in others for choice in choices(sets[other], extra)]
+        _, prior = feature_weights(extra)
+        pool = [example for other in others for example in fitting_examples(sets[other], extra)]
         if pool:
-            weights = fit_weights(pool, prior, free=[3])
-            texts[f"linear{title}, transferred"] = choose_by_features(
-                lists, equal, extra, weights=weights
-            ).texts
-        texts[f"linear{title}, cross-fitted"] = choose_by_features(lists, equal, extra).texts
+            weights = fit_weights(pool, prior, unbounded=[3])
+            texts[f"linear{title}, transferred"] = choose_linear(lists, equal, extra, weights=weights).texts
+        texts[f"linear{title}, cross-fitted"] = choose_linear(lists, equal, extra).texts
         packaged = np.array(prior)
-        texts[f"linear{title}, packaged"] = choose_by_features(lists, equal, extra, weights=packaged).texts
+        texts[f"linear{title}, packaged"] = choose_linear(lists, equal, extra, weights=packaged).texts
     return texts
 
 
@@ -86,39 +76,41 @@ def main() -> None:
     parser.add_argument("--llm", type=Path, help="a causal language model")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    sets = {name: read_lists(arguments.lists / f"{name}.jsonl") for name in SETS}
+    sets = {name: read_candidates(arguments.lists / f"{name}.jsonl") for name in SETS}
     extras: dict[str, list[Feature]] = {"": []}
     if arguments.lm:
         extras[" + n-gram"] = [ngram_feature(open_model(arguments.lm))]
     if arguments.llm:
         from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
-        texts = sorted({t for lists in sets.values() for found in lists for t in found.texts})
+        texts = sorted({t for lists in sets.values() for candidates in lists for t in candidates.texts})
         scores = score_sentences(load_causal(arguments.llm), texts)
-        extras[" + causal"] = [known_feature("causal", 0.2, dict(zip(texts, scores.tolist(), strict=True)))]
+        extras[" + causal"] = [
+            precomputed_feature("causal", 0.2, dict(zip(texts, scores.tolist(), strict=True)))
+        ]
     rows = []
     for name, lists in sets.items():
-        begun = time.process_time()
-        for method, texts_ in ways(name, sets, extras).items():
-            summary = summarise_choice(lists, texts_, lm=None)
+        started = time.process_time()
+        for method, texts_ in combine_all(name, sets, extras).items():
+            summary = summarise_combination(lists, texts_, lm=None).to_dict()
             gap = summary["against_best_single"]
             rows.append(
                 {"set": name, "method": method, "wer": summary["wer"], "low": summary["wer_low"]}
                 | {"high": summary["wer_high"], "best_single": summary["best_single_wer"], "p": gap["p"]}
                 | {"single_mean": summary["single_wer_mean"], "oracle": summary["oracle_wer"]}
             )
-        sys.stderr.write(f"{name}: {time.process_time() - begun:.0f} s\n")
+        sys.stderr.write(f"{name}: {time.process_time() - started:.0f} s\n")
     if arguments.json:
         print(json.dumps(rows))
         return
     for name in SETS:
-        mine = [row for row in rows if row["set"] == name]
-        first = mine[0]
+        own = [row for row in rows if row["set"] == name]
+        first = own[0]
         print(
             f"\n{name}: single {100 * first['single_mean']:.2f} % (best {100 * first['best_single']:.2f} %),"
             f" oracle {100 * first['oracle']:.2f} %"
         )
-        for row in mine:
+        for row in own:
             interval = f"{100 * row['low']:.2f}–{100 * row['high']:.2f}"
             print(f"  {row['method']:38s} {100 * row['wer']:6.2f} %  ({interval})  p = {row['p']:.4f}")
 

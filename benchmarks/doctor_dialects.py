@@ -1,4 +1,4 @@
-"""The same log in other words: what trackers export and trainers print, to see whether the verdict depends on it."""
+"""Writers of the same log in other formats: exports of trackers and printed output of trainers."""
 
 import json
 import struct
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.insight.doctor.curve import Log
 from arcuate.insight.doctor.read_events import masked_crc
+from arcuate.insight.doctor.training_log import TrainingLog
 
 Row = dict[str, float]
 
 
-def rows(log: Log) -> list[Row]:
+def rows(log: TrainingLog) -> list[Row]:
     """One row per logged moment: step, and whatever was logged there."""
     moments: dict[float, Row] = {}
     for name in ("per", "val_loss", "train_loss", "grad_norm", "lr"):
@@ -23,7 +23,7 @@ def rows(log: Log) -> list[Row]:
     return [moments[step] for step in sorted(moments)]
 
 
-def held(log: Log) -> list[Row]:
+def held(log: TrainingLog) -> list[Row]:
     return [row for row in rows(log) if "per" in row or "val_loss" in row]
 
 
@@ -31,14 +31,14 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def table_csv(log: Log, path: Path) -> None:
+def table_csv(log: TrainingLog, path: Path) -> None:
     names = {"step": "step", "train_loss": "train_loss", "val_loss": "valid_loss", "per": "val_PER"}
     lines = [",".join(names.values())]
     lines += [",".join(number(row.get(key)) for key in names) for row in rows(log)]
     path.write_text("\r\n".join(lines) + "\r\n", "utf-8")
 
 
-def newest_first_tsv(log: Log, path: Path) -> None:
+def newest_first_tsv(log: TrainingLog, path: Path) -> None:
     lines = ["iteration\tval_loss\tval_cer"]
     lines += [
         f"{int(r['step'])}\t{number(r.get('val_loss'))}\t{number(r.get('per'))}" for r in reversed(held(log))
@@ -46,7 +46,7 @@ def newest_first_tsv(log: Log, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def wandb_csv(log: Log, path: Path) -> None:
+def wandb_csv(log: TrainingLog, path: Path) -> None:
     run = "warm-sun-12"
     lines = [f'"Step","{run} - val/per","{run} - val/per__MIN","{run} - val/per__MAX","{run} - val/loss"']
     for r in held(log):
@@ -55,7 +55,7 @@ def wandb_csv(log: Log, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def wandb_history(log: Log, path: Path) -> None:
+def wandb_history(log: TrainingLog, path: Path) -> None:
     lines = []
     for i, r in enumerate(rows(log)):
         if "train_loss" in r:
@@ -70,7 +70,7 @@ def wandb_history(log: Log, path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)), "utf-8")
 
 
-def trainer_state(log: Log, path: Path) -> None:
+def trainer_state(log: TrainingLog, path: Path) -> None:
     history = []
     for r in rows(log):
         step = {"step": r["step"], "epoch": r["step"] / 137}
@@ -83,7 +83,7 @@ def trainer_state(log: Log, path: Path) -> None:
     path.write_text(json.dumps({"best_metric": None, "log_history": history}, indent=2), "utf-8")
 
 
-def json_columns(log: Log, path: Path) -> None:
+def json_columns(log: TrainingLog, path: Path) -> None:
     tree: dict[str, object] = {"model": "gru"}
     for split, names in (("val", {"per": "per", "loss": "val_loss"}), ("train", {"loss": "train_loss"})):
         series = {key: getattr(log, name) for key, name in names.items() if len(getattr(log, name))}
@@ -92,7 +92,7 @@ def json_columns(log: Log, path: Path) -> None:
     path.write_text(json.dumps(tree), "utf-8")
 
 
-def utf16_jsonl(log: Log, path: Path) -> None:
+def utf16_jsonl(log: TrainingLog, path: Path) -> None:
     lines = []
     for r in rows(log):
         rest = {name: value for name, value in r.items() if name not in ("step", "per")}
@@ -100,7 +100,7 @@ def utf16_jsonl(log: Log, path: Path) -> None:
     path.write_bytes(("\r\n".join(lines) + "\r\n").encode("utf-16"))
 
 
-def percent_jsonl(log: Log, path: Path) -> None:
+def percent_jsonl(log: TrainingLog, path: Path) -> None:
     lines = []
     for r in held(log):
         per = 100 * r["per"] if "per" in r else None
@@ -109,7 +109,7 @@ def percent_jsonl(log: Log, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def long_csv(log: Log, path: Path) -> None:
+def long_csv(log: TrainingLog, path: Path) -> None:
     lines = ["run_id,key,value,step,timestamp"]
     for key, name in (("train_loss", "train_loss"), ("val_loss", "val_loss"), ("val_per", "per")):
         series = getattr(log, name)
@@ -120,7 +120,7 @@ def long_csv(log: Log, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def printed_dashes(log: Log, path: Path) -> None:
+def printed_dashes(log: TrainingLog, path: Path) -> None:
     lines = ["Using device: cuda:0", "Some weights were not initialised"]
     for r in rows(log):
         parts = [
@@ -132,7 +132,7 @@ def printed_dashes(log: Log, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def printed_percent(log: Log, path: Path) -> None:
+def printed_percent(log: TrainingLog, path: Path) -> None:
     lines = ["2025-01-01 10:00:00 | starting"]
     for r in rows(log):
         step, when = int(r["step"]), f"2025-01-01 10:00:{int(r['step']) % 60:02d}"
@@ -145,7 +145,7 @@ def printed_percent(log: Log, path: Path) -> None:
     path.write_text("\r\n".join(lines), "utf-8")
 
 
-def printed_below(log: Log, path: Path) -> None:
+def printed_below(log: TrainingLog, path: Path) -> None:
     lines = []
     for r in held(log):
         lines += [
@@ -158,7 +158,7 @@ def printed_below(log: Log, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def printed_dicts(log: Log, path: Path) -> None:
+def printed_dicts(log: TrainingLog, path: Path) -> None:
     lines = []
     for r in rows(log):
         if "train_loss" in r:
@@ -168,7 +168,7 @@ def printed_dicts(log: Log, path: Path) -> None:
     path.write_text("\n".join(["***** Running training *****", *lines]), "utf-8")
 
 
-def events(log: Log, path: Path) -> None:
+def events(log: TrainingLog, path: Path) -> None:
     def varint(value: int) -> Iterator[int]:
         while value > 0x7F:
             yield value & 0x7F | 0x80
@@ -199,7 +199,7 @@ def events(log: Log, path: Path) -> None:
     path.write_bytes(b"".join(made))
 
 
-DIALECTS: dict[str, Callable[[Log, Path], None]] = {
+DIALECTS: dict[str, Callable[[TrainingLog, Path], None]] = {
     f.__name__: f
     for f in (
         *(table_csv, newest_first_tsv, wandb_csv, wandb_history, trainer_state, json_columns, utf16_jsonl),
@@ -208,6 +208,6 @@ DIALECTS: dict[str, Callable[[Log, Path], None]] = {
 }
 
 
-def thinned(log: Log) -> bool:
+def thinned(log: TrainingLog) -> bool:
     """Whether a log is too long to be written in every dialect."""
     return max(len(log.train_loss), len(log.per)) > 20_000 or bool(np.any(np.diff(log.judged.steps) <= 0))

@@ -1,11 +1,10 @@
-"""How far a verdict depends on what should not matter: labelled logs thinned, cut, jittered, rescaled, stripped.
+"""Robustness of the verdicts: labelled logs thinned, truncated, with noise, rescaled, or without some quantities.
 
     python benchmarks/doctor_robustness.py --logs /path/to/logs [--only NAME…]
 
-Every change keeps what a careful reader would say of the run (a log without its last evaluation, with every second
-one, with one per cent of noise, with steps that count something else, without gradient norms). Each changed log is
-written as a file and judged anew. Printed: how many verdicts the label still lists, how many stay as they were, and
-every run whose verdict moved.
+No modification should change the verdict (a log without its last evaluation, with every second one, with one per cent
+of noise, with another step unit, without gradient norms). Each modified log is written as a file and diagnosed again.
+Prints how many verdicts the label still lists, how many are unchanged, and every run whose verdict changed.
 """
 
 import argparse
@@ -21,15 +20,15 @@ from doctor_accuracy import Case, normalised
 from doctor_dialects import rows, thinned
 
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor.curve import Log, Series
-from arcuate.insight.doctor.read import read
+from arcuate.insight.doctor.read import read_logs
+from arcuate.insight.doctor.training_log import Series, TrainingLog
 
-Change = Callable[[Log], Log]
+Change = Callable[[TrainingLog], TrainingLog]
 PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")
 HELD = ("per", "val_loss")
 
 
-def each(log: Log, change: Callable[[Series], Series], parts: tuple[str, ...] = PARTS) -> Log:
+def each(log: TrainingLog, change: Callable[[Series], Series], parts: tuple[str, ...] = PARTS) -> TrainingLog:
     changed: dict[str, Any] = {p: change(s) for p in parts if len(s := getattr(log, p))}
     return replace(log, **changed)
 
@@ -50,7 +49,7 @@ def every(n: int) -> Change:
 def shorter(share: float, least: int) -> Change:
     """Without its last evaluations; a log that would become too short is left alone."""
 
-    def cut(log: Log) -> Log:
+    def cut(log: TrainingLog) -> TrainingLog:
         n = max(least, round(share * len(log.judged)))
         if len(log.judged) - n < 8:
             return log
@@ -61,7 +60,7 @@ def shorter(share: float, least: int) -> Change:
 
 
 def noisy(sd: float, seed: int) -> Change:
-    def shake(log: Log) -> Log:
+    def shake(log: TrainingLog) -> TrainingLog:
         draw = np.random.default_rng(seed)
         return each(
             log,
@@ -80,7 +79,7 @@ def stretched(factor: float) -> Change:
     return lambda log: each(log, lambda s: Series(np.round(s.steps * factor), s.values, s.unit))
 
 
-def numbered(log: Log) -> Log:
+def numbered(log: TrainingLog) -> TrainingLog:
     """Evaluations counted 0, 1, 2…, everything else on the same axis."""
     at = log.judged.steps
     if len(at) < 2:
@@ -97,7 +96,7 @@ def without(*parts: str) -> Change:
     return lambda log: replace(log, **gone)
 
 
-def headless(log: Log) -> Log:
+def headless(log: TrainingLog) -> TrainingLog:
     """The first evaluation, of the untrained model, was not logged."""
     return each(log, lambda s: chosen(s, np.arange(len(s)) > 0), HELD) if len(log.judged) > 8 else log
 
@@ -145,7 +144,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def write(log: Log, path: Path) -> None:
+def write(log: TrainingLog, path: Path) -> None:
     names = {
         "step": "step",
         "per": "val/per",
@@ -160,7 +159,7 @@ def write(log: Log, path: Path) -> None:
 
 
 def study(cases: list[Case], names: list[str]) -> None:
-    logs = [(case, read(case.path).logs[0]) for case in cases]
+    logs = [(case, read_logs(case.path).logs[0]) for case in cases]
     logs = [(case, log) for case, log in logs if len(log.judged) and not thinned(log)]
     before: dict[Path, str] = {}
     moved: list[str] = []
@@ -176,19 +175,19 @@ def study(cases: list[Case], names: list[str]) -> None:
                     continue
                 path = Path(folder) / "log.jsonl"
                 write(changed, path)
-                said = diagnose(path)
-                before.setdefault(case.path, said.primary)
+                diagnosis = diagnose(path)
+                before.setdefault(case.path, diagnosis.primary)
                 n, right, same = (
                     n + 1,
-                    right + (said.primary in case.listed),
-                    same + (said.primary == before[case.path]),
+                    right + (diagnosis.primary in case.listed),
+                    same + (diagnosis.primary == before[case.path]),
                 )
-                alarms += case.listed[0] == "healthy" and said.primary not in case.listed
-                if said.primary != before[case.path]:
-                    mark = "" if said.primary in case.listed else " (not listed)"
+                alarms += case.listed[0] == "healthy" and diagnosis.primary not in case.listed
+                if diagnosis.primary != before[case.path]:
+                    mark = "" if diagnosis.primary in case.listed else " (not listed)"
                     moved.append(
-                        f"{case.path.name}, {name}: {said.primary} instead of {before[case.path]}{mark}"
-                        f"; label {', '.join(case.listed)}; {said.evidence[0]}"
+                        f"{case.path.name}, {name}: {diagnosis.primary} instead of {before[case.path]}{mark}"
+                        f"; label {', '.join(case.listed)}; {diagnosis.evidence[0]}"
                     )
             print(f"| {name} | {n} | {right} | {same} | {alarms} |", flush=True)
     print("\n" + "\n".join(moved))
@@ -198,8 +197,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logs", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=CHANGES, default=list(CHANGES))
-    asked = parser.parse_args()
-    study(normalised(asked.logs), ["as it is", *(n for n in asked.only if n != "as it is")])
+    options = parser.parse_args()
+    study(normalised(options.logs), ["as it is", *(n for n in options.only if n != "as it is")])
 
 
 if __name__ == "__main__":

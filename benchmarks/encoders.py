@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.loop import forward_augmented
+from arcuate.training.distributed import encode_for_training
 from arcuate.training.optim import make_optimizer
+from arcuate.training.step import forward
 
 N_TIMED, N_REPEATED = 6, 6  # batches, and how often each is timed
 PUBLISHED = ("b2t24-transformer", "b2t25-transformer", "b2t25-gru", "mode-ssm")  # read forwards only
@@ -110,7 +112,7 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
 def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: Batch) -> float:
     """CPU seconds of one optimizer step."""
     started = time.process_time()
-    outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
+    outputs = forward(model, partial(encode_for_training, model), batch, recipe, recipe.loss)
     losses = weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss)
     optimizer.zero_grad(set_to_none=True)
     losses.mean().backward()

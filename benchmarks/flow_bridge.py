@@ -19,6 +19,7 @@ from arcuate.experiments.recipe import run_recipe
 from arcuate.losses.combined import flow_loss
 from arcuate.models.config import DenoiserSettings
 from arcuate.models.denoiser import Denoiser
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 
@@ -43,7 +44,8 @@ def make_pairs(run: Path, data: Path) -> list[Pair]:
         noisy, n_bins = augment(clean, batch.n_bins, ids, recipe.augment, 0, position)
         clean = clean[:, clean.shape[1] - noisy.shape[1] :]
         frames = [
-            model.encode(bins, n_bins, batch.session, None, clean).frames for bins in (noisy, clean.clone())
+            model.encode(ModelInputs(bins, n_bins, batch.session, clean=clean)).frames
+            for bins in (noisy, clean.clone())
         ]
         pairs.append((frames[0], frames[1], recipe.front_end.patch.count_frames(n_bins)))
     return pairs

@@ -60,7 +60,7 @@ def draw(runs: dict[Arm, Run], path: Path) -> None:
             if undone:
                 axes.plot(*zip(*undone, strict=True), color=arm.colour, linestyle=":", marker="x")
                 axes.annotate(
-                    f"stuck: back to step {row['rewound_to']}, rate × {row['rate_scale']:g}",
+                    f"stuck: back to step {row['rewound_to']}, rate × {row['lr_scale']:g}",
                     undone[-1],
                     textcoords="offset points",
                     xytext=(6, -16 if arm.name == "wild" else 12),

@@ -8,6 +8,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,35 +22,41 @@ from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import create_run
 from arcuate.seeds import derive_seed
-from arcuate.training.distributed import World
-from arcuate.training.loop import backward, forward_augmented
+from arcuate.training.distributed import Distributed, encode_for_training
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
-from arcuate.training.state import Training, memory_mb
+from arcuate.training.state import TrainingState, memory_mb
+from arcuate.training.step import compute_gradients, forward
 
 CPU = torch.device("cpu")
 
 
-def guarded_step(training: Training, batch: Batch) -> None:
+def guarded_step(training: TrainingState, batch: Batch) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
     rates = set_learning_rates(training.optimizer, training.recipe, training.step)
-    numbers = backward(training, training.model.encode, [batch], CPU, World())
+    numbers = compute_gradients(
+        training, partial(encode_for_training, training.model), [batch], CPU, Distributed()
+    )
     verdict = training.guard.judge(numbers, rates["rest"])
     training.optimizer.step()
     training.step += 1
-    training.tally.add(numbers, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
+    training.interval.add(numbers, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
     if training.step % training.recipe.train.log_every == 0:
-        append_jsonl(training.run.metrics_file, training.tally.to_row(training.step, rates, memory_mb(CPU)))
-        training.tally = IntervalMetrics()
+        append_jsonl(
+            training.run.metrics_file, training.interval.to_row(training.step, rates, memory_mb(CPU))
+        )
+        training.interval = IntervalMetrics()
 
 
-def bare_step(training: Training, batch: Batch) -> None:
+def bare_step(training: TrainingState, batch: Batch) -> None:
     """The same update without guard and metrics."""
     recipe = training.recipe
     set_learning_rates(training.optimizer, recipe, training.step)
     training.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
-    outputs = forward_augmented(training.model, training.model.encode, batch, recipe, recipe.loss)
+    outputs = forward(
+        training.model, partial(encode_for_training, training.model), batch, recipe, recipe.loss
+    )
     weighted_loss(
         compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
     ).mean().backward()
@@ -76,7 +83,7 @@ def main() -> None:
         states = {}
         for name in seconds:
             run = create_run(Path(folder) / name, recipe, {})
-            states[name] = Training(build_model(recipe, store, selection), recipe, run, "fp32")
+            states[name] = TrainingState(build_model(recipe, store, selection), recipe, run, "fp32")
         steps = {"guarded": guarded_step, "bare": bare_step}
         for position in range(arguments.steps):
             batch = planned[position]

@@ -1,4 +1,4 @@
-"""The same word search over characters: real CTC posteriors of a handwriting decoder, a spelled lexicon, an n-gram.
+"""Word search over characters: real CTC posteriors of a handwriting decoder, a grapheme lexicon, an n-gram.
 
 python benchmarks/handwriting_search.py --words ../shared/real/words --lm lm4.alm
 """
@@ -33,26 +33,26 @@ def main() -> None:
     parser.add_argument("--lm", type=Path, required=True)
     parser.add_argument("--lm-weight", type=float, default=1.6)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    folder = asked.words / "handwriting"
+    options = parser.parse_args()
+    folder = options.words / "handwriting"
     scores, speed = (read_log_probs(folder / f"{name}.npz", ">", FOLD) for name in ("dev", "speed"))
     texts = [r.text or "" for r in read_references(folder / "dev.jsonl", len(scores.trials), scores.ids)]
-    model = LanguageModel.open(asked.lm)
+    model = LanguageModel.open(options.lm)
     special = ("<s>", "</s>", "<unk>")
-    lexicon, unspelt = grapheme_lexicon((w for w in model.words if w not in special), scores.classes[:-1])
+    lexicon, skipped = grapheme_lexicon((w for w in model.words if w not in special), scores.classes[:-1])
     lexicon = type(lexicon)(
         lexicon.words, lexicon.word_of, lexicon.tokens, lexicon.offsets, scores.classes, lexicon.name
     )
     rows: list[dict[str, Any]] = []
-    read = [
+    greedy_words = [
         "".join(
             " " if scores.classes[t] in BOUNDARY_NAMES else scores.classes[t] for t in greedy(frames)
         ).split()
         for frames in scores.trials
     ]
-    rows.append({"search": "greedy", **rates(texts, [" ".join(words) for words in read])})
+    rows.append({"search": "greedy", **rates(texts, [" ".join(words) for words in greedy_words])})
     base = build_word_search(
-        lexicon, model, DecodingConfig(lm_weight=asked.lm_weight), boundary=scores.boundary
+        lexicon, model, DecodingConfig(lm_weight=options.lm_weight), boundary=scores.boundary
     )
     for beam, threshold in POINTS:
         search = base.with_settings(base.settings.model_copy(update={"beam": beam, "threshold": threshold}))
@@ -68,16 +68,16 @@ def main() -> None:
     result: dict[str, Any] = {
         "rows": rows,
         "words": len(lexicon.words),
-        "unspelt": len(unspelt),
+        "skipped": len(skipped),
         "peak_rss_mb": peak_rss_mb(),
     }
-    if asked.json:
+    if options.json:
         print(json.dumps(result))
         return
     for row in result["rows"]:
         print(f"{row['search']:26} WER {100 * row['wer']:.2f} %  CER {100 * row['cer']:.2f} %", end="")
         print(f"  {1000 * row['seconds_per_sentence']:.1f} ms" if "seconds_per_sentence" in row else "")
-    print(f"{result['words']} words ({result['unspelt']} cannot be spelt); {result['peak_rss_mb']:.0f} MB")
+    print(f"{result['words']} words ({result['skipped']} cannot be spelled); {result['peak_rss_mb']:.0f} MB")
 
 
 def rates(texts: list[str], found: list[str]) -> dict[str, float | None]:

@@ -8,8 +8,8 @@ python benchmarks/live.py memory --run runs/demo                              # 
 
 On a busy machine the clock measures the others too: `--first` (as root) puts this program before them.
 
-`full` has random weights, for time does not depend on their values; its search reads real frame scores of T15, one per
-frame of the model, because the search's time does depend on them. Lexicon 126,052 words, 3-gram, beam 200.
+`full` has random weights, because its time does not depend on their values; its search gets real frame scores of T15,
+one per frame of the model, because the time of the search depends on them. Lexicon 126,052 words, 3-gram, beam 200.
 """
 
 import argparse
@@ -35,48 +35,49 @@ from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.experiments.recipe import load_recipe
-from arcuate.live.bench import Sentence, Timings, one_bin, replayed, time_stream, wait_until
-from arcuate.live.decoder import make_engine, open_search, warm_up
-from arcuate.live.sources.replay import Prepared, prepare_replay
+from arcuate.live.bench import FrameTimings, Sentence, push_bin, replay_sentences, time_stream, wait_until
+from arcuate.live.decoder import warm_up
+from arcuate.live.engine import load_search, make_engine
+from arcuate.live.sources.replay import ReplayTrials, select_trials
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
 
-class Prompted(Model):
-    """A model that does all its work and then says what it is told to say."""
+class ScriptedModel(Model):
+    """A model that computes its output and then replaces it by given frames."""
 
-    told: Iterator[np.ndarray]
+    script: Iterator[np.ndarray]
 
-    def _streamed(self, frames: torch.Tensor, state: StreamState) -> Outputs:
-        outputs = super()._streamed(frames, state)
-        said = [next(self.told) for _ in range(frames.shape[1])]
-        if not said:
+    def _stream_outputs(self, frames: torch.Tensor, state: StreamState) -> Outputs:
+        outputs = super()._stream_outputs(frames, state)
+        frames_out = [next(self.script) for _ in range(frames.shape[1])]
+        if not frames_out:
             return outputs
-        return replace(outputs, log_probs={"ctc": torch.from_numpy(np.stack(said))[None]})
+        return replace(outputs, log_probs={"ctc": torch.from_numpy(np.stack(frames_out))[None]})
 
 
-def full_model(told: Iterator[np.ndarray]) -> Prompted:
+def full_model(script: Iterator[np.ndarray]) -> ScriptedModel:
     recipe = load_recipe("b2t25-gru", [])
     settings = ModelSettings(front_end=recipe.front_end, encoder=recipe.encoder)
     sessions = tuple(f"session{i}" for i in range(45))
     torch.manual_seed(0)
-    model = Prompted(
+    model = ScriptedModel(
         ModelConfig(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)
     ).eval()
-    model.told = told
+    model.script = script
     return model
 
 
 def full(asked: argparse.Namespace) -> dict[str, Any]:
-    """Sentences as long as the real ones: the model gets as many bins as give so many frames."""
+    """Sentences as long as real ones: the model gets the number of bins that gives as many frames."""
     scores = read_log_probs(asked.scores)
-    told: list[np.ndarray] = []
+    script: list[np.ndarray] = []
     even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
-    model = full_model(told.pop(0) if told else even for _ in itertools.count())
+    model = full_model(script.pop(0) if script else even for _ in itertools.count())
     decoder = StreamingDecoder(
-        warmed(make_engine(model, open_search(model, "default", "default", DecodingConfig(beam=200))))
+        warmed(make_engine(model, load_search(model, "default", "default", DecodingConfig(beam=200))))
     )
     rng = np.random.default_rng(0)
 
@@ -85,20 +86,20 @@ def full(asked: argparse.Namespace) -> dict[str, Any]:
             bins = rng.normal(size=(14 + 4 * (len(frames) - 1), 512)).astype(np.float32)
 
             def begin(frames: np.ndarray = frames) -> None:
-                told[:] = list(frames)
+                script[:] = list(frames)
                 decoder.reset()
 
             yield bins, begin
 
     go_first(asked)
-    told_of = [
+    timings = [
         time_stream(decoder, sentences(), asked.seconds, real_time=not asked.fast)
         for _ in range(asked.repeat)
     ]
-    least = 1000 * np.min([found.cpu for found in told_of], axis=0)  # of each frame, over the repetitions
+    least = 1000 * np.min([found.cpu for found in timings], axis=0)  # of each frame, over the repetitions
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        **told_of[-1].summary(80.0),
+        **timings[-1].summary(80.0),
         "repetitions": asked.repeat,
         "least_cpu_ms": {f"p{q}": float(np.percentile(least, q)) for q in (50, 99, 100)},
     }
@@ -116,26 +117,28 @@ def warmed(engine: Any) -> Any:
     return engine
 
 
-def open_both(run: Path) -> tuple[StreamingDecoder, Prepared]:
+def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
     decoder = StreamingDecoder.load(run)
     front_end = decoder.engine.model.config.settings.front_end
     store = Store.open(Path(str(Run(run).data()["path"])))
-    return decoder, prepare_replay(store, decoder.sessions, front_end.normalise, front_end.log1p)
+    return decoder, select_trials(store, decoder.sessions, front_end.normalise, front_end.log1p)
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
     decoder, prepared = open_both(asked.run)
     go_first(asked)
-    return time_stream(decoder, replayed(decoder, prepared), asked.seconds, not asked.fast).summary(80.0)
+    return time_stream(decoder, replay_sentences(decoder, prepared), asked.seconds, not asked.fast).summary(
+        80.0
+    )
 
 
 def streams(asked: argparse.Namespace) -> dict[str, Any]:
     """Several streams of one set of weights, bin after bin in turn, all in real time."""
     first, prepared = open_both(asked.run)
     decoders = [first.stream() for _ in range(asked.streams)]
-    feeds = [itertools.islice(replayed(d, prepared), k, None) for k, d in enumerate(decoders)]
+    feeds = [itertools.islice(replay_sentences(d, prepared), k, None) for k, d in enumerate(decoders)]
     left: list[list[np.ndarray]] = [[] for _ in decoders]
-    found, due = Timings(), time.perf_counter()
+    found, due = FrameTimings(), time.perf_counter()
     gc.collect()
     gc.freeze()
     if asked.first:  # all cores
@@ -149,7 +152,7 @@ def streams(asked: argparse.Namespace) -> dict[str, Any]:
                 bins, begin = next(feeds[k])
                 begin()
                 left[k] = list(bins)
-            one_bin(decoder, left[k].pop(0), found)
+            push_bin(decoder, left[k].pop(0), found)
     return {"streams": asked.streams, **found.summary(80.0)}
 
 
@@ -158,7 +161,7 @@ def memory(asked: argparse.Namespace) -> dict[str, Any]:
     import psutil
 
     decoder, prepared = open_both(asked.run)
-    feed, used = replayed(decoder, prepared), []
+    feed, used = replay_sentences(decoder, prepared), []
     for _ in range(10):
         time_stream(decoder, feed, asked.seconds / 10, real_time=False)
         used.append(round(psutil.Process().memory_info().rss / 1e6, 1))
@@ -168,19 +171,19 @@ def memory(asked: argparse.Namespace) -> dict[str, Any]:
 def socket(asked: argparse.Namespace) -> dict[str, Any]:
     """Round trips on loopback while a trial is replayed: to the sender's socket and back, to a viewer's and back.
 
-    The messages are ones that the server refuses: they take the whole way but the decoding.
+    The messages are invalid, so that the server answers them without decoding.
     """
     import uvicorn
     import websockets
 
     from arcuate.live.access import Access
     from arcuate.live.config import Endpoints, LiveSettings
-    from arcuate.live.server import Live, make_app
+    from arcuate.live.server import LiveServer, make_app
     from arcuate.live.sources.replay import Replay
 
     decoder, prepared = open_both(asked.run)
     settings = LiveSettings(endpoints=Endpoints(enabled=False))
-    live = Live(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
+    live = LiveServer(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
     if asked.first:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
     server = uvicorn.Server(uvicorn.Config(make_app(live), port=asked.port, log_level="warning"))
@@ -195,7 +198,7 @@ def socket(asked: argparse.Namespace) -> dict[str, Any]:
             while time.perf_counter() < until:
                 began = time.perf_counter()
                 await wire.send(message)
-                while not (isinstance(told := await wire.recv(), str) and "refused" in told[:40]):
+                while not (isinstance(answer := await wire.recv(), str) and "rejected" in answer[:40]):
                     pass
                 found.append(1000 * (time.perf_counter() - began))
                 await asyncio.sleep(0.02)

@@ -1,8 +1,8 @@
-"""How long a language model takes to load and to answer, and how large it is.
+"""Load time, query time and size of a language model.
 
     python benchmarks/lm_query.py MODEL TEXT
 
-TEXT has a sentence per line; questions are asked as a search asks them, several words after each state of the text.
+TEXT has one sentence per line. Queries are those of a search: several words after each state of the text.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from arcuate.language.ngram.query import NGramArrays, advance
 
 
 @njit(cache=True)
-def ask(arrays: NGramArrays, start: int, text: np.ndarray, bos: int, others: np.ndarray) -> float:
-    """Walk through the text; at every state also ask for words that do not follow, and go back."""
+def run_queries(arrays: NGramArrays, start: int, text: np.ndarray, bos: int, others: np.ndarray) -> float:
+    """Score the text; at every state also query words that do not follow."""
     total, state, k = 0.0, start, 0
     for word in text:
         if word == bos:
@@ -56,18 +56,18 @@ def main() -> None:
     unigrams = np.exp(model.unigrams.astype(float))
     unigrams[model.bos] = 0
     draw = np.random.default_rng(0).choice(len(unigrams), 100_003, p=unigrams / unigrams.sum())
-    ask(model.arrays, model.start, text[:10], model.bos, draw)
+    run_queries(model.arrays, model.start, text[:10], model.bos, draw)
     for label, others in (
         ("words drawn by frequency", draw),
-        ("any words", np.random.default_rng(1).permutation(len(unigrams))),
+        ("random words", np.random.default_rng(1).permutation(len(unigrams))),
     ):
         times = []
         for _ in range(5):
             begin = time.process_time()
-            ask(model.arrays, model.start, text, model.bos, others)
+            run_queries(model.arrays, model.start, text, model.bos, others)
             times.append(time.process_time() - begin)
         n = 10 * int((text != model.bos).sum())
-        print(f"{label}: {1e9 * min(times) / n:.0f} ns per question ({n:,} questions, best of 5)")
+        print(f"{label}: {1e9 * min(times) / n:.0f} ns per query ({n:,} queries, best of 5)")
 
 
 if __name__ == "__main__":

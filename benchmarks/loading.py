@@ -7,6 +7,7 @@ import argparse
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
 from arcuate.losses.combined import compute_losses, weighted_loss
-from arcuate.training.loop import forward_augmented
+from arcuate.training.distributed import encode_for_training
 from arcuate.training.optim import make_optimizer, set_learning_rates
+from arcuate.training.step import forward
 
 BLOCK = 5  # batches read ahead, as a worker would
 
@@ -45,7 +47,7 @@ def main() -> None:
         read = time.process_time()
         for batch in batches:
             set_learning_rates(optimizer, recipe, batch.position)
-            outputs = forward_augmented(model, model.encode, batch, recipe, recipe.loss)
+            outputs = forward(model, partial(encode_for_training, model), batch, recipe, recipe.loss)
             loss = weighted_loss(
                 compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
             ).mean()

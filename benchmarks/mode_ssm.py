@@ -19,8 +19,10 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.experiments.recipe import load_recipe
 from arcuate.models.config import ModelConfig
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model, count_parameters
 from arcuate.run import Run
+from arcuate.training.distributed import encode_for_training
 
 STEPS = 600
 SSM = [
@@ -99,7 +101,9 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
     seconds = []
     for _ in range(n_steps):
         started = time.process_time()
-        outputs = model.encode(bins, n_bins, session, tokens, bins, match=True)
+        outputs = encode_for_training(
+            model, ModelInputs(bins, n_bins, session, tokens, bins), match_flow=True
+        )
         wanted = torch.full((16, 2), 0.5)
         weighted_loss(
             compute_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss

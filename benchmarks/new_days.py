@@ -115,7 +115,9 @@ def cost(found: dict[str, Any]) -> dict[str, Any]:
         "seconds_per_trial",
         "peak_rss_mb",
     )
-    return {name: found[name] for name in names} | {"n_falls": sum(d["n_falls"] for d in found["days"])}
+    return {name: found[name] for name in names} | {
+        "n_fallbacks": sum(d["n_fallbacks"] for d in found["sessions"])
+    }
 
 
 def mean(values: list[float]) -> float:

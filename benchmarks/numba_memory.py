@@ -1,4 +1,4 @@
-"""What compiled code costs in memory before it does anything: NumPy alone, with Numba, with one compiled function.
+"""Memory of compiled code: NumPy alone, with Numba imported, with one compiled function.
 
 python benchmarks/numba_memory.py
 """
@@ -8,8 +8,8 @@ import resource
 import numpy as np
 
 
-def peak(what: str) -> None:
-    print(f"{what:26} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:4.0f} MB at its peak")
+def print_peak(label: str) -> None:
+    print(f"{label:26} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:4.0f} MB at its peak")
 
 
 def total(values: np.ndarray) -> float:
@@ -19,9 +19,9 @@ def total(values: np.ndarray) -> float:
     return summed
 
 
-peak("Python and NumPy")
+print_peak("Python and NumPy")
 import numba  # noqa: E402 (its cost is what is measured)
 
-peak("Numba imported")
+print_peak("Numba imported")
 numba.njit(cache=True)(total)(np.zeros(3))
-peak("one sum of floats compiled")
+print_peak("one sum of floats compiled")

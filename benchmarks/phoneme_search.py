@@ -1,4 +1,4 @@
-"""Prefix beam search over phonemes: the compiled one against the same search in plain Python, CPU time of one thread.
+"""Prefix beam search over phonemes: compiled against plain Python, CPU time of one thread.
 
 python benchmarks/phoneme_search.py
 """
@@ -25,16 +25,16 @@ def log_add(a: float, b: float) -> float:
 
 
 def plain(log_probs: np.ndarray, width: int) -> list[int]:
-    """The textbook way: a dictionary of prefixes, every class tried after every prefix."""
+    """Textbook implementation: a dictionary of prefixes, every class tried after every prefix."""
     beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}
     for row in log_probs.tolist():
         new: dict[tuple[int, ...], tuple[float, float]] = defaultdict(lambda: (-math.inf, -math.inf))
         for prefix, (blank, token) in beam.items():
-            whole = log_add(blank, token)
+            total = log_add(blank, token)
             for c, logp in enumerate(row):
                 if c == BLANK:
                     b, t = new[prefix]
-                    new[prefix] = (log_add(b, whole + logp), t)
+                    new[prefix] = (log_add(b, total + logp), t)
                 elif prefix and prefix[-1] == c:
                     b, t = new[prefix]
                     new[prefix] = (b, log_add(t, token + logp))
@@ -42,14 +42,14 @@ def plain(log_probs: np.ndarray, width: int) -> list[int]:
                     new[(*prefix, c)] = (b, log_add(t, blank + logp))
                 else:
                     b, t = new[(*prefix, c)]
-                    new[(*prefix, c)] = (b, log_add(t, whole + logp))
+                    new[(*prefix, c)] = (b, log_add(t, total + logp))
         kept = sorted(new.items(), key=lambda item: log_add(*item[1]), reverse=True)[:width]
         beam = dict(kept)
     return list(next(iter(beam)))
 
 
 def trials(n: int, n_frames: int, seed: int = 0) -> list[np.ndarray]:
-    """Frames that look like a decoder's: mostly blank, tokens of a few frames, confusions that hold for a while."""
+    """Synthetic frames: mostly blank, tokens of a few frames, consistent confusions."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(n):
@@ -58,8 +58,8 @@ def trials(n: int, n_frames: int, seed: int = 0) -> list[np.ndarray]:
         while at < n_frames:
             gap, held = int(rng.integers(1, 6)), int(rng.integers(1, 3))
             logits[at : at + gap, BLANK] += 6.0
-            said = rng.integers(1, N_CLASSES, size=3)
-            logits[at + gap : at + gap + held, said] += np.array([5.0, 3.5, 2.5])
+            tokens = rng.integers(1, N_CLASSES, size=3)
+            logits[at + gap : at + gap + held, tokens] += np.array([5.0, 3.5, 2.5])
             at += gap + held
         made.append((logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32))
     return made
@@ -81,18 +81,18 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--plain-trials", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    frames, search = trials(asked.trials, asked.frames), PrefixBeamSearch(asked.beam)
-    search.tokens(frames[0])  # compiled, or read from the cache
-    few = frames[: asked.plain_trials]
-    same = sum(plain(f, asked.beam) == search.tokens(f) for f in few)
+    options = parser.parse_args()
+    frames, search = trials(options.trials, options.frames), PrefixBeamSearch(options.beam)
+    search.tokens(frames[0])  # compiles, or loads from the cache
+    few = frames[: options.plain_trials]
+    same = sum(plain(f, options.beam) == search.tokens(f) for f in few)
     compiled_s, plain_s = (
         seconds(search.tokens, frames),
-        seconds(lambda f: plain(f, asked.beam), few),
+        seconds(lambda f: plain(f, options.beam), few),
     )
     result = {
-        "beam": asked.beam,
-        "frames": asked.frames,
+        "beam": options.beam,
+        "frames": options.frames,
         "classes": N_CLASSES,
         "compiled_ms": 1000 * compiled_s,
         "plain_ms": 1000 * plain_s,
@@ -100,11 +100,11 @@ def main() -> None:
         "greedy_ms": 1000 * seconds(greedy, frames),
         "same_text": f"{same}/{len(few)}",
     }
-    if asked.json:
+    if options.json:
         print(json.dumps(result))
         return
     print(
-        f"beam {asked.beam}, {asked.frames} frames of {N_CLASSES} classes, median of {asked.trials} sentences:"
+        f"beam {options.beam}, {options.frames} frames of {N_CLASSES} classes, median of {options.trials} sentences:"
     )
     print(
         f"compiled {result['compiled_ms']:.2f} ms, plain Python {result['plain_ms']:.0f} ms: {result['ratio']:.0f}x"

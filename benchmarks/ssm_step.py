@@ -39,8 +39,8 @@ PATCH = Patch(bins=14, stride=4)
 class TorchGRU(GRU):
     """The same encoder with torch.nn.GRU's own recurrence, as on other devices."""
 
-    def forward(self, bins: Any, n_frames: Any, state: Any) -> Any:
-        return self._forward_torch(bins, n_frames, state)
+    def forward_with_layers(self, bins: Any, n_frames: Any, state: Any, layers: Any) -> Any:
+        return self._forward_torch(bins, n_frames, state, layers)
 
 
 def make_model(side: str, depth: int) -> Model:

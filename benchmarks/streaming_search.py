@@ -106,10 +106,10 @@ def stream(search: WordSearch, frames: np.ndarray) -> tuple[list[float], list[fl
         cpu.append(time.process_time() - began)
         wall.append(time.perf_counter() - clock)
         partials.append(Partial(t + 1, tuple(words)))
-    final, whole = search.finish(state)[0], search.search(frames)[0]
+    final, offline = search.finish(state)[0], search.search(frames)[0]
     ends = [when.last for when in final.times]
-    steadiness = stability(partials, Partial(len(frames), final.words), ends)
-    return cpu, wall, final.words == whole.words, steadiness
+    measured = stability(partials, Partial(len(frames), final.words), ends)
+    return cpu, wall, final.words == offline.words, measured
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -128,15 +128,15 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=200)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    scores = read_log_probs(asked.scores)
+    options = parser.parse_args()
+    scores = read_log_probs(options.scores)
     (
-        open_model(asked.lm),
-        open_lexicon(asked.lexicon, scores.classes),
-    )  # warm: files in the cache, code compiled
+        open_model(options.lm),
+        open_lexicon(options.lexicon, scores.classes),
+    )  # fills the file cache and compiles
     start, clock = time.process_time(), time.perf_counter()
-    lexicon, model = open_lexicon(asked.lexicon, scores.classes), open_model(asked.lm)
-    search = build_word_search(lexicon, model, DecodingConfig(beam=asked.beam), boundary=scores.boundary)
+    lexicon, model = open_lexicon(options.lexicon, scores.classes), open_model(options.lm)
+    search = build_word_search(lexicon, model, DecodingConfig(beam=options.beam), boundary=scores.boundary)
     load = {"cpu_s": time.process_time() - start, "wall_s": time.perf_counter() - clock}
     began = time.perf_counter()
     search.warm_up()
@@ -146,25 +146,25 @@ def main() -> None:
     gc.freeze()  # a garbage collection over a lexicon of 126,000 words would delay one frame
     cpu: list[float] = []
     wall: list[float] = []
-    same, steady = 0, Stability()
-    for frames in scores.trials[: asked.trials]:
+    same, total = 0, Stability()
+    for frames in scores.trials[: options.trials]:
         one_cpu, one_wall, equal, one = stream(search, frames)
-        cpu, wall, same, steady = cpu + one_cpu, wall + one_wall, same + equal, steady + one
+        cpu, wall, same, total = cpu + one_cpu, wall + one_wall, same + equal, total + one
     result: dict[str, Any] = {
-        "beam": asked.beam,
+        "beam": options.beam,
         "lexicon_words": len(lexicon.words),
         "pronunciations": len(lexicon),
         "frames": len(cpu),
         "cpu_ms": quantiles(cpu),
         "wall_ms": quantiles(wall),
         "load": load,
-        "same_text_as_whole": f"{same}/{min(asked.trials, len(scores.trials))}",
-        "flicker": steady.flicker,
-        "revisions_per_word": steady.revisions_per_word,
-        "frames_to_final_word": steady.mean_frames_to_final,
+        "same_text_as_whole": f"{same}/{min(options.trials, len(scores.trials))}",
+        "flicker": total.flicker,
+        "revisions_per_word": total.revisions_per_word,
+        "frames_to_final_word": total.mean_frames_to_final,
         "peak_rss_mb": peak_rss_mb(),
     }
-    if asked.json:
+    if options.json:
         print(json.dumps(result))
         return
     for name, value in result.items():

@@ -1,10 +1,10 @@
-"""The word search beside flashlight-text on the same frames, lexicon and n-gram: errors, and CPU time of one thread.
+"""The word search and flashlight-text on the same frames, lexicon and n-gram: errors, and CPU time of one thread.
 
 python benchmarks/word_search.py --words ../shared/real/words --lm lm4.alm --arpa lm4.arpa
 
-`--lm` is the n-gram as `arcuate lm import` writes it; `--arpa` the same, unpacked, for flashlight-text (left out: only
-our side runs). Weights of both are those tuned on these trials: ours from `--config` (the defaults if left out),
-flashlight's as its table in the material says.
+`--lm` is the n-gram as `arcuate lm import` writes it; `--arpa` the same, unpacked, for flashlight-text (without it only
+arcuate runs). The weights of both are tuned on these trials: those of arcuate from `--config` (default settings without
+it), those of flashlight-text from its table in the material.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from arcuate.evaluation.word_errors import read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
 
-OURS = ((30, 7.0), (50, 8.0), (80, 9.0), (150, 10.0), (200, 12.0), (500, 13.0))
-THEIRS = ((1000, 8.0), (50, 15.0), (200, 12.0), (200, 15.0), (1000, 12.0), (1000, 15.0))
+ARCUATE = ((30, 7.0), (50, 8.0), (80, 9.0), (150, 10.0), (200, 12.0), (500, 13.0))
+FLASHLIGHT = ((1000, 8.0), (50, 15.0), (200, 12.0), (200, 15.0), (1000, 12.0), (1000, 15.0))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Point:
         return statistics.mean(self.seconds)
 
 
-def readings(search: WordSearch, n_best: int, frames: np.ndarray) -> list[tuple[str, ...]]:
+def decode_words(search: WordSearch, n_best: int, frames: np.ndarray) -> list[tuple[str, ...]]:
     return [h.words for h in search.search(frames, n_best)]
 
 
@@ -64,7 +64,7 @@ def measure(
     texts: Sequence[str],
     n_oracle: int = 0,
 ) -> Point:
-    """Decode every trial once, the longest one before that to warm up."""
+    """Decode every trial once, after a warm-up on the longest."""
     decode(max(trials, key=len))
     gc.collect()
     seconds, lists = [], []
@@ -73,14 +73,14 @@ def measure(
         found = decode(frames)
         seconds.append(time.process_time() - start)
         lists.append([tuple(words) for words in found])
-    scores = [score(text.split(), listed[0]) for text, listed in zip(texts, lists, strict=True)]
+    scores = [score(text.split(), candidates[0]) for text, candidates in zip(texts, lists, strict=True)]
     oracle = [
-        min(score(text.split(), words).errors for words in listed[:n_oracle] or listed)
-        for text, listed in zip(texts, lists, strict=True)
+        min(score(text.split(), words).errors for words in candidates[:n_oracle] or candidates)
+        for text, candidates in zip(texts, lists, strict=True)
     ]
     return Point(
         name,
-        tuple(listed[0] for listed in lists),
+        tuple(candidates[0] for candidates in lists),
         tuple(seconds),
         sum(oracle) / total(scores).length if n_oracle else None,
         tuple(s.errors for s in scores),
@@ -88,7 +88,7 @@ def measure(
     )
 
 
-def ours(
+def run_arcuate(
     scores: FrameLogProbs,
     texts: Sequence[str],
     lexicon: Lexicon,
@@ -97,18 +97,18 @@ def ours(
     n_best: int,
 ) -> Iterator[Point]:
     search = build_word_search(lexicon, model, settings, boundary=scores.boundary)
-    for beam, threshold in OURS:
+    for beam, threshold in ARCUATE:
         tried = search.with_settings(settings.model_copy(update={"beam": beam, "threshold": threshold}))
         yield measure(
             f"arcuate {beam}/{threshold:g}",
-            partial(readings, tried, n_best),
+            partial(decode_words, tried, n_best),
             scores.trials,
             texts,
             n_best,
         )
 
 
-def theirs(
+def run_flashlight(
     scores: FrameLogProbs, texts: Sequence[str], lexicon: Lexicon, arpa: Path, n_best: int
 ) -> Iterator[Point]:
     from flashlight.lib.text import decoder  # type: ignore[import-not-found,unused-ignore]
@@ -124,7 +124,7 @@ def theirs(
         tokens = lexicon.tokens[lexicon.offsets[entry] : lexicon.offsets[entry + 1]].tolist()
         trie.insert([*tokens, silence], index, model.score(start, index)[1])
     trie.smear(decoder.SmearingMode.MAX)
-    for beam, threshold in THEIRS:
+    for beam, threshold in FLASHLIGHT:
         options = decoder.LexiconDecoderOptions(
             beam, len(scores.classes), threshold, 1.75, 0.0, -np.inf, -2.0, False, decoder.CriterionType.CTC
         )
@@ -133,14 +133,14 @@ def theirs(
         def decode(frames: np.ndarray, search: Any = search) -> list[list[str]]:
             frames = np.ascontiguousarray(frames, np.float32)
             found = search.decode(frames.ctypes.data, *frames.shape)
-            best = [[words.get_entry(w) for w in reading.words if w >= 0] for reading in found[:n_best]]
+            best = [[words.get_entry(w) for w in hypothesis.words if w >= 0] for hypothesis in found[:n_best]]
             return best or [[]]
 
         yield measure(f"flashlight {beam}/{threshold:g}", decode, scores.trials, texts, n_best)
 
 
 def p_value(a: Point, b: Point, n_draws: int = 10_000, seed: int = 0) -> float:
-    """Paired sign-flip test over trials: how often chance alone makes the difference this large."""
+    """P-value of a paired sign-flip test over trials."""
     difference = np.array(a.errors, np.float64) - np.array(b.errors, np.float64)
     difference = difference[difference != 0]
     rng = np.random.default_rng(seed)
@@ -149,7 +149,7 @@ def p_value(a: Point, b: Point, n_draws: int = 10_000, seed: int = 0) -> float:
 
 
 def nearest(point: Point, others: Sequence[Point]) -> Point:
-    """The fastest of the other side that is no worse, else the best of it."""
+    """The fastest setting with the same or lower WER, or else the best one."""
     good = [o for o in others if o.wer <= point.wer + 1e-9]
     return min(good, key=lambda o: o.seconds_per_sentence) if good else min(others, key=lambda o: o.wer)
 
@@ -185,29 +185,29 @@ def main() -> None:
     parser.add_argument("--lm", type=Path, required=True)
     parser.add_argument("--arpa", type=Path)
     parser.add_argument("--config", type=Path)
-    parser.add_argument("--n-best", type=int, default=100, help="readings per trial, for the oracle")
+    parser.add_argument("--n-best", type=int, default=100, help="hypotheses per trial, for the oracle")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    folder = asked.words / "t15"
-    scores = read_log_probs(folder / f"{asked.set}.npz")
+    options = parser.parse_args()
+    folder = options.words / "t15"
+    scores = read_log_probs(folder / f"{options.set}.npz")
     texts = [
-        r.text or "" for r in read_references(folder / f"{asked.set}.jsonl", len(scores.trials), scores.ids)
+        r.text or "" for r in read_references(folder / f"{options.set}.jsonl", len(scores.trials), scores.ids)
     ]
     start = time.process_time()
-    lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(asked.lm)
-    settings = read_weights(asked.config)[0] if asked.config else DecodingConfig()
+    lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(options.lm)
+    settings = read_weights(options.config)[0] if options.config else DecodingConfig()
     build_word_search(lexicon, model, settings, boundary=scores.boundary).search(scores.trials[0])
     loaded = time.process_time() - start
-    mine = list(ours(scores, texts, lexicon, model, settings, asked.n_best))
+    mine = list(run_arcuate(scores, texts, lexicon, model, settings, options.n_best))
     memory, peers = peak_rss_mb(), []
-    if asked.arpa:
-        peers = list(theirs(scores, texts, lexicon, asked.arpa, asked.n_best))
+    if options.arpa:
+        peers = list(run_flashlight(scores, texts, lexicon, options.arpa, options.n_best))
     rows = table(mine, peers)
-    if asked.json:
+    if options.json:
         print(json.dumps({"rows": rows, "load_s": loaded, "peak_rss_mb_arcuate": memory}))
         return
     print(
-        f"{len(scores.trials)} trials; lexicon and n-gram loaded in {loaded:.1f} s; {memory:.0f} MB at most (ours)"
+        f"{len(scores.trials)} trials; lexicon and n-gram loaded in {loaded:.1f} s; {memory:.0f} MB at most (arcuate)"
     )
     for row in rows:
         line = (

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.adaptation.calibration import MixedPlan, curve_points, split_day
+from arcuate.adaptation.calibration import MixedBatches, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
-from arcuate.cli._calibrate import Asked, prepare_plan
-from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.experiments.calibrate import derive_recipe
+from arcuate.experiments.calibrate import calibrate, derive_recipe
 from arcuate.experiments.recipe import run_recipe
 from arcuate.models.config import Patch
 from arcuate.models.io import load_model
@@ -28,7 +26,7 @@ from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, UNLABELLED
 from support.forking import arcuate
 
-FEW = ("--set", "steps=60", "--set", "rate=0.02")
+FEW = ("--set", "steps=60", "--set", "lr=0.02")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -100,7 +98,7 @@ def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], ne
     assert set(one_object(done.stdout)["per_by_session"]) == {FIRST, SECOND, DRIFTED}
     assert arcuate("report", run).returncode == 0
     page = (run / "report.html").read_text()
-    assert "Calibration" in page and "sentences of calibration" in page
+    assert "Calibrated to session" in page and "calibration sentences" in page
 
 
 def test_ordinary_training_cannot_go_on_with_it(calibrated: tuple[Path, dict], new_days: Path) -> None:
@@ -130,9 +128,9 @@ def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
             "--sentences",
             3,
             "--set",
-            "rest=0",
+            "other_lr_factor=0",
             "--set",
-            "like=mean",
+            "init=mean",
             "--set",
             "steps=5",
         ),
@@ -176,7 +174,7 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
         "--json",
     )
     told = one_object(arcuate("calibrate", new_days / "run", *words).stdout)
-    assert told["dry_run"] and told["began_as"] == SECOND and told["held_back"] == 60
+    assert told["dry_run"] and told["initialised_from"] == SECOND and told["held_out"] == 60
     assert list(tmp_path.iterdir()) == []
 
 
@@ -205,7 +203,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--session", SECOND), ("knows session", "already")),
+        (("--session", SECOND), ("already has session",)),
         (("--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--session", SAME, "--sentences", "0"), ("nothing to calibrate on", "at least 1")),
         (("--session", SAME, "--sentences", "-3"), ("--sentences -3", "at least 1")),
@@ -213,7 +211,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
         (("--session", SAME, "--set", "speed=1"), ("speed", "known settings")),
         (("--session", SAME, "--curve", "a,b"), ("numbers of sentences",)),
-        (("--session", SAME, "--curve", "50"), ("between 0 and the 20",)),
+        (("--session", SAME, "--curve", "50"), ("between 0 and", "20")),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(
@@ -227,14 +225,14 @@ def test_mistakes_are_told_before_anything_is_written(
 def test_nothing_is_written_into_the_parent(new_days: Path) -> None:
     before = contents(new_days / "run")
     words = ("--data", new_days / "store", "--session", SAME, "--run", new_days / "run" / "day")
-    assert_refused(arcuate("calibrate", new_days / "run", *words), "stays as it is")
+    assert_refused(arcuate("calibrate", new_days / "run", *words), "is not changed")
     assert contents(new_days / "run") == before
 
 
 def test_a_folder_that_holds_something_is_left_alone(new_days: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(UserError, match=r"is not empty; choose another --run$"):
-        prepare_plan(Asked(new_days / "run", new_days / "store", SAME, tmp_path))
+        calibrate(new_days / "run", new_days / "store", SAME, out=tmp_path)
 
 
 def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path: Path) -> None:
@@ -263,7 +261,7 @@ def test_a_replugged_day_is_told_of_but_can_be_learned(new_days: Path, tmp_path:
 def test_more_sentences_than_there_are(new_days: Path, tmp_path: Path) -> None:
     words = ("--data", new_days / "store", "--session", PERMUTED, "--run", tmp_path / "run", "--dry-run")
     done = arcuate("calibrate", new_days / "run", *words, "--sentences", 500)
-    assert done.returncode == 0 and "500 sentences were asked for, the day has 20" in done.stderr
+    assert done.returncode == 0 and "500 sentences were requested, the session has 20" in done.stderr
 
 
 # --- parts -------------------------------------------------------------------------------------------------------
@@ -271,43 +269,35 @@ def test_more_sentences_than_there_are(new_days: Path, tmp_path: Path) -> None:
 
 def test_a_day_is_split_in_the_order_of_recording(new_days: Path) -> None:
     store = Store.open(new_days / "store")
-    day = split_day(store, DRIFTED, 20, Patch(bins=4, stride=2))
-    assert [t.number for t in day.first] == list(range(20)) and {t.split for t in day.first} == {"train"}
-    assert len(day.rest) == 60 and not {t.id for t in day.first} & {t.id for t in day.rest}
-    assert min(t.number for t in day.rest if t.split == "train") == 20
+    day = split_session(store, DRIFTED, 20, Patch(bins=4, stride=2))
+    assert [t.number for t in day.calibration] == list(range(20)) and {t.split for t in day.calibration} == {
+        "train"
+    }
+    assert len(day.held_out) == 60 and not {t.id for t in day.calibration} & {t.id for t in day.held_out}
+    assert min(t.number for t in day.held_out if t.split == "train") == 20
 
 
 def test_batches_mix_old_and_new() -> None:
-    plan = MixedPlan(n_new=3, n_old=50, batch_size=8, old_share=0.5, seed=0)
+    plan = MixedBatches(n_new=3, n_known=50, batch_size=8, known_fraction=0.5, seed=0)
     drawn = [plan.draw(i) for i in range(40)]
     assert all(len(d) == 8 and sum(i >= 3 for i in d) == 4 for d in drawn)
     assert all({0, 1, 2} <= set(d) for d in drawn)  # every sentence before any comes twice
     assert plan.draw(7) == drawn[7] and len({i for d in drawn for i in d}) > 40
-    assert all(i < 3 for i in MixedPlan(3, 0, 8, 0.0, 0).draw(0))
+    assert all(i < 3 for i in MixedBatches(3, 0, 8, 0.0, 0).draw(0))
 
 
 def test_curve_points_are_few_and_rise() -> None:
-    assert curve_points(20) == (0, 5, 10, 20)
-    assert curve_points(1) == (0, 1)
+    assert curve_sizes(20) == (0, 5, 10, 20)
+    assert curve_sizes(1) == (0, 1)
 
 
 def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) -> None:
     parent = run_recipe(Run(new_days / "run"))
     config = load_model(find_checkpoint(new_days / "run")).config
-    recipe = derive_recipe(parent, config, DRIFTED, Calibration(rest=0.1, rate=0.01))
+    recipe = derive_recipe(parent, config, DRIFTED, Calibration(other_lr_factor=0.1, lr=0.01))
     assert recipe.encoder == parent.encoder and recipe.augment == parent.augment
     assert recipe.session_schedule is not None and recipe.session_schedule.peak_lr == 0.01
     assert recipe.schedule.peak_lr == pytest.approx(0.001)
-
-
-def test_the_nearest_day() -> None:
-    known = ("t15.2023.08.11", "t15.2023.08.17", "t15.2023.09.04")
-    assert nearest_session("t15.2023.08.13", known) == "t15.2023.08.11"
-    assert nearest_session("t15.2023.08.14", known) == "t15.2023.08.11"  # of two equally near the earlier
-    assert nearest_session("t15.2024.01.01", known) == "t15.2023.09.04"
-    assert nearest_session("monday", known) == "t15.2023.09.04"
-    with pytest.raises(UserError):
-        nearest_session("monday", ())
 
 
 def test_calibration_json_is_plain_numbers(calibrated: tuple[Path, dict]) -> None:

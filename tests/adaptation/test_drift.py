@@ -1,4 +1,4 @@
-"""What changes over days: likeness, dead channels, re-ordered ones, and the page about it."""
+"""Drift over sessions: similarity, dead channels, re-ordered channels, and the page."""
 
 import json
 import subprocess
@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate.adaptation import drift
 from arcuate.adaptation.drift import (
-    SAME_MAPPING,
-    fingerprint_likeness,
-    measure_days,
-    profile_likeness,
-    subspace_likeness,
-    summarise,
+    SAME_ORDER,
+    channel_order_similarity,
+    compare_sessions,
+    measure_drift,
+    measure_sessions,
+    profile_similarity,
+    subspace_similarity,
 )
-from arcuate.cli import _drift as drift
 from arcuate.data.arrays import ElectrodeArray, Feature, list_arrays
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
@@ -30,7 +31,7 @@ from support.forking import arcuate
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two days close together, two later ones: 5 and 60 days on."""
+    """Two sessions close together, and two later ones, 5 and 60 days after them."""
     folder = tmp_path_factory.mktemp("drift")
     simulate(
         folder / "source",
@@ -46,7 +47,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_later_sessions_fall_on_their_days_and_leave_the_others_alone(
+def test_later_sessions_have_their_dates_and_do_not_change_the_others(
     tmp_path: Path, simulated: Path
 ) -> None:
     sessions = Store.open(simulated / "store").sessions
@@ -62,93 +63,90 @@ def test_later_sessions_fall_on_their_days_and_leave_the_others_alone(
 
 
 @pytest.mark.parametrize("later", ["8,5", "0", "x", "5,5"])
-def test_later_days_must_rise(tmp_path: Path, later: str) -> None:
+def test_later_days_must_increase(tmp_path: Path, later: str) -> None:
     assert_refused(arcuate("simulate", tmp_path / "out", "--later", later), "5,8")
 
 
-def test_days_grow_unlike_with_time(simulated: Path) -> None:
-    days = measure_days(Store.open(simulated / "store"))
-    channels = np.arange(len(days[0].flat))
-    near = subspace_likeness(days[1], days[2], channels)
-    far = subspace_likeness(days[1], days[3], channels)
+def test_similarity_decreases_with_time(simulated: Path) -> None:
+    sessions = measure_sessions(Store.open(simulated / "store"))
+    channels = np.arange(len(sessions[0].flat))
+    near = subspace_similarity(sessions[1], sessions[2], channels)
+    far = subspace_similarity(sessions[1], sessions[3], channels)
     assert (
         near is not None
         and far is not None
-        and subspace_likeness(days[1], days[1], channels) == pytest.approx(1)
+        and subspace_similarity(sessions[1], sessions[1], channels) == pytest.approx(1)
     )
     assert near > far + 0.05
-    assert np.nanmedian(profile_likeness(days[1], days[2])) > np.nanmedian(profile_likeness(days[1], days[3]))
+    assert np.nanmedian(profile_similarity(sessions[1], sessions[2])) > np.nanmedian(
+        profile_similarity(sessions[1], sessions[3])
+    )
 
 
-def test_dead_channels_are_those_that_the_simulator_killed(simulated: Path) -> None:
+def test_dead_channels_are_those_of_the_simulator(simulated: Path) -> None:
     truth = {}
     for line in (simulated / "source/simulation_truth.jsonl").read_text().splitlines():
         row = json.loads(line)
         truth[row["session"]] = row["dead"]
-    days = measure_days(Store.open(simulated / "store"))
-    assert {d.session: np.flatnonzero(d.flat).tolist() for d in days} == truth
+    sessions = measure_sessions(Store.open(simulated / "store"))
+    assert {d.session: np.flatnonzero(d.flat).tolist() for d in sessions} == truth
 
 
-def test_channels_in_another_order_are_noticed(simulated: Path) -> None:
-    days = measure_days(Store.open(simulated / "store"))
-    order = np.roll(np.arange(len(days[0].flat)), 7)
-    a = days[2]
-    replugged = replace(
+def test_reordered_channels_are_detected(simulated: Path) -> None:
+    sessions = measure_sessions(Store.open(simulated / "store"))
+    order = np.roll(np.arange(len(sessions[0].flat)), 7)
+    a = sessions[2]
+    reordered = replace(
         a,
-        **{name: getattr(a, name)[order] for name in ("mean", "sd", "skew", "memory", "flat")},
+        **{name: getattr(a, name)[order] for name in ("mean", "sd", "skew", "autocorrelation", "flat")},
         correlation=a.correlation[np.ix_(order, order)],
     )
-    same, other = fingerprint_likeness(days[1], a), fingerprint_likeness(days[1], replugged)
+    same, other = channel_order_similarity(sessions[1], a), channel_order_similarity(sessions[1], reordered)
     assert same is not None and other is not None
-    assert same > SAME_MAPPING > other
+    assert same > SAME_ORDER > other
 
 
-def test_a_few_seconds_say_nothing_about_the_order_of_channels(simulated: Path) -> None:
-    day = measure_days(Store.open(simulated / "store"))[1]
-    order = np.roll(np.arange(len(day.flat)), 7)
-    short = replace(day, n_bins=299, skew=day.skew[order], memory=day.memory[order])
-    assert fingerprint_likeness(day, short) is None
-    assert fingerprint_likeness(day, replace(short, n_bins=300)) is not None
+def test_short_recordings_have_no_channel_order_similarity(simulated: Path) -> None:
+    session = measure_sessions(Store.open(simulated / "store"))[1]
+    order = np.roll(np.arange(len(session.flat)), 7)
+    short = replace(
+        session, n_bins=299, skew=session.skew[order], autocorrelation=session.autocorrelation[order]
+    )
+    assert channel_order_similarity(session, short) is None
+    assert channel_order_similarity(session, replace(short, n_bins=300)) is not None
 
 
-def test_small_arrays_show_drift_too(simulated: Path) -> None:
-    """Half of the channels' directions hold all that electrodes do, for each has two channels that go together."""
+def test_drift_is_visible_in_small_arrays(simulated: Path) -> None:
+    """The two channels of an electrode correlate, so half of the directions span all activity."""
     store = Store.open(simulated / "store")
-    days = measure_days(store)
+    sessions = measure_sessions(store)
     groups = list_arrays(store.layout, store.n_channels)
-    found = [subspace_likeness(days[0], days[-1], g.channels) for g in groups]
+    found = [subspace_similarity(sessions[0], sessions[-1], g.channels) for g in groups]
     assert all(v is not None and v < 0.9 for v in found), found
 
 
-def test_arrays_hold_crossings_and_power_of_the_same_electrodes() -> None:
-    groups = list_arrays("b2t25", 512)
-    assert [g.name for g in groups] == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
-    assert groups[1].channels.tolist() == [*range(64, 128), *range(320, 384)]
-    assert len(list_arrays("b2t24", 256)) == 2 and len(list_arrays("b2t25", 7)) == 1
-
-
-def test_levels_and_spreads_of_channels_are_told(simulated: Path) -> None:
-    """A channel that rose by half an SD, one that doubled, one that died; and the array they belong to."""
-    day = measure_days(Store.open(simulated / "store"))[0]
-    ones, none = np.ones(len(day.flat)), np.zeros(len(day.flat), dtype=bool)
-    before = replace(day, mean=2 * ones, sd=4 * ones, flat=none)
+def test_mean_shift_and_sd_ratio(simulated: Path) -> None:
+    """A channel whose mean rose by half an SD, one whose SD doubled, one that became flat; and their array."""
+    session = measure_sessions(Store.open(simulated / "store"))[0]
+    ones, none = np.ones(len(session.flat)), np.zeros(len(session.flat), dtype=bool)
+    before = replace(session, mean=2 * ones, sd=4 * ones, flat=none)
     mean, sd, flat = 2 * ones, 4 * ones, none.copy()
     mean[0], sd[1], flat[2] = 4.0, 8.0, True
     mean[2] = sd[2] = 0.0
-    after = replace(day, mean=mean, sd=sd, flat=flat)
+    after = replace(session, mean=mean, sd=sd, flat=flat)
     signal = (Feature("channels", range(8)),)
     arrays = [ElectrodeArray("first", range(3), signal), ElectrodeArray("rest", range(3, 8), signal)]
-    _, row = summarise([before, after], arrays, before)
-    assert row["died"] == [2]
-    assert row["channels"]["mean"][:3] == [4.0, 2.0, 0.0]
-    assert row["channels"]["level_change"][:4] == [0.5, 0.0, None, 0.0]
-    assert row["channels"]["spread_factor"][:4] == [1.0, 2.0, None, 1.0]
-    assert row["arrays"]["first"]["level_change"] == pytest.approx(0.25)
-    assert row["arrays"]["first"]["spread_factor"] == pytest.approx(2**0.5)
-    assert (row["arrays"]["rest"]["level_change"], row["arrays"]["rest"]["spread_factor"]) == (0.0, 1.0)
+    _, row = compare_sessions([before, after], arrays, before)
+    assert row.newly_flat == [2]
+    assert row.channels.mean[:3] == [4.0, 2.0, 0.0]
+    assert row.channels.mean_shift[:4] == [0.5, 0.0, None, 0.0]
+    assert row.channels.sd_ratio[:4] == [1.0, 2.0, None, 1.0]
+    assert row.arrays["first"].mean_shift == pytest.approx(0.25)
+    assert row.arrays["first"].sd_ratio == pytest.approx(2**0.5)
+    assert (row.arrays["rest"].mean_shift, row.arrays["rest"].sd_ratio) == (0.0, 1.0)
 
 
-def test_a_page_and_numbers_without_torch(new_days: Path, tmp_path: Path) -> None:
+def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom arcuate.cli import app\n"
         f"app(['drift', {str(new_days / 'store')!r}, '--out', {str(tmp_path / 'drift.html')!r}, '--json'],"
@@ -157,32 +155,36 @@ def test_a_page_and_numbers_without_torch(new_days: Path, tmp_path: Path) -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = one_object(done.stdout)
-    rows = {row["session"]: row for row in told["days"]}
-    assert told["reference"] == FIRST and told["errors"] is None
-    assert len(rows[DEAD]["flat"]) == told["n_channels"] == len(rows[DEAD]["died"])
+    result = one_object(done.stdout)
+    rows = {row["session"]: row for row in result["sessions"]}
+    assert result["reference"] == FIRST and result["error_rates"] is None
+    assert len(rows[DEAD]["flat"]) == result["n_channels"] == len(rows[DEAD]["newly_flat"])
     assert rows[PERMUTED]["reordered"] and not rows[SAME]["reordered"]
-    assert rows[SAME]["profile_likeness"] > rows[DRIFTED]["profile_likeness"]
-    assert [len(row["channels"]["level_change"]) for row in told["days"]] == [told["n_channels"]] * len(rows)
+    assert rows[SAME]["profile_similarity"] > rows[DRIFTED]["profile_similarity"]
+    assert [len(row["channels"]["mean_shift"]) for row in result["sessions"]] == [result["n_channels"]] * len(
+        rows
+    )
     page = (tmp_path / "drift.html").read_text()
-    assert "How far levels moved" in page and 'mask="url(#levels)"' in page
+    assert "Mean shifts" in page and 'mask="url(#means)"' in page
     assert page.startswith("<!DOCTYPE html>") and "<script" not in page and "re-ordered" in page
 
 
-def test_error_rates_by_day_come_with_a_run(new_days: Path, tmp_path: Path) -> None:
-    words = ("--run", new_days / "run", "--out", tmp_path / "drift.html", "--json", "--adapt", "statistics")
-    done = arcuate("drift", new_days / "store", *words)
+def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> None:
+    options = ("--run", new_days / "run", "--out", tmp_path / "drift.html", "--json", "--adapt", "statistics")
+    done = arcuate("drift", new_days / "store", *options)
     assert done.returncode == 0, done.stderr
-    told = one_object(done.stdout)
-    assert told["reference"] == "t15.2030.01.04"  # the last day that the model knows
-    assert [d["known"] for d in told["errors"]["days"]][:3] == [True, True, False]
-    assert "Error rate by day" in (tmp_path / "drift.html").read_text()
-    assert (new_days / "run" / "results" / "val.drift-statistics.json").is_file()  # of its own
+    result = one_object(done.stdout)
+    assert result["reference"] == "t15.2030.01.04"  # the last session that the model was trained on
+    assert [d["known"] for d in result["error_rates"]["sessions"]][:3] == [True, True, False]
+    assert "Error rate by session" in (tmp_path / "drift.html").read_text()
+    assert (new_days / "run" / "results" / "val.drift-statistics.json").is_file()
 
 
-def test_a_page_replaces_nothing_but_a_page(new_days: Path, tmp_path: Path) -> None:
+def test_only_an_earlier_page_is_replaced(new_days: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.html").write_text("my notes")
-    assert_refused(arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "something else")
+    assert_refused(
+        arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "is not an earlier"
+    )
     assert_refused(arcuate("drift", tmp_path / "nowhere"), "no store")
     assert_refused(
         arcuate("drift", new_days / "store", "--reference", "x", "--out", tmp_path / "d.html"), "no session x"
@@ -190,18 +192,22 @@ def test_a_page_replaces_nothing_but_a_page(new_days: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
-        ({"reference": "x"}, "no session x to compare with; store holds t15"),
+        ({"reference": "x"}, "store has no session x to compare with; it contains t15"),
         ({"adapt": "magic"}, "'magic' is unknown; choose none"),
         ({"split": "x"}, "no split 'x'; choose train"),
     ],
 )
-def test_names_that_mean_nothing_are_told_before_the_work(
-    new_days: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], said: str
+def test_invalid_names_are_reported_before_measuring(
+    new_days: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str
 ) -> None:
-    monkeypatch.setattr(drift, "measure_days", lambda *_: pytest.fail("measured all the same"))
-    with pytest.raises(UserError, match=said):
-        drift.drift_command(
-            drift.Asked(new_days / "store", new_days / "run", new_days / "d.html", **asked), False
-        )
+    monkeypatch.setattr(drift, "measure_sessions", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match=message):
+        measure_drift(new_days / "store", new_days / "run", **options)
+
+
+def test_drift_as_a_data_frame(new_days: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = measure_drift(new_days / "store").to_frame()
+    assert {"session", "array", "subspace_similarity"} <= set(frame.columns)

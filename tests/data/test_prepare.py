@@ -15,8 +15,8 @@ from arcuate.data.prepare import inspect_source, prepare, prepare_store
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.cli import one_object
-from support.fabricate import Made, noise, write_hdf5, write_mat
 from support.forking import arcuate
+from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
 SESSION = "t15.2023.08.11"
 LATER = "t15.2023.08.13"
@@ -32,11 +32,13 @@ def bad_bins() -> np.ndarray:
 def source(tmp_path: Path) -> Path:
     """A good and a bad training trial, the bad one again in val, a test trial without label."""
     folder = tmp_path / "source"
-    train = [Made(noise(60, seed=1)), Made(bad_bins(), text="Something else.")]
+    train = [FakeTrial(noise(60, seed=1)), FakeTrial(bad_bins(), text="Something else.")]
     write_hdf5(folder / SESSION / "data_train.hdf5", train)
-    write_hdf5(folder / SESSION / "data_val.hdf5", [Made(bad_bins()), Made(noise(60, seed=2), text="No.")])
-    write_hdf5(folder / SESSION / "data_test.hdf5", [Made(noise(60, seed=3), tokens=None)])
-    write_hdf5(folder / LATER / "data_train.hdf5", [Made(noise(60, seed=4))])
+    write_hdf5(
+        folder / SESSION / "data_val.hdf5", [FakeTrial(bad_bins()), FakeTrial(noise(60, seed=2), text="No.")]
+    )
+    write_hdf5(folder / SESSION / "data_test.hdf5", [FakeTrial(noise(60, seed=3), tokens=None)])
+    write_hdf5(folder / LATER / "data_train.hdf5", [FakeTrial(noise(60, seed=4))])
     return folder
 
 
@@ -76,7 +78,7 @@ def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
     assert Store.open(tmp_path / "store").manifest["leakage"] == report.leakage
 
 
-def test_every_case_is_in_the_table(source: Path, tmp_path: Path) -> None:
+def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
     report = prepare_store(source, tmp_path / "store")
     with (tmp_path / "store" / "quality.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -112,7 +114,7 @@ def test_unreadable_files_are_reported_and_skipped(source: Path, tmp_path: Path)
     assert len(Store.open(tmp_path / "store").trials) == 5
 
 
-def test_an_unreadable_trial_leaves_the_others_of_its_file(source: Path, tmp_path: Path) -> None:
+def test_an_unreadable_trial_does_not_affect_the_others(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000/input_features"]
     report = prepare_store(source, tmp_path / "store")
@@ -132,14 +134,14 @@ def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
         prepare(tmp_path / "source", tmp_path / "store")
 
 
-def test_a_file_without_trials_is_no_data(tmp_path: Path) -> None:
+def test_a_file_without_trials_writes_nothing(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [])
     report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert (len(report.unreadable), report.written) == (1, False)
 
 
 def test_trials_with_another_number_of_channels_are_missing(tmp_path: Path) -> None:
-    odd_first = [Made(noise(60, 3)), *(Made(noise(60, 8, seed=i)) for i in range(3))]
+    odd_first = [FakeTrial(noise(60, 3)), *(FakeTrial(noise(60, 8, seed=i)) for i in range(3))]
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", odd_first)
     report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert (report.n_channels, report.trials, len(report.unreadable)) == (8, 3, 1)
@@ -201,6 +203,6 @@ def test_the_printed_tables_name_every_part(
     assert f"could not read {LATER}/train" in printed.err
 
 
-def test_preparing_needs_no_torch() -> None:
+def test_preparation_does_not_import_torch() -> None:
     code = "import sys, arcuate.data.prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

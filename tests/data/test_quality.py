@@ -1,4 +1,4 @@
-"""The quality gate: each case is named with its number, and only training is kept from it."""
+"""Quality checks: every case is reported with its number, and excludes from training only."""
 
 import csv
 from pathlib import Path
@@ -13,7 +13,7 @@ from arcuate.data.readers import Problem, ReadResult
 from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
 from arcuate.models.config import Patch
-from support.fabricate import LABEL, noise
+from support.recordings import LABEL, noise
 
 
 def trial(bins: np.ndarray, tokens: tuple[int, ...] | None = LABEL, split: Split = "train") -> Trial:
@@ -46,7 +46,7 @@ def with_constant(n_channels: int) -> np.ndarray:
     ],
     ids=["nan", "inf", "constant", "short", "long", "labels", "repeats"],
 )
-def test_each_case_is_named_with_its_number(
+def test_each_case_is_reported_with_its_number(
     bins: np.ndarray, tokens: tuple[int, ...], reason: str, number: float
 ) -> None:
     found = {problem.reason: problem.number for problem in find_problems(trial(bins, tokens))}
@@ -64,11 +64,11 @@ def test_each_case_is_named_with_its_number(
         (noise(22, 20), None),
     ],
 )
-def test_what_just_passes_passes(bins: np.ndarray, tokens: tuple[int, ...] | None) -> None:
+def test_limits_are_inclusive(bins: np.ndarray, tokens: tuple[int, ...] | None) -> None:
     assert find_problems(trial(bins, tokens)) == []
 
 
-def test_an_empty_trial_is_judged_and_not_tripped_over() -> None:
+def test_an_empty_trial_is_checked_without_failing() -> None:
     reasons = {problem.reason for problem in find_problems(trial(noise(0, 20)))}
     assert reasons == {"constant channels", "too short", "label too long"}
 
@@ -99,13 +99,13 @@ def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_f
 @pytest.mark.parametrize(
     ("split", "action"), [("train", "rejected"), ("val", "flagged"), ("test", "flagged")]
 )
-def test_only_training_is_kept_from_bad_trials(split: Split, action: str) -> None:
+def test_bad_trials_are_excluded_from_training_only(split: Split, action: str) -> None:
     bad = trial(with_value(np.nan), split=split)
     (row,) = quality_rows(ReadResult(bad.id, bad), find_problems(bad))
     assert (row.trial, row.action) == (f"t15.2023.08.11/{split}/0000", action)
 
 
-def test_remarks_are_kept_and_unreadable_trials_are_missing() -> None:
+def test_notes_are_kept_and_unreadable_trials_are_missing() -> None:
     problems = (Problem("unknown words", 1, "", "note"), Problem("unreadable", None, "", "unreadable"))
     assert [row.action for row in quality_rows(ReadResult("s/train/0000", None, problems), ())] == [
         "kept",

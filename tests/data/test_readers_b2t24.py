@@ -1,4 +1,4 @@
-"""The '24 reader: partitions, features, labels from text, and files that are not what they should be."""
+"""The '24 reader: partitions, features, labels from text, and damaged files."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from arcuate.data.readers import ReadResult, find_source, read_trials, summarise
 from arcuate.data.readers.source import UnreadableFile
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from support.fabricate import noise, write_mat
+from support.recordings import noise, write_mat
 
 SESSION = "t12.2022.04.28"
 
 
-def readings(root: Path, split: str = "train", **options: str) -> list[ReadResult]:
+def results(root: Path, split: str = "train", **options: str) -> list[ReadResult]:
     source = find_source(root)
     (file,) = [file for file in source.files if file.split == split]
     return list(read_trials(source, file, **options))
@@ -30,7 +30,7 @@ def test_partitions_become_splits_and_the_placeholder_is_dropped(tmp_path: Path)
     source = find_source(tmp_path)
     assert [file.split for file in source.files] == ["train", "val", "test"]
     assert [file.path.parent.name for file in source.files] == ["train", "test", "competitionHoldOut"]
-    (held_out,) = readings(tmp_path, "test")
+    (held_out,) = results(tmp_path, "test")
     assert held_out.trial is not None
     assert (held_out.trial.text, held_out.trial.tokens, held_out.problems) == (None, None, ())
 
@@ -38,8 +38,8 @@ def test_partitions_become_splits_and_the_placeholder_is_dropped(tmp_path: Path)
 def test_features_are_crossings_and_power_of_the_first_half(tmp_path: Path) -> None:
     bins = noise(30, 4)
     write_mat(tmp_path / "train" / f"{SESSION}.mat", [bins], ["Bring it closer."], [7])
-    (reading,) = readings(tmp_path)
-    trial = reading.trial
+    (result,) = results(tmp_path)
+    trial = result.trial
     assert trial is not None
     np.testing.assert_array_equal(trial.bins[:, :4], np.abs(bins).astype(np.uint8))
     np.testing.assert_array_equal(trial.bins[:, 4:], bins)
@@ -53,22 +53,22 @@ def test_features_are_crossings_and_power_of_the_first_half(tmp_path: Path) -> N
 def test_other_features_can_be_chosen(tmp_path: Path, features: str, n_channels: int, first: int) -> None:
     bins = np.zeros((30, 4), dtype=np.float32)
     write_mat(tmp_path / "train" / f"{SESSION}.mat", [bins], ["Yes."])
-    (reading,) = readings(tmp_path, features=features)
-    assert reading.trial is not None
-    assert reading.trial.bins.shape == (30, n_channels)
-    assert reading.trial.bins[0, 0] == first
+    (result,) = results(tmp_path, features=features)
+    assert result.trial is not None
+    assert result.trial.bins.shape == (30, n_channels)
+    assert result.trial.bins[0, 0] == first
 
 
 @pytest.mark.parametrize("features", ["tx9", "tx1:6w", "tx1+tx1", ""])
-def test_unknown_features_are_refused(tmp_path: Path, features: str) -> None:
+def test_unknown_features_raise(tmp_path: Path, features: str) -> None:
     with pytest.raises(UserError, match="spikePow"):
         prepare(tmp_path, tmp_path / "store", features=features)
 
 
-def test_labels_come_from_the_text_and_unknown_words_are_named(tmp_path: Path) -> None:
+def test_labels_come_from_the_text_and_unknown_words_are_reported(tmp_path: Path) -> None:
     texts = ["Bring it closer.", "Xyzzyqua is here."]
     write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], texts)
-    first, second = readings(tmp_path)
+    first, second = results(tmp_path)
     assert first.trial is not None
     assert second.trial is not None
     assert list(first.trial.tokens) == text_to_tokens(texts[0])[0]
@@ -83,12 +83,12 @@ def test_the_mode_comes_from_the_simulated_truth(tmp_path: Path) -> None:
     (tmp_path / "simulation_truth.jsonl").write_text(
         f'{{"session": "{SESSION}", "split": "train", "number": 1, "mode": "silent"}}\nnonsense\n'
     )
-    assert [r.trial.mode for r in readings(tmp_path) if r.trial] == [None, "silent"]
+    assert [r.trial.mode for r in results(tmp_path) if r.trial] == [None, "silent"]
     assert "1 lines" in find_source(tmp_path).notes[0]
 
 
 @pytest.mark.shared
-def test_the_real_trial_survives_prepare_and_its_block_statistics_normalise_it(
+def test_the_real_trial_is_prepared_and_normalised_by_its_block_statistics(
     shared: Path, tmp_path: Path
 ) -> None:
     real = np.load(shared / "real" / "t12_trial" / "t12.2022.04.28_train_trial10.npz")
@@ -118,16 +118,16 @@ def test_the_real_trial_survives_prepare_and_its_block_statistics_normalise_it(
     np.testing.assert_allclose(z_own.std(axis=0)[own.sd > 0], 1.0, atol=1e-4)
 
 
-# --- files that are not what they should be ----------------------------------------------------------------
+# --- damaged and unexpected files --------------------------------------------------------------------------
 
 
 def unreadable(tmp_path: Path) -> str:
     with pytest.raises(UnreadableFile) as caught:
-        readings(tmp_path)
+        results(tmp_path)
     return str(caught.value)
 
 
-def test_a_matlab_73_file_says_how_to_save_it(tmp_path: Path) -> None:
+def test_the_error_for_a_matlab_73_file_names_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "train" / f"{SESSION}.mat"
     path.parent.mkdir()
     with h5py.File(path, "w", userblock_size=512) as file:
@@ -136,7 +136,7 @@ def test_a_matlab_73_file_says_how_to_save_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", bytes(4000)])
-def test_a_file_that_is_no_mat_is_unreadable(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_matlab_is_unreadable(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "train" / f"{SESSION}.mat"
     path.parent.mkdir()
     path.write_bytes(content)
@@ -153,12 +153,12 @@ def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_damage_anywhere_is_survived(tmp_path: Path, seed: int) -> None:
-    """The compiled reader behind this crashes on some damaged tags; they must not reach it."""
+def test_random_damage_does_not_crash(tmp_path: Path, seed: int) -> None:
+    """The compiled reader of scipy crashes on some damaged tags; they must not reach it."""
     rng = np.random.default_rng(seed)
     path = write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], ["Yes.", "No."])
     data = {name: value for name, value in scipy.io.loadmat(path).items() if not name.startswith("__")}
-    scipy.io.savemat(path, data)  # uncompressed: no checksum notices the damage
+    scipy.io.savemat(path, data)  # uncompressed: no checksum detects the damage
     content = bytearray(path.read_bytes())
     for place in rng.integers(128, len(content), size=40):
         content[place] = rng.integers(256)
@@ -173,7 +173,7 @@ def test_a_missing_variable_is_named(tmp_path: Path) -> None:
     assert "no variable spikePow; its variables are other, tx1" in unreadable(tmp_path)
 
 
-def test_plain_arrays_in_place_of_cells_are_refused(tmp_path: Path) -> None:
+def test_plain_arrays_in_place_of_cells_are_unreadable(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     scipy.io.savemat(
         tmp_path / "train" / f"{SESSION}.mat", {"tx1": np.zeros((3, 4)), "spikePow": np.zeros((3, 4))}
@@ -186,13 +186,13 @@ def test_numbers_of_trials_must_agree(tmp_path: Path) -> None:
     assert "2 trials but sentenceText has 1" in unreadable(tmp_path)
 
 
-def test_one_broken_cell_leaves_the_others(tmp_path: Path) -> None:
+def test_one_damaged_cell_does_not_affect_the_others(tmp_path: Path) -> None:
     path = write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], ["Yes.", "No."])
     data = scipy.io.loadmat(path)
     data["tx1"][0, 0] = data["tx1"][0, 0][:-5]  # shorter than its power
     kept = {name: data[name] for name in ("tx1", "spikePow", "sentenceText", "blockIdx")}
     scipy.io.savemat(path, kept)
-    first, second = readings(tmp_path)
+    first, second = results(tmp_path)
     assert first.trial is None
     assert "differ in length" in first.problems[0].detail
     assert second.trial is not None

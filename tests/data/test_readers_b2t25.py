@@ -1,4 +1,4 @@
-"""The '25 reader: what it takes from a file, and what it refuses."""
+"""The '25 reader: trials, labels and texts, and damaged or hostile files."""
 
 from pathlib import Path
 
@@ -9,33 +9,32 @@ import pytest
 from arcuate.data.alphabet import token_names
 from arcuate.data.readers import ReadResult, find_source, read_trials
 from arcuate.data.readers.source import SourceFile, UnreadableFile
-from arcuate.data.sessions import session_date
-from support.fabricate import LABEL, Made, noise, write_hdf5
+from support.recordings import LABEL, FakeTrial, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"
 
 
-def readings(path: Path, split: str = "train") -> list[ReadResult]:
+def results(path: Path, split: str = "train") -> list[ReadResult]:
     source = find_source(path.parent.parent)
     (file,) = [file for file in source.files if file.split == split]
     return list(read_trials(source, file))
 
 
-def reasons(reading: ReadResult) -> list[str]:
-    return [problem.reason for problem in reading.problems]
+def reasons(result: ReadResult) -> list[str]:
+    return [problem.reason for problem in result.problems]
 
 
-def made_file(folder: Path, *trials: Made, split: str = "train") -> Path:
+def write_file(folder: Path, *trials: FakeTrial, split: str = "train") -> Path:
     return write_hdf5(folder / SESSION / f"data_{split}.hdf5", trials)
 
 
 @pytest.mark.shared
-def test_the_real_trial_is_read_whole(shared: Path) -> None:
+def test_the_real_trial_is_read_completely(shared: Path) -> None:
     source = find_source(shared / "real" / "t15_trial")
-    (reading,) = read_trials(source, source.files[0])
-    trial = reading.trial
+    (result,) = read_trials(source, source.files[0])
+    trial = result.trial
     assert trial is not None
-    assert reading.problems == ()
+    assert result.problems == ()
     assert (trial.id, trial.block, trial.text) == ("t15.2023.08.11/train/0000", 2, "Bring it closer.")
     assert trial.bins.shape == (321, 512)
     assert trial.bins.dtype == np.float32
@@ -46,75 +45,75 @@ def test_the_real_trial_is_read_whole(shared: Path) -> None:
 
 @pytest.mark.parametrize("kind", [str, str.encode, lambda text: np.array([text.encode()])])
 def test_text_attributes_may_be_bytes_or_str(tmp_path: Path, kind: type) -> None:
-    made = Made(noise(), attributes={"sentence_label": kind("Bring it."), "session": kind(SESSION)})
-    (reading,) = readings(made_file(tmp_path, made))
-    assert reading.trial is not None
-    assert reading.trial.text == "Bring it."
-    assert reading.problems == ()
+    fake = FakeTrial(noise(), attributes={"sentence_label": kind("Bring it."), "session": kind(SESSION)})
+    (result,) = results(write_file(tmp_path, fake))
+    assert result.trial is not None
+    assert result.trial.text == "Bring it."
+    assert result.problems == ()
 
 
-def test_a_test_file_without_labels_is_no_problem(tmp_path: Path) -> None:
-    (reading,) = readings(made_file(tmp_path, Made(noise(), tokens=None), split="test"), "test")
-    assert reading.trial is not None
-    assert (reading.trial.tokens, reading.trial.text, reading.problems) == (None, None, ())
+def test_a_test_file_needs_no_labels(tmp_path: Path) -> None:
+    (result,) = results(write_file(tmp_path, FakeTrial(noise(), tokens=None), split="test"), "test")
+    assert result.trial is not None
+    assert (result.trial.tokens, result.trial.text, result.problems) == (None, None, ())
 
 
 def test_a_training_trial_without_label_is_a_problem(tmp_path: Path) -> None:
-    (reading,) = readings(made_file(tmp_path, Made(noise(), tokens=None)))
-    assert reasons(reading) == ["no label"]
+    (result,) = results(write_file(tmp_path, FakeTrial(noise(), tokens=None)))
+    assert reasons(result) == ["no label"]
 
 
 @pytest.mark.parametrize(
-    ("made", "reason", "kept"),
+    ("fake", "reason", "kept"),
     [
-        (Made(noise(), attributes={"seq_len": 3}), "label length", LABEL[:3]),
-        (Made(noise(), attributes={"seq_len": 900}), "label length", LABEL),
-        (Made(noise(), attributes={"seq_len": None}), "label length", LABEL),
-        (Made(noise(), attributes={"seq_len": 7}), "blank in label", None),
-        (Made(noise(), tokens=(7, 0, 7)), "blank in label", None),
-        (Made(noise(), tokens=(7, 41, 7)), "label out of range", None),
-        (Made(noise(), tokens=(7, -1, 7)), "label out of range", None),
-        (Made(noise(), tokens=()), "empty label", ()),
-        (Made(noise(), attributes={"n_time_steps": 99}), "time steps", LABEL),
+        (FakeTrial(noise(), attributes={"seq_len": 3}), "label length", LABEL[:3]),
+        (FakeTrial(noise(), attributes={"seq_len": 900}), "label length", LABEL),
+        (FakeTrial(noise(), attributes={"seq_len": None}), "label length", LABEL),
+        (FakeTrial(noise(), attributes={"seq_len": 7}), "blank in label", None),
+        (FakeTrial(noise(), tokens=(7, 0, 7)), "blank in label", None),
+        (FakeTrial(noise(), tokens=(7, 41, 7)), "label out of range", None),
+        (FakeTrial(noise(), tokens=(7, -1, 7)), "label out of range", None),
+        (FakeTrial(noise(), tokens=()), "empty label", ()),
+        (FakeTrial(noise(), attributes={"n_time_steps": 99}), "time steps", LABEL),
     ],
 )
-def test_a_doubtful_label_or_length_is_named(
-    tmp_path: Path, made: Made, reason: str, kept: tuple[int, ...] | None
+def test_an_inconsistent_label_or_length_is_reported(
+    tmp_path: Path, fake: FakeTrial, reason: str, kept: tuple[int, ...] | None
 ) -> None:
-    (reading,) = readings(made_file(tmp_path, made))
-    assert reading.trial is not None
-    assert reason in reasons(reading)
-    assert any(problem.severity == "bad" for problem in reading.problems)
-    assert (None if reading.trial.tokens is None else tuple(reading.trial.tokens)) == kept
+    (result,) = results(write_file(tmp_path, fake))
+    assert result.trial is not None
+    assert reason in reasons(result)
+    assert any(problem.severity == "bad" for problem in result.problems)
+    assert (None if result.trial.tokens is None else tuple(result.trial.tokens)) == kept
 
 
 def test_the_label_ends_at_its_true_length_not_at_the_padding(tmp_path: Path) -> None:
-    (reading,) = readings(made_file(tmp_path, Made(noise())))
-    assert reading.trial is not None
-    assert tuple(reading.trial.tokens) == LABEL
+    (result,) = results(write_file(tmp_path, FakeTrial(noise())))
+    assert result.trial is not None
+    assert tuple(result.trial.tokens) == LABEL
 
 
 def test_bins_beyond_n_time_steps_are_padding(tmp_path: Path) -> None:
-    (reading,) = readings(made_file(tmp_path, Made(noise(60), attributes={"n_time_steps": 40})))
-    assert reading.trial is not None
-    assert len(reading.trial.bins) == 40
-    assert [problem.severity for problem in reading.problems] == ["note"]
+    (result,) = results(write_file(tmp_path, FakeTrial(noise(60), attributes={"n_time_steps": 40})))
+    assert result.trial is not None
+    assert len(result.trial.bins) == 40
+    assert [problem.severity for problem in result.problems] == ["note"]
 
 
 def test_the_text_may_come_from_character_codes(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise(), attributes={"sentence_label": None}))
+    path = write_file(tmp_path, FakeTrial(noise(), attributes={"sentence_label": None}))
     with h5py.File(path, "a") as file:
         file["trial_0000/transcription"] = np.array([*b"Bring.", 0, 0], dtype=np.int32)
-    (reading,) = readings(path)
-    assert reading.trial is not None
-    assert reading.trial.text == "Bring."
+    (result,) = results(path)
+    assert result.trial is not None
+    assert result.trial.text == "Bring."
 
 
-def test_missing_block_and_odd_session_name_are_remarks(tmp_path: Path) -> None:
-    made = Made(noise(), block=None, attributes={"session": "t15.1999.01.01"})
-    (reading,) = readings(made_file(tmp_path, made))
-    assert reasons(reading) == ["no block number", "session name"]
-    assert {problem.severity for problem in reading.problems} == {"note"}
+def test_missing_block_and_other_session_name_are_notes(tmp_path: Path) -> None:
+    fake = FakeTrial(noise(), block=None, attributes={"session": "t15.1999.01.01"})
+    (result,) = results(write_file(tmp_path, fake))
+    assert reasons(result) == ["no block number", "session name"]
+    assert {problem.severity for problem in result.problems} == {"note"}
 
 
 # --- hostile files -----------------------------------------------------------------------------------------
@@ -127,50 +126,50 @@ def spoil(path: Path, name: str = "trial_0000/input_features") -> h5py.File:
     return file
 
 
-def test_a_link_to_another_file_is_refused(tmp_path: Path) -> None:
-    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [Made(noise(seed=9))])
-    path = made_file(tmp_path / "data", Made(noise()), Made(noise(seed=1)))
+def test_a_link_to_another_file_is_rejected(tmp_path: Path) -> None:
+    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [FakeTrial(noise(seed=9))])
+    path = write_file(tmp_path / "data", FakeTrial(noise()), FakeTrial(noise(seed=1)))
     with spoil(path) as file:
         file["trial_0000/input_features"] = h5py.ExternalLink(str(secret), "/trial_0000/input_features")
-    first, second = readings(path)
+    first, second = results(path)
     assert first.trial is None
     assert "link" in first.problems[0].detail
     assert second.trial is not None
 
 
-def test_a_linked_trial_is_refused(tmp_path: Path) -> None:
-    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [Made(noise(seed=9))])
-    path = made_file(tmp_path / "data", Made(noise()))
+def test_a_linked_trial_is_rejected(tmp_path: Path) -> None:
+    secret = write_hdf5(tmp_path / "elsewhere" / "secret.h5", [FakeTrial(noise(seed=9))])
+    path = write_file(tmp_path / "data", FakeTrial(noise()))
     with spoil(path, "trial_0000") as file:
         file["trial_0000"] = h5py.ExternalLink(str(secret), "/trial_0000")
-    assert readings(path)[0].trial is None
+    assert results(path)[0].trial is None
 
 
-def test_values_kept_in_another_file_are_refused(tmp_path: Path) -> None:
+def test_external_values_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "raw.bin").write_bytes(bytes(60 * 8 * 4))
-    path = made_file(tmp_path / "data", Made(noise()))
+    path = write_file(tmp_path / "data", FakeTrial(noise()))
     with spoil(path) as file:
         outside = [(str(tmp_path / "raw.bin"), 0, 60 * 8 * 4)]
         file.create_dataset("trial_0000/input_features", (60, 8), dtype="f4", external=outside)
-    assert readings(path)[0].trial is None
+    assert results(path)[0].trial is None
 
 
-def test_virtual_values_are_refused(tmp_path: Path) -> None:
-    path = made_file(tmp_path / "data", Made(noise()))
+def test_virtual_values_are_rejected(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "data", FakeTrial(noise()))
     with spoil(path) as file:
         layout = h5py.VirtualLayout(shape=(60, 8), dtype="f4")
         layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", shape=(60, 8))
         file.create_virtual_dataset("trial_0000/input_features", layout)
-    assert readings(path)[0].trial is None
+    assert results(path)[0].trial is None
 
 
-def test_an_absurd_size_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+def test_an_impossible_size_is_rejected_before_allocation(tmp_path: Path) -> None:
+    path = write_file(tmp_path, FakeTrial(noise()))
     with spoil(path) as file:
         file.create_dataset("trial_0000/input_features", (10**12, 512), dtype="f4", chunks=(64, 512))
-    (reading,) = readings(path)
-    assert reading.trial is None
-    assert "1000000000000 bins" in reading.problems[0].detail
+    (result,) = results(path)
+    assert result.trial is None
+    assert "1000000000000 bins" in result.problems[0].detail
 
 
 @pytest.mark.parametrize(
@@ -185,60 +184,60 @@ def test_an_absurd_size_is_refused_before_it_is_allocated(tmp_path: Path) -> Non
     ],
     ids=["text", "complex", "three axes", "one axis", "scalar", "empty"],
 )
-def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path, values: object) -> None:
-    path = made_file(tmp_path, Made(noise()))
+def test_values_that_are_not_numbers_are_rejected(tmp_path: Path, values: object) -> None:
+    path = write_file(tmp_path, FakeTrial(noise()))
     with spoil(path) as file:
         file["trial_0000/input_features"] = values
-    (reading,) = readings(path)
-    assert reading.trial is None
-    assert reasons(reading) == ["unreadable"]
+    (result,) = results(path)
+    assert result.trial is None
+    assert reasons(result) == ["unreadable"]
 
 
-def test_numbers_of_other_kinds_become_float32(tmp_path: Path) -> None:
+def test_other_number_types_become_float32(tmp_path: Path) -> None:
     bins = np.arange(80, dtype=np.uint8).reshape(10, 8)
     wide = np.full((10, 8), 1e300)  # beyond float32
-    first, second = readings(made_file(tmp_path, Made(bins), Made(wide)))
+    first, second = results(write_file(tmp_path, FakeTrial(bins), FakeTrial(wide)))
     assert first.trial is not None
     assert second.trial is not None
     np.testing.assert_array_equal(first.trial.bins, bins.astype(np.float32))
     assert np.isinf(second.trial.bins).all()
 
 
-def test_entries_that_are_no_trials_are_left_alone_and_named(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+def test_entries_that_are_not_trials_are_ignored_and_reported(tmp_path: Path) -> None:
+    path = write_file(tmp_path, FakeTrial(noise()))
     with h5py.File(path, "a") as file:
         file["notes"] = 1
-    remark, trial = readings(path)
+    remark, trial = results(path)
     assert reasons(remark) == ["unexpected entry"]
     assert trial.trial is not None
 
 
-def test_two_trials_with_one_number_are_not_confused(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+def test_duplicate_trial_numbers_are_rejected(tmp_path: Path) -> None:
+    path = write_file(tmp_path, FakeTrial(noise()))
     with h5py.File(path, "a") as file:
         file.copy("trial_0000", "trial_0")
-    first, second = readings(path)
+    first, second = results(path)
     assert [first.trial is None, second.trial is None] == [False, True]
 
 
 @pytest.mark.parametrize("content", [b"", b"not HDF5 at all", b"\x89HDF\r\n\x1a\n" + bytes(200)])
-def test_a_file_that_is_no_hdf5_is_unreadable(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_hdf5_is_unreadable(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / SESSION / "data_train.hdf5"
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(UnreadableFile):
-        readings(path)
+        results(path)
 
 
 def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
-    path = made_file(tmp_path, *(Made(noise(seed=i)) for i in range(4)))
+    path = write_file(tmp_path, *(FakeTrial(noise(seed=i)) for i in range(4)))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UnreadableFile, match="truncated"):
-        readings(path)
+        results(path)
 
 
-def test_a_session_name_that_cannot_be_a_file_name_is_unreadable(tmp_path: Path) -> None:
-    path = made_file(tmp_path, Made(noise()))
+def test_a_session_name_that_is_not_a_file_name_is_unreadable(tmp_path: Path) -> None:
+    path = write_file(tmp_path, FakeTrial(noise()))
     with pytest.raises(UnreadableFile, match="rename"):
         list(read_trials(find_source(tmp_path), SourceFile("../../evil", "train", path)))
 
@@ -248,7 +247,12 @@ def test_a_session_name_that_cannot_be_a_file_name_is_unreadable(tmp_path: Path)
 
 def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
     root = tmp_path / "release" / "hdf5_data_final"
-    path = made_file(root, Made(noise(), block=1), Made(noise(seed=1), block=2), Made(noise(seed=2), block=9))
+    path = write_file(
+        root,
+        FakeTrial(noise(), block=1),
+        FakeTrial(noise(seed=1), block=2),
+        FakeTrial(noise(seed=2), block=9),
+    )
     (tmp_path / "release" / "t15_copyTaskData_description.csv").write_text(
         "\ufeffDate, Post-implant day,Block number ,Number of sentences,Corpus,Split\n"
         "2023-08-11,25,1,40, Switchboard ,Train\n"
@@ -257,17 +261,7 @@ def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     source = find_source(tmp_path)
-    found = [reading.trial.corpus for reading in read_trials(source, source.files[0]) if reading.trial]
+    found = [result.trial.corpus for result in read_trials(source, source.files[0]) if result.trial]
     assert found == ["Switchboard", "50-Word", None]
     assert source.files[0].path == path
     assert "1 rows" in source.notes[0]
-
-
-@pytest.mark.parametrize("text", ["t15.2023.08.11", "2023-08-11", "x 2023/8/11", "t15_20230811"])
-def test_a_day_is_found_in_a_name(text: str) -> None:
-    assert str(session_date(text)) == "2023-08-11"
-
-
-@pytest.mark.parametrize("text", ["", "t15", "2023.13.45", "12023.08.11", "2023.08.111", "120230811"])
-def test_no_day_where_there_is_none(text: str) -> None:
-    assert session_date(text) is None

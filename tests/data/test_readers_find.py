@@ -1,4 +1,4 @@
-"""Finding recordings: any parent will do, doubt is spoken out."""
+"""Finding recordings: from any parent folder; ambiguous folders are errors."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ import pytest
 
 from arcuate.data.readers import find_source
 from arcuate.errors import UserError
-from support.fabricate import Made, noise, write_hdf5, write_mat
+from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
 
 def release25(root: Path, *sessions: str) -> Path:
     for session in sessions or ("t15.2023.08.11",):
-        write_hdf5(root / session / "data_train.hdf5", [Made(noise())])
+        write_hdf5(root / session / "data_train.hdf5", [FakeTrial(noise())])
     return root
 
 
@@ -21,7 +21,7 @@ def release24(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_any_parent_leads_to_the_sessions(tmp_path: Path, depth: int) -> None:
+def test_recordings_are_found_from_any_parent(tmp_path: Path, depth: int) -> None:
     root = release25(tmp_path / "a" / "b" / "hdf5_data_final")
     given = [root, *root.parents][depth]
     found = find_source(given)
@@ -34,12 +34,12 @@ def test_the_24_layout_is_found_from_above(tmp_path: Path) -> None:
     assert find_source(root).layout == "b2t24"
 
 
-def test_one_session_alone_can_be_given(tmp_path: Path) -> None:
+def test_a_single_session_can_be_given(tmp_path: Path) -> None:
     release25(tmp_path, "t15.2023.08.11", "t15.2023.08.13")
     assert find_source(tmp_path / "t15.2023.08.13").sessions == ("t15.2023.08.13",)
 
 
-def test_a_relative_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = release25(tmp_path / "hdf5_data_final", "t15.2023.08.11", "t15.2023.08.13")
     monkeypatch.chdir(root)
     assert find_source(Path(".")).root == root
@@ -48,29 +48,29 @@ def test_a_relative_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(find_source(Path("..")).sessions) == 2
 
 
-def test_sessions_come_in_order_of_time_and_splits_in_theirs(tmp_path: Path) -> None:
+def test_files_are_ordered_by_date_and_split(tmp_path: Path) -> None:
     for session in ("t15.2024.01.05", "t15.2023.12.30", "t15.2023.12.4"):
         for split in ("test", "train", "val"):
-            write_hdf5(tmp_path / session / f"data_{split}.hdf5", [Made(noise())])
+            write_hdf5(tmp_path / session / f"data_{split}.hdf5", [FakeTrial(noise())])
     found = find_source(tmp_path)
     assert found.sessions == ("t15.2023.12.4", "t15.2023.12.30", "t15.2024.01.05")
     assert [file.split for file in found.files[:3]] == ["train", "val", "test"]
 
 
-def test_two_layouts_are_named_and_refused(tmp_path: Path) -> None:
+def test_two_layouts_are_an_error_that_names_both(tmp_path: Path) -> None:
     release25(tmp_path / "new")
     release24(tmp_path / "old")
     with pytest.raises(UserError, match=r"new \(b2t25\) and .*old \(b2t24\)"):
         find_source(tmp_path)
 
 
-def test_two_layouts_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_two_layouts_in_one_folder_are_an_error(tmp_path: Path) -> None:
     release24(release25(tmp_path))
     with pytest.raises(UserError, match="both layouts"):
         find_source(tmp_path)
 
 
-def test_two_copies_are_refused(tmp_path: Path) -> None:
+def test_two_copies_are_an_error(tmp_path: Path) -> None:
     release25(tmp_path / "a")
     release25(tmp_path / "b")
     with pytest.raises(UserError, match="several"):
@@ -88,7 +88,7 @@ def test_a_folder_without_recordings_names_the_expected_files(tmp_path: Path) ->
         find_source(tmp_path)
 
 
-def test_wrong_places_get_the_right_advice(tmp_path: Path) -> None:
+def test_errors_for_wrong_paths_name_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
         find_source(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is a file"):
@@ -97,7 +97,7 @@ def test_wrong_places_get_the_right_advice(tmp_path: Path) -> None:
         find_source(release24(tmp_path / "c") / "train")
 
 
-def test_what_macos_leaves_in_archives_is_passed_over(tmp_path: Path) -> None:
+def test_macos_archive_leftovers_are_ignored(tmp_path: Path) -> None:
     root = release25(tmp_path / "hdf5_data_final")
     hidden = tmp_path / "__MACOSX" / "t15.2023.08.11"
     hidden.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_what_macos_leaves_in_archives_is_passed_over(tmp_path: Path) -> None:
     assert find_source(tmp_path).root == root
 
 
-def test_a_folder_that_contains_itself_ends(tmp_path: Path) -> None:
+def test_a_folder_that_links_to_itself_is_visited_once(tmp_path: Path) -> None:
     root = release25(tmp_path / "data")
     (tmp_path / "again").symlink_to(tmp_path)
     assert find_source(tmp_path).root == root

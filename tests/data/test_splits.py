@@ -1,4 +1,4 @@
-"""Splits: hashes pin content down, leakage is counted, the dev split keeps sentences together."""
+"""Splits: content hashes, leakage, and a dev split that keeps sentences together."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.splits import dev_split, find_leakage, hash_bins, hash_split, hash_trial
-from support.fabricate import noise
+from support.recordings import noise
 
 
 @dataclass(frozen=True)
-class Said:
+class LabelledTrial:
     id: str
     session: str
     text: str | None
@@ -19,10 +19,10 @@ class Said:
     tokens: tuple[int, ...] | None = None
 
 
-def cohort(n_sessions: int = 4, n_trials: int = 50, n_texts: int = 150) -> list[Said]:
+def cohort(n_sessions: int = 4, n_trials: int = 50, n_texts: int = 150) -> list[LabelledTrial]:
     rng = np.random.default_rng(1)
     return [
-        Said(f"{s}/{i}", f"session {s}", f"Sentence number {chr(97 + t % 26)} {'x' * (t // 26)}.")
+        LabelledTrial(f"{s}/{i}", f"session {s}", f"Sentence number {chr(97 + t % 26)} {'x' * (t // 26)}.")
         for s in range(n_sessions)
         for i, t in enumerate(rng.integers(n_texts, size=n_trials))
     ]
@@ -44,7 +44,7 @@ def test_a_hash_changes_with_each_part_of_the_content() -> None:
 
 
 @given(st.permutations(["a", "b", "c"]))
-def test_a_split_has_one_hash_whatever_the_order(hashes: list[str]) -> None:
+def test_the_hash_of_a_split_does_not_depend_on_order(hashes: list[str]) -> None:
     assert hash_split(hashes) == hash_split(["a", "b", "c"])
     assert hash_split(hashes) != hash_split(["a", "b"])
 
@@ -58,7 +58,7 @@ def test_leakage_counts_recordings_and_sentences() -> None:
     assert leakage["texts"]["test in train"] == {"n": 0, "of": 0, "share": None}
 
 
-def test_the_dev_split_has_its_share_of_every_session() -> None:
+def test_the_dev_split_has_its_fraction_of_every_session() -> None:
     trials = cohort()
     dev = dev_split(trials, 0.2, seed=1)
     for session in {trial.session for trial in trials}:
@@ -82,18 +82,18 @@ def test_the_dev_split_is_repeatable_and_depends_on_the_seed() -> None:
     assert dev_split(trials, 0.0, 3) == set()
 
 
-def test_later_sessions_move_nothing_in_earlier_ones() -> None:
+def test_later_sessions_do_not_move_earlier_trials() -> None:
     trials = cohort()
     early = [trial for trial in trials if trial.session in ("session 0", "session 1")]
     ids = {trial.id for trial in early}
     assert dev_split(early, 0.2, 1) == dev_split(trials, 0.2, 1) & ids
 
 
-def test_only_training_trials_are_set_aside() -> None:
-    trials = [Said(str(i), "s", f"text {chr(97 + i)}", split="val") for i in range(10)]
+def test_only_training_trials_are_held_out() -> None:
+    trials = [LabelledTrial(str(i), "s", f"text {chr(97 + i)}", split="val") for i in range(10)]
     assert dev_split(trials, 0.5, 1) == set()
 
 
-def test_trials_without_text_are_told_apart() -> None:
-    trials = [Said(str(i), "s", None, tokens=(i + 1,)) for i in range(10)]
+def test_trials_without_text_are_distinguished() -> None:
+    trials = [LabelledTrial(str(i), "s", None, tokens=(i + 1,)) for i in range(10)]
     assert len(dev_split(trials, 0.3, 1)) == 3

@@ -1,4 +1,4 @@
-"""The store: what went in comes out, statistics are numpy's, nothing half-written passes for whole."""
+"""The store: round trip, statistics, atomic writing, and validation when it is opened."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from arcuate.data.prepare import prepare
 from arcuate.data.statistics import RunningStatistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from support.fabricate import Made, noise, write_hdf5
+from support.recordings import FakeTrial, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"
 LATER = "t15.2023.08.13"
@@ -28,10 +28,10 @@ def source(tmp_path: Path) -> Path:
     """Two sessions; in the first, block 1 has three trials, block 2 two, and there is a val file."""
     folder = tmp_path / "source"
     blocks = (1, 1, 1, 2, 2)
-    train = [Made(10 * b + noise(40 + i, seed=i), block=b) for i, b in enumerate(blocks)]
+    train = [FakeTrial(10 * b + noise(40 + i, seed=i), block=b) for i, b in enumerate(blocks)]
     write_hdf5(folder / SESSION / "data_train.hdf5", train)
-    write_hdf5(folder / SESSION / "data_val.hdf5", [Made(noise(50, seed=7), block=1)])
-    write_hdf5(folder / LATER / "data_train.hdf5", [Made(noise(45, seed=8))])
+    write_hdf5(folder / SESSION / "data_val.hdf5", [FakeTrial(noise(50, seed=7), block=1)])
+    write_hdf5(folder / LATER / "data_train.hdf5", [FakeTrial(noise(45, seed=8))])
     return folder
 
 
@@ -46,7 +46,7 @@ def raw_bins(source: Path, info: TrialInfo) -> np.ndarray:
         return file[f"trial_{info.number:04d}/input_features"][:]
 
 
-def test_trials_come_in_order_with_all_they_have(store: Store, source: Path) -> None:
+def test_trials_are_complete_and_in_order(store: Store, source: Path) -> None:
     assert [info.id for info in store.trials] == [
         *(f"{SESSION}/train/{i:04d}" for i in range(5)),
         f"{SESSION}/val/0000",
@@ -75,7 +75,7 @@ def test_block_statistics_are_those_of_the_block_in_its_file(store: Store, sourc
 @pytest.mark.parametrize(
     ("number", "past"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [3])], ids=str
 )
-def test_past_statistics_know_nothing_of_the_present(
+def test_past_statistics_exclude_the_current_trial(
     store: Store, source: Path, number: int, past: list[int]
 ) -> None:
     found = store.past_statistics(store.trials[number])
@@ -94,10 +94,10 @@ def test_the_first_trial_of_a_file_has_no_past_in_another_file(store: Store) -> 
     assert store.past_statistics(validation).n_bins == 0
 
 
-def test_non_finite_values_stay_in_the_store_and_are_read_as_zero(tmp_path: Path) -> None:
+def test_non_finite_values_are_stored_and_read_as_zero(tmp_path: Path) -> None:
     bins = noise(40)
     bins[3, 2], bins[4, 1] = np.nan, -np.inf
-    write_hdf5(tmp_path / "source" / SESSION / "data_val.hdf5", [Made(bins)])
+    write_hdf5(tmp_path / "source" / SESSION / "data_val.hdf5", [FakeTrial(bins)])
     prepare(tmp_path / "source", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     (info,) = store.trials
@@ -111,7 +111,7 @@ def test_non_finite_values_stay_in_the_store_and_are_read_as_zero(tmp_path: Path
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.floats(-1e4, 1e4), st.integers(0, 99))
-def test_merged_moments_equal_those_of_the_whole(lengths: list[int], offset: float, seed: int) -> None:
+def test_merged_statistics_equal_those_of_all_bins(lengths: list[int], offset: float, seed: int) -> None:
     pieces = [(offset + noise(n, 3, seed=seed + i)).astype(np.float32) for i, n in enumerate(lengths)]
     merged = RunningStatistics.empty(3)
     for piece in pieces:
@@ -123,7 +123,7 @@ def test_merged_moments_equal_those_of_the_whole(lengths: list[int], offset: flo
         np.testing.assert_allclose(merged.m2, whole.var(axis=0) * len(whole), rtol=1e-6, atol=1e-6)
 
 
-def test_a_channel_without_finite_values_is_left_alone() -> None:
+def test_a_channel_without_finite_values_is_not_normalised() -> None:
     found = RunningStatistics.from_bins(np.full((5, 2), np.nan, dtype=np.float32)).statistics()
     assert (found.mean.tolist(), found.sd.tolist(), found.n_bins) == ([0, 0], [1, 1], 5)
 
@@ -143,7 +143,7 @@ def test_a_store_works_in_other_processes(store: Store, method: str) -> None:
     assert _sum_of_first(store) == expected
 
 
-def test_a_store_travels_without_its_handles(store: Store) -> None:
+def test_a_store_is_pickled_without_its_handles(store: Store) -> None:
     _sum_of_first(store)
     again = pickle.loads(pickle.dumps(store))  # noqa: S301
     assert again._files == {}
@@ -153,7 +153,7 @@ def test_a_store_travels_without_its_handles(store: Store) -> None:
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def test_an_existing_store_is_replaced_only_when_asked_for(source: Path, store: Store) -> None:
+def test_an_existing_store_is_replaced_only_with_force(source: Path, store: Store) -> None:
     with pytest.raises(UserError, match="--force"):
         prepare(source, store.path)
     (source / LATER / "data_train.hdf5").unlink()
@@ -162,7 +162,7 @@ def test_an_existing_store_is_replaced_only_when_asked_for(source: Path, store: 
     assert not (store.path / "sessions" / f"{LATER}.h5").exists()
 
 
-def test_a_folder_that_is_no_store_is_never_replaced(source: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_store_is_never_replaced(source: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").touch()
     with pytest.raises(UserError, match="not a store"):
@@ -181,7 +181,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="space is not reserved on this system")
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter(range(3))
@@ -197,9 +197,9 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     assert hidden(tmp_path) == []
 
 
-def test_an_interruption_leaves_the_old_store_whole(source: Path, store: Store) -> None:
-    def interrupt(done: int, total: int, what: str) -> None:
-        if what.startswith(LATER):
+def test_an_interruption_leaves_the_old_store_unchanged(source: Path, store: Store) -> None:
+    def interrupt(done: int, total: int, description: str) -> None:
+        if description.startswith(LATER):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -208,7 +208,7 @@ def test_an_interruption_leaves_the_old_store_whole(source: Path, store: Store) 
     assert hidden(store.path.parent) == []
 
 
-def test_what_a_killed_process_left_is_swept_away(source: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(source: Path, tmp_path: Path) -> None:
     (tmp_path / ".store.partial" / "sessions").mkdir(parents=True)
     (tmp_path / ".store.partial" / "sessions" / "stale.h5").touch()
     prepare(source, tmp_path / "store")
@@ -216,11 +216,12 @@ def test_what_a_killed_process_left_is_swept_away(source: Path, tmp_path: Path) 
     assert hidden(tmp_path) == []
 
 
-def test_two_preparations_of_one_store_do_not_mix(source: Path, tmp_path: Path) -> None:
-    def prepare_again(done: int, total: int, what: str) -> None:
-        if what.startswith(LATER):
-            with pytest.raises(UserError, match="another"):
-                prepare(source, tmp_path / "store")
+def test_two_preparations_of_one_store_exclude_each_other(source: Path, tmp_path: Path) -> None:
+    def prepare_again(done: int, total: int, description: str) -> None:
+        if description.startswith(LATER):
+            for _ in range(2):  # the first refusal does not release the lock
+                with pytest.raises(UserError, match="another"):
+                    prepare(source, tmp_path / "store")
 
     prepare(source, tmp_path / "store", progress=prepare_again)
     assert len(Store.open(tmp_path / "store").trials) == 7
@@ -234,7 +235,7 @@ def edit(store: Store, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_opening_something_else_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="arcuate prepare"):
         Store.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match="not a store"):
@@ -256,13 +257,13 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_manifest_that_cannot_be_true_is_refused(store: Store, changes: dict[str, object]) -> None:
+def test_an_inconsistent_manifest_raises(store: Store, changes: dict[str, object]) -> None:
     edit(store, **changes)
     with pytest.raises(UserError, match="prepare"):
         Store.open(store.path)
 
 
-def test_a_trial_that_cannot_be_true_is_refused(store: Store) -> None:
+def test_an_inconsistent_trial_raises(store: Store) -> None:
     trials = json.loads((store.path / "manifest.json").read_text())["trials"]
     for change in (
         {"n_bins": -1},
@@ -277,13 +278,13 @@ def test_a_trial_that_cannot_be_true_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "\x00", "[" * 100_000])
-def test_a_broken_manifest_is_refused(store: Store, content: str) -> None:
+def test_a_damaged_manifest_raises(store: Store, content: str) -> None:
     (store.path / "manifest.json").write_text(content)
     with pytest.raises(UserError):
         Store.open(store.path)
 
 
-def test_a_copy_that_broke_off_is_noticed_at_opening(store: Store) -> None:
+def test_an_incomplete_copy_raises_at_opening(store: Store) -> None:
     path = store.path / "sessions" / f"{SESSION}.h5"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="bytes instead of"):
@@ -293,7 +294,7 @@ def test_a_copy_that_broke_off_is_noticed_at_opening(store: Store) -> None:
         Store.open(store.path)
 
 
-def test_a_session_file_of_the_right_size_and_wrong_content_is_one_sentence(store: Store) -> None:
+def test_a_damaged_session_file_raises_one_sentence(store: Store) -> None:
     path = store.path / "sessions" / f"{SESSION}.h5"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(UserError, match="damaged"):

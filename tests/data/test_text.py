@@ -1,4 +1,4 @@
-"""The two normalisations, each against cases worked out by hand from the official rules."""
+"""Both text normalisations, on cases derived by hand from the official rules."""
 
 import pytest
 
@@ -20,11 +20,11 @@ from arcuate.data.text import label_text, normalise_text
         ("?!", ""),
     ],
 )
-def test_scores_see(text: str, expected: str) -> None:
+def test_normalisation_for_error_rates(text: str, expected: str) -> None:
     assert normalise_text(text) == expected
 
 
-def test_score_normalisation_is_stable() -> None:
+def test_normalisation_is_idempotent() -> None:
     for text in ("It's 5 o'clock, isn't it?", "  Padded, twice!  ", "the dogs ' bowl"):
         once = normalise_text(text)
         assert normalise_text(once) == once
@@ -39,5 +39,5 @@ def test_score_normalisation_is_stable() -> None:
         ("Do they make class-biased decisions?", "do they make class-biased decisions"),
     ],
 )
-def test_labels_see(text: str, expected: str) -> None:
+def test_normalisation_for_labels(text: str, expected: str) -> None:
     assert label_text(text) == expected

@@ -1,4 +1,4 @@
-"""The greedy rule."""
+"""Greedy CTC decoding."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from arcuate.decoding.greedy import greedy
 
 
-def scores(classes: list[int]) -> np.ndarray:
+def log_probs(classes: list[int]) -> np.ndarray:
     return np.log(np.eye(4)[classes] * 0.9 + 0.025)
 
 
@@ -21,10 +21,10 @@ def scores(classes: list[int]) -> np.ndarray:
         ([2], [2]),
     ],
 )
-def test_merges_repeats_before_it_drops_blanks(classes, tokens):
-    assert greedy(scores(classes)) == tokens
-    assert greedy(torch.from_numpy(scores(classes))) == tokens
+def test_repeats_are_merged_before_blanks_are_removed(classes, tokens):
+    assert greedy(log_probs(classes)) == tokens
+    assert greedy(torch.from_numpy(log_probs(classes))) == tokens
 
 
-def test_no_frames_no_tokens():
+def test_no_frames_give_no_tokens():
     assert greedy(np.zeros((0, 4))) == []

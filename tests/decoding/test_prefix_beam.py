@@ -1,4 +1,4 @@
-"""The prefix beam search against enumeration of every path, and its laws."""
+"""Prefix beam search: equal to enumeration of every path, and its invariants."""
 
 import itertools
 from collections import defaultdict
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
 from arcuate.errors import UserError
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
 
 CLASSES = ("BLANK", "a", "b")
 UNLIMITED = 3000
@@ -46,16 +46,16 @@ def test_equals_enumeration(seed: int, n_frames: int, sharp: float) -> None:
     assert [h.total for h in found] == sorted((h.total for h in found), reverse=True)
 
 
-def test_a_repeat_needs_a_blank_between() -> None:
-    sure = np.log(np.array([[0.02, 0.97, 0.01], [0.97, 0.02, 0.01], [0.02, 0.97, 0.01]], np.float32))
+def test_a_repeated_token_needs_a_blank() -> None:
+    confident = np.log(np.array([[0.02, 0.97, 0.01], [0.97, 0.02, 0.01], [0.02, 0.97, 0.01]], np.float32))
     search = PrefixBeamSearch(20, CLASSES)
-    assert search.tokens(sure) == [1, 1]
-    assert search.tokens(sure[[0, 0, 2]]) == [1]
+    assert search.tokens(confident) == [1, 1]
+    assert search.tokens(confident[[0, 0, 2]]) == [1]
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_any_chunking_gives_the_same(seed: int, cuts: list[int]) -> None:
+def test_result_is_independent_of_chunking(seed: int, cuts: list[int]) -> None:
     log_probs = frames(seed, 40, 6)
     search = PrefixBeamSearch(8, tuple("_abcde"))
     state = search.start()
@@ -74,23 +74,23 @@ def test_a_state_is_a_value() -> None:
     assert search.finish(other) == search.search(np.concatenate([frames(1, 10), frames(3, 10)]))
 
 
-def test_n_best_holds_no_sequence_twice() -> None:
+def test_n_best_sequences_are_distinct() -> None:
     found = PrefixBeamSearch(5, CLASSES).search(frames(4, 60, sharp=0.3), 5)
     assert len({h.tokens for h in found}) == len(found) == 5
 
 
-def test_no_frames_give_the_empty_reading() -> None:
+def test_no_frames_give_the_empty_hypothesis() -> None:
     assert PrefixBeamSearch(5, CLASSES).search(np.zeros((0, 3)))[0].tokens == ()
 
 
-def test_impossible_classes_are_borne() -> None:
+def test_classes_of_probability_zero() -> None:
     log_probs = np.array([[0.0, -np.inf, -np.inf], [-np.inf, 0.0, -np.inf]], np.float32)
     found = PrefixBeamSearch(20, CLASSES).search(log_probs, 20)
     assert found[0].tokens == (1,) and found[0].total == 0.0
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         (lambda f: f + 1.0, "add up to"),
         (lambda f: np.exp(f), "natural-log"),
@@ -98,17 +98,19 @@ def test_impossible_classes_are_borne() -> None:
         (lambda f: f[:, :2], "one column per class"),
     ],
 )
-def test_wrong_scores_are_refused(change, sentence: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UserError, match=sentence):
+def test_invalid_log_probs_are_rejected(change, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=message):
         PrefixBeamSearch(5, CLASSES).search(change(frames(0, 4)))
 
 
-def test_a_phoneme_n_gram_is_weighed_in() -> None:
-    words = vocabulary_of(["<unk>", "<s>", "</s>", "a", "b"])
-    unigrams = Table(np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5))
+def test_phoneme_n_gram_is_included() -> None:
+    words = make_vocabulary(["<unk>", "<s>", "</s>", "a", "b"])
+    unigrams = NGramTable(
+        np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5)
+    )
     ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
-    bigrams = Table(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
-    model = to_model(Tables(words, (unigrams, bigrams)))
+    bigrams = NGramTable(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
+    model = model_from_tables(NGramTables(words, (unigrams, bigrams)))
     search = PrefixBeamSearch(
         UNLIMITED, CLASSES, model=token_lm(model, CLASSES), lm_weight=0.7, token_bonus=0.3
     )

@@ -1,4 +1,4 @@
-"""The word search against enumeration of every word sequence, and its laws."""
+"""Word search: equal to enumeration of every word sequence, and its invariants."""
 
 import itertools
 from collections import defaultdict
@@ -19,48 +19,48 @@ from support.word_search import BLANK, BOUNDARY, CLASSES, frames
 UNLIMITED = {"beam": 1_000_000, "threshold": 1e9}
 
 
-def readings(tokens: tuple[int, ...], lexicon: Lexicon) -> list[tuple[tuple[str, ...], int, int]]:
-    """All ways to read tokens as words with optional boundaries: words, number of boundaries, number of joins."""
+def parse_words(tokens: tuple[int, ...], lexicon: Lexicon) -> list[tuple[tuple[str, ...], int, int]]:
+    """All segmentations of tokens into words: (words, number of silences, number of missing silences)."""
     found: list[tuple[tuple[str, ...], int, int]] = []
-    said = [
+    entries = [
         (lexicon.words[w], tuple(lexicon.tokens[a:b]))
         for w, a, b in zip(lexicon.word_of, lexicon.offsets, lexicon.offsets[1:], strict=False)
     ]
 
-    def go(at: int, words: tuple[str, ...], n_pauses: int, n_joins: int, joined: bool) -> None:
+    def extend(at: int, words: tuple[str, ...], n_silences: int, n_missing: int, after_word: bool) -> None:
         if at == len(tokens):
-            found.append((words, n_pauses, n_joins))
+            found.append((words, n_silences, n_missing))
             return
         if tokens[at] == BOUNDARY:
-            go(at + 1, words, n_pauses + 1, n_joins, False)
-        for word, phones in said:
+            extend(at + 1, words, n_silences + 1, n_missing, False)
+        for word, phones in entries:
             if tokens[at : at + len(phones)] == phones:
-                go(at + len(phones), (*words, word), n_pauses, n_joins + joined, True)
+                extend(at + len(phones), (*words, word), n_silences, n_missing + after_word, True)
 
-    go(0, (), 0, 0, False)
+    extend(0, (), 0, 0, False)
     return found
 
 
 def enumerate_all(
     log_probs: np.ndarray, lexicon: Lexicon, model: LanguageModel, weights: DecodingConfig
 ) -> dict[tuple[str, ...], float]:
-    """Score of every word sequence by trying every path: summed over paths, or the best of them."""
-    join = np.logaddexp if weights.alignments == "sum" else np.maximum
-    sounds: dict[tuple[str, ...], float] = defaultdict(lambda: -np.inf)
+    """Score of every word sequence over all class paths: sum, or maximum."""
+    combine = np.logaddexp if weights.alignments == "sum" else np.maximum
+    acoustic: dict[tuple[str, ...], float] = defaultdict(lambda: -np.inf)
     known: dict[tuple[int, ...], list[tuple[tuple[str, ...], int, int]]] = {}
     for path in itertools.product(range(len(CLASSES)), repeat=len(log_probs)):
         tokens = tuple(c for c, _ in itertools.groupby(path) if c != BLANK)
-        sound = sum(
+        path_score = sum(
             weights.acoustic_scale * log_probs[t, c] - weights.blank_penalty * (c == BLANK)
             for t, c in enumerate(path)
         )
-        for words, n_pauses, n_joins in known.setdefault(tokens, readings(tokens, lexicon)):
-            extra = weights.silence_bonus * n_pauses + weights.missing_silence_bonus * n_joins
-            sounds[words] = join(sounds[words], float(sound) + extra)
-    return {words: sound + language(words, model, weights) for words, sound in sounds.items()}
+        for words, n_silences, n_missing in known.setdefault(tokens, parse_words(tokens, lexicon)):
+            extra = weights.silence_bonus * n_silences + weights.missing_silence_bonus * n_missing
+            acoustic[words] = combine(acoustic[words], float(path_score) + extra)
+    return {words: score + lm_score(words, model, weights) for words, score in acoustic.items()}
 
 
-def language(words: tuple[str, ...], model: LanguageModel, weights: DecodingConfig) -> float:
+def lm_score(words: tuple[str, ...], model: LanguageModel, weights: DecodingConfig) -> float:
     state, lm = model.start, 0.0
     for word in (*words, "</s>"):
         log_prob, state = model.advance(state, model.find(word))
@@ -83,7 +83,9 @@ def some_weights(seed: int, **more: object) -> DecodingConfig:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), n_frames=st.integers(0, 5))
-def test_sums_equal_enumeration(seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel) -> None:
+def test_summed_alignments_equal_enumeration(
+    seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel
+) -> None:
     weights = some_weights(seed, merge_histories=False)
     truth = enumerate_all(frames(seed, n_frames).astype(np.float64), lexicon, model, weights)
     found = build_word_search(lexicon, model, weights).search(frames(seed, n_frames), 100_000)
@@ -93,7 +95,7 @@ def test_sums_equal_enumeration(seed: int, n_frames: int, lexicon: Lexicon, mode
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), n_frames=st.integers(0, 6))
-def test_best_paths_equal_enumeration_with_merged_histories(
+def test_best_alignments_equal_enumeration_with_merged_histories(
     seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel
 ) -> None:
     weights = some_weights(seed, alignments="best")
@@ -105,28 +107,30 @@ def test_best_paths_equal_enumeration_with_merged_histories(
 
 def test_merged_histories_are_all_in_the_n_best_list(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = frames(5, 8, sharp=1.0)
-    apart = build_word_search(lexicon, model, some_weights(5, merge_histories=False)).search(log_probs, 200)
+    separate = build_word_search(lexicon, model, some_weights(5, merge_histories=False)).search(
+        log_probs, 200
+    )
     merged = build_word_search(lexicon, model, some_weights(5)).search(log_probs, 200)
-    assert merged[0].words == apart[0].words
-    assert {h.words for h in apart[:20]} <= {h.words for h in merged}
+    assert merged[0].words == separate[0].words
+    assert {h.words for h in separate[:20]} <= {h.words for h in merged}
 
 
 def test_scores_by_source_add_up(lexicon: Lexicon, model: LanguageModel) -> None:
     weights = some_weights(8)
-    for reading in build_word_search(lexicon, model, weights).search(frames(8, 12), 20):
-        scores = reading.scores
+    for hypothesis in build_word_search(lexicon, model, weights).search(frames(8, 12), 20):
+        scores = hypothesis.scores
         assert scores["acoustic"] + weights.lm_weight * scores["lm"] + scores["bonus"] == pytest.approx(
-            reading.total
+            hypothesis.total
         )
         assert weights.lm_weight * scores["lm"] + scores["bonus"] == pytest.approx(
-            language(reading.words, model, weights), abs=1e-4
+            lm_score(hypothesis.words, model, weights), abs=1e-4
         )
-        assert scores["bonus"] == pytest.approx(weights.word_bonus * len(reading.words), abs=1e-5)
+        assert scores["bonus"] == pytest.approx(weights.word_bonus * len(hypothesis.words), abs=1e-5)
 
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 50), max_size=8), beam=st.integers(1, 60))
-def test_any_chunking_gives_the_same(
+def test_result_is_independent_of_chunking(
     seed: int, cuts: list[int], beam: int, lexicon: Lexicon, model: LanguageModel
 ) -> None:
     weights = DecodingConfig(beam=beam, threshold=8.0)
@@ -147,24 +151,22 @@ def test_a_state_is_a_value(lexicon: Lexicon, model: LanguageModel) -> None:
     assert search.finish(other, 10) == search.search(np.concatenate([frames(1, 20), frames(3, 20)]), 10)
 
 
-def test_forgetting_changes_nothing(
+def test_compaction_and_cache_clearing_change_nothing(
     lexicon: Lexicon, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_probs, weights = frames(6, 400), DecodingConfig(beam=30)
-    whole = build_word_search(lexicon, model, weights).search(log_probs, 10)
+    expected = build_word_search(lexicon, model, weights).search(log_probs, 10)
     monkeypatch.setattr("arcuate.decoding.word_search.search._MAX_BACKPOINTERS", 600)
     monkeypatch.setattr("arcuate.decoding.word_search.search._MAX_CACHE_ROWS", 5)
     search = build_word_search(lexicon, model, weights)
     state = search.start()
     for t in range(len(log_probs)):
         state = search.step(state, log_probs[t : t + 1])
-    assert search.finish(state, 10) == whole
+    assert search.finish(state, 10) == expected
     assert search.workspace.generation > 0
 
 
-def test_warming_up_changes_nothing_and_leaves_nothing_to_lay_out(
-    lexicon: Lexicon, model: LanguageModel
-) -> None:
+def test_warm_up_changes_nothing_and_fills_the_cache(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = frames(8, 60)
     cold, warm = build_word_search(lexicon, model), build_word_search(lexicon, model)
     warm.warm_up()
@@ -173,7 +175,7 @@ def test_warming_up_changes_nothing_and_leaves_nothing_to_lay_out(
     assert int(warm.workspace.models.lookahead.n_rows[0]) == n_rows > 0
 
 
-def test_settled_words_stay(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_settled_words_do_not_change(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(beam=20))
     log_probs, seen = frames(9, 150), []
     state = search.start()
@@ -185,7 +187,7 @@ def test_settled_words_stay(lexicon: Lexicon, model: LanguageModel) -> None:
     assert len(seen[-1]) > 3
 
 
-def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_a_trial_of_three_minutes(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(beam=20, threshold=6.0))
     state = search.step(search.start(), frames(12, 9000))
     best = search.finish(state)[0]
@@ -193,7 +195,7 @@ def test_a_trial_of_three_minutes_is_read_whole(lexicon: Lexicon, model: Languag
     assert best.times[-1].last > 8900 and len(state.backpointers.rows) < 1_000_000
 
 
-def test_a_beam_keeps_no_more_than_it_may(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_beam_size_is_respected(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(beam=7, threshold=1e9))
     state = search.start()
     for t in range(30):
@@ -205,8 +207,8 @@ def test_twenty_homophones_are_all_found(model: LanguageModel) -> None:
     words = [f"word{i}" for i in range(20)]
     lexicon = make_lexicon([(word, ("a", "b")) for word in words], CLASSES, "homophones")
     search = build_word_search(lexicon, model, DecodingConfig())
-    sure = np.log(np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.97, 0.01]], np.float32))
-    assert {h.words for h in search.search(sure, 25)} >= {(word,) for word in words}
+    confident = np.log(np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.97, 0.01]], np.float32))
+    assert {h.words for h in search.search(confident, 25)} >= {(word,) for word in words}
     assert len(search.oov_words) == 20
 
 
@@ -215,25 +217,25 @@ def test_no_frames_give_no_words(lexicon: Lexicon, model: LanguageModel) -> None
     assert [h.words for h in found] == [()]
 
 
-def test_a_word_cut_off_by_the_end_is_not_read(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_an_incomplete_last_word_is_dropped(lexicon: Lexicon, model: LanguageModel) -> None:
     lexicon = make_lexicon([("ab", ("a", "b"))], CLASSES, "one word")
-    sure = np.log(np.array([[1e-6, 1 - 3e-6, 1e-6, 1e-6]], np.float32))
-    found = build_word_search(lexicon, model, DecodingConfig(beam=1)).search(sure)
+    confident = np.log(np.array([[1e-6, 1 - 3e-6, 1e-6, 1e-6]], np.float32))
+    found = build_word_search(lexicon, model, DecodingConfig(beam=1)).search(confident)
     assert found[0].words == ()
 
 
-def test_words_added_at_run_time_are_read(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_words_added_at_run_time_are_found(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.5, word_bonus=0.0))
-    sure = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
-    assert "ba" not in search.search(sure)[0].words
-    named, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})
-    best = named.search(sure)[0]
+    confident = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
+    assert "ba" not in search.search(confident)[0].words
+    extended, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})
+    best = extended.search(confident)[0]
     assert best.words == ("ba",) and best.scores["bonus"] == pytest.approx(8.0)
     with pytest.raises(UserError, match="no pronunciation"):
-        build_word_search(lexicon, model, weights={"nobody": 1.0})
+        build_word_search(lexicon, model, weights={"absent": 1.0})
 
 
-def test_times_are_those_of_the_tokens(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_word_times_are_frames_of_the_tokens(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = np.full((9, 4), np.log(0.001), np.float32)
     for t, c in enumerate([0, 1, 2, 1, 0, 3, 0, 1, 0]):  # ab, silence, one or won
         log_probs[t, c] = np.log(0.997)
@@ -242,7 +244,7 @@ def test_times_are_those_of_the_tokens(lexicon: Lexicon, model: LanguageModel) -
     assert [(w.first, w.last) for w in best.times] == [(1, 3), (7, 7)]
 
 
-def test_partial_text_grows_into_the_final(lexicon: Lexicon, model: LanguageModel) -> None:
+def test_partial_text_is_a_prefix_of_the_final_text(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig())
     state = search.start()
     assert search.partial(state) == []
@@ -250,40 +252,38 @@ def test_partial_text_grows_into_the_final(lexicon: Lexicon, model: LanguageMode
     assert search.partial(state)[:3] == list(search.finish(state)[0].words[:3])
 
 
-@pytest.mark.parametrize("wrong", [frames(0, 4) + 1, np.full((4, 4), np.nan), frames(0, 4)[:, :3]])
-def test_wrong_scores_are_refused(wrong: np.ndarray, lexicon: Lexicon, model: LanguageModel) -> None:
+@pytest.mark.parametrize("invalid", [frames(0, 4) + 1, np.full((4, 4), np.nan), frames(0, 4)[:, :3]])
+def test_invalid_log_probs_are_rejected(invalid: np.ndarray, lexicon: Lexicon, model: LanguageModel) -> None:
     search: WordSearch = build_word_search(lexicon, model, DecodingConfig())
     with pytest.raises(UserError):
-        search.search(wrong)
+        search.search(invalid)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, -1e38])
 @pytest.mark.parametrize("name", ["log_probs", "backoffs"])
-def test_any_numbers_in_a_model_are_searched_with(
+def test_damaged_model_values_give_finite_scores(
     name: str, value: float, lexicon: Lexicon, model: LanguageModel
 ) -> None:
-    """A hostile or damaged file gives wrong words at worst: every score stays a number."""
-    harmed = getattr(model.arrays, name).copy()
-    harmed[np.random.default_rng(1).random(len(harmed)) < 0.4] = value
-    harmed.flags.writeable = False  # as in a mapped file, so that nothing is compiled anew
-    search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
+    """A damaged file may give wrong words, but every score is finite."""
+    damaged = getattr(model.arrays, name).copy()
+    damaged[np.random.default_rng(1).random(len(damaged)) < 0.4] = value
+    damaged.flags.writeable = False  # as in a mapped file, so that nothing is recompiled
+    search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: damaged})))
     found = search.search(frames(4, 60), 5)
     assert found and all(np.isfinite([h.total, *h.scores.values()]).all() for h in found)
 
 
 @pytest.mark.parametrize("name", ["firsts", "words"])
-def test_links_that_lead_out_of_a_model_are_not_followed(
-    name: str, lexicon: Lexicon, model: LanguageModel
-) -> None:
-    harmed = getattr(model.arrays, name).copy()
-    harmed[len(model.words) + 2 : -1] = 2**31 - 1
-    harmed.flags.writeable = False  # as in a mapped file, so that nothing is compiled anew
-    search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: harmed})))
+def test_links_out_of_range_are_not_followed(name: str, lexicon: Lexicon, model: LanguageModel) -> None:
+    damaged = getattr(model.arrays, name).copy()
+    damaged[len(model.words) + 2 : -1] = 2**31 - 1
+    damaged.flags.writeable = False  # as in a mapped file, so that nothing is recompiled
+    search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: damaged})))
     assert search.search(frames(4, 60), 5)
 
 
-def test_where_nothing_can_have_been_said_there_is_no_reading(lexicon: Lexicon, model: LanguageModel) -> None:
-    """Certain frames that spell no word: `b` again and again, without the words that begin with it."""
+def test_impossible_frames_give_no_hypothesis(lexicon: Lexicon, model: LanguageModel) -> None:
+    """Frames that are certain of a token with which no word starts."""
     only = make_lexicon([("one", ("a",))], CLASSES, "one word")
     certain = np.full((3, 4), -np.inf, np.float32)
     certain[:, 2] = 0.0

@@ -1,320 +1,204 @@
-"""Combining candidates: laws of the choice, the methods against plain recursions, and hostile lists."""
+"""`combine`: candidate files, runs, frame scores, rejected options, no torch."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from arcuate.decoding.log_probs import FrameLogProbs
+from arcuate.data.alphabet import CLASSES
+from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.choose import (
-    agreement,
-    choose_by_features,
-    choose_by_risk,
-    summarise_choice,
-    vote_weights,
-)
-from arcuate.evaluation.combine.fit import Choice, cross_fit, fit_weights, fold_of
-from arcuate.evaluation.combine.frames import average, mean_of, read_named, write_frames
-from arcuate.evaluation.combine.lists import CandidateList, attach_references, merge_lists, read_lists
-from arcuate.evaluation.combine.mbr import expected_errors, minimum_risk
-from arcuate.evaluation.combine.rover import rover
-from arcuate.evaluation.metrics import score
+from arcuate.evaluation.combine.combine import combine
+from arcuate.evaluation.combine.frames import read_frames
+from arcuate.files import to_json_line
 
-texts = st.lists(st.sampled_from("abcd"), max_size=5).map(" ".join)
-lists_of_texts = st.lists(texts, min_size=1, max_size=6)
+
+def summary_of(*sources: Path, **options: Any) -> dict[str, Any]:
+    """The JSON output of a combination."""
+    line = to_json_line(combine(*sources, **options).to_dict())
+    return json.loads(line, parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
 
 
 def write(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path
 
 
-@given(lists_of_texts, st.data())
-@settings(deadline=None)
-def test_risk_is_the_expected_edit_distance(candidates: list[str], data: st.DataObject) -> None:
-    weights = data.draw(st.lists(st.integers(1, 5), min_size=len(candidates), max_size=len(candidates)))
-    found = expected_errors(candidates, weights, letter_share=0.0)
-    for text, risk in zip(found.texts, found.risks, strict=True):
-        pairs = zip(candidates, weights, strict=True)
-        expected = sum(w * score(other.split(), text.split()).errors for other, w in pairs)
-        assert risk == pytest.approx(expected / sum(weights))
-
-
-@given(lists_of_texts)
-@settings(deadline=None)
-def test_what_all_agree_on_is_kept_and_order_decides_nothing_but_ties(candidates: list[str]) -> None:
-    assert minimum_risk([candidates[0]] * 3) == candidates[0] == rover([candidates[0]] * 3)
-    found = expected_errors(candidates, np.ones(len(candidates)))
-    turned = expected_errors(candidates[::-1], np.ones(len(candidates)))
-    assert found.risks[found.best] == pytest.approx(turned.risks[turned.best])
-    assert minimum_risk(candidates) in candidates
-
-
-def test_a_text_nobody_read_twice_wins_if_it_is_near_all() -> None:
-    candidates = [
-        "not to cancel",
-        "not to cancel",
-        "not too controversial",
-        "not too control",
-        "now too controversial",
+@pytest.fixture
+def lists(tmp_path: Path) -> Path:
+    rows = [
+        {"id": f"t{i}", "text": "a b c d", "candidates": ["a b c", "a b c d", "a b x d", "a b c d"]}
+        for i in range(12)
     ]
-    assert minimum_risk(candidates) == "not too controversial"
+    return write(tmp_path / "lists.jsonl", *rows)
 
 
-def test_ties_in_words_are_broken_by_letters() -> None:
-    assert minimum_risk(["the bat", "the cart", "the cat"]) == "the cat"
+def test_candidates_are_combined_scored_and_written(lists: Path, tmp_path: Path) -> None:
+    for method in ("auto", "linear", "mbr", "rover"):
+        summary = summary_of(lists, method=method, out=tmp_path / "out.jsonl")
+        assert summary["wer"] == 0.0 and summary["lm"] is None and summary["n_trials"] == 12
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert written[0]["text"] == "a b c d" and len(written[0]["nbest"]) == 4
+    again = summary_of(tmp_path / "out.jsonl", method="mbr")
+    assert again["wer"] == 0.0  # what was written can be combined again
 
 
-@given(lists_of_texts)
-@settings(max_examples=60, deadline=None)
-def test_votes_pick_words_somebody_said(candidates: list[str]) -> None:
-    assert set(rover(candidates).split()) <= {word for text in candidates for word in text.split()}
+def test_without_references_there_is_no_rate(tmp_path: Path) -> None:
+    path = write(tmp_path / "l.jsonl", {"candidates": ["a", "a"]}, {"candidates": []})
+    summary = summary_of(path, out=tmp_path / "out.jsonl")
+    assert summary["wer"] is None and summary["n_empty"] == 1
+    assert "no candidates" not in (tmp_path / "out.jsonl").read_text()
 
 
-def test_votes_can_join_the_parts_of_several_candidates() -> None:
-    assert rover(["a b c x", "a b y d", "z b c d"]) == "a b c d"
-    assert rover(["a b", "a c b", "a c b"]) == "a c b"
-    assert rover(["", "", "a"]) == ""
+def test_weights_are_fitted_saved_and_reused(lists: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "w.yaml"
+    summary = summary_of(lists, fit=True, save_weights=weights)
+    assert summary["cross_fitted"] is True and summary["wer_fitted_on_same_trials"] == 0.0
+    again = summary_of(lists, weights=weights)
+    assert again["weights_from"] == str(weights) and again["wer"] == 0.0
+    weights.write_text("weights: {agreement: 1.0}\n")
+    with pytest.raises(UserError, match="same language models"):
+        combine(lists, weights=weights)
+    weights.write_text("weights: {agreement: .nan, letters: 1, share: 1, length: 1}\n")
+    with pytest.raises(UserError, match="finite"):
+        combine(lists, weights=weights)
 
 
-def test_no_candidates_give_an_empty_text() -> None:
-    assert minimum_risk([]) == "" == rover([])
+def test_leakage_is_reported(lists: Path, tmp_path: Path, messages: list[str]) -> None:
+    marked = [
+        json.loads(line) | {"in_lm_text": i < 3} for i, line in enumerate(lists.read_text().splitlines())
+    ]
+    path = write(tmp_path / "m.jsonl", *marked)
+    assert summary_of(path)["wer_without_lm_text"] == 0.0
+    assert any("3 of 12 sentences" in message for message in messages)
 
 
-def test_heavier_votes_count_more() -> None:
-    assert minimum_risk(["a", "b"], [1, 3]) == "b"
-    scored = [CandidateList("1", ("a", "b", "c"), scores=(-5.0, -1.0, -9.0))]
-    assert choose_by_risk(scored, vote_weights(scored)) == ["b"]
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"method": "best"}, "no method"),
+        ({"votes": "some"}, "equal or agreement"),
+        ({"method": "rover", "lm": "default"}, "linear"),
+        ({"fit": True, "weights": Path("w")}, "one of the two"),
+        ({"save_weights": Path("w")}, "--fit"),
+        ({"method": "geometric"}, "at least two"),
+    ],
+)
+def test_contradicting_options_are_rejected(lists: Path, changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        combine(lists, **changes)
 
 
-def test_agreement_finds_the_bad_voter_without_references() -> None:
-    rng = np.random.default_rng(1)
-    words = "one two three four five six".split()
-    lists = []
-    for i in range(60):
-        said = [str(rng.choice(words)) for _ in range(6)]
-        seats = [[w if rng.random() > p else "noise" for w in said] for p in (0.05, 0.05, 0.4)]
-        lists.append(CandidateList(str(i), tuple(" ".join(seat) for seat in seats)))
-    weights = agreement(lists)
-    assert weights[2] < 0.5 * min(weights[:2])
+def test_fitting_needs_enough_references(tmp_path: Path) -> None:
+    path = write(tmp_path / "l.jsonl", *({"id": i, "candidates": ["a", "b"]} for i in range(20)))
+    with pytest.raises(UserError, match="--references"):
+        combine(path, fit=True)
 
 
-def informative(seed: int, n: int = 120) -> list[Choice]:
-    """The first feature tells the errors, the second nothing."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(n):
-        errors = rng.integers(0, 4, size=5).astype(float)
-        made.append(
-            Choice(np.stack([-errors + rng.normal(0, 0.3, 5), rng.normal(0, 1, 5)], axis=1), errors, 6)
-        )
-    return made
-
-
-def test_fitting_finds_what_tells_good_from_bad() -> None:
-    weights = fit_weights(informative(0), [0.5, 0.5])
-    assert weights[0] > 1 and abs(weights[1]) < 0.2 * weights[0]
-    fresh = informative(7)
-    chosen = sum(c.errors[int(np.argmax(c.features @ weights))] for c in fresh)
-    assert chosen < 0.3 * sum(c.errors[0] for c in fresh)
-
-
-def test_fitting_is_deterministic_and_survives_nothing_to_learn_from() -> None:
-    assert np.array_equal(fit_weights(informative(0), [0.5, 0.5]), fit_weights(informative(0), [0.5, 0.5]))
-    assert fit_weights([], [2.0, 1.0]).tolist() == [2.0, 1.0]
-    same = [Choice(np.ones((3, 2)), np.array([0.0, 1.0, 2.0]), 3)]
-    assert np.isfinite(fit_weights(same, [1.0, 1.0])).all()
-
-
-def test_a_trial_is_never_judged_by_weights_it_was_fitted_on() -> None:
-    choices = informative(3, 40)
-    folds = fold_of([None] * 40, 4)
-    apart, _ = cross_fit(choices, folds, [0.5, 0.5])
-    spoilt = [*choices]
-    spoilt[0] = Choice(choices[0].features * -50, choices[0].errors, 6)
-    again, _ = cross_fit(spoilt, folds, [0.5, 0.5])
-    assert np.array_equal(apart[0], again[0]) and not np.array_equal(apart[-1], again[-1])
-
-
-def test_folds_keep_sessions_together() -> None:
-    sessions = ["a", "a", "b", "b", "c", "c", "d"]
-    folds = fold_of(sessions, 2)
-    assert len({(s, f) for s, f in zip(sessions, folds.tolist(), strict=True)}) == 4
-    assert sorted(set(fold_of([None] * 10, 5).tolist())) == [0, 1, 2, 3, 4]
-
-
-def test_lists_are_read_normalised_with_their_truth(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "l.jsonl",
-        {"id": "x", "text": "Yes, I do.", "candidates": ["Yes I do!", "", "yes"], "in_lm_text": True},
-        {"id": 7, "text": "no", "nbest": [{"text": "no", "score": -1.5}, {"text": "now", "score": -2}]},
+def make_run(folder: Path, texts: list[str], frames: np.ndarray, ids: list[str] | None = None) -> Path:
+    names = ids or [f"s/val/{i:04d}" for i in range(len(texts))]
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("name: x\n")
+    rows = (
+        {"id": n, "text": t, "reference": "a b", "nbest": [{"text": t, "score": -1.0}]}
+        for n, t in zip(names, texts, strict=True)
     )
-    first, second = read_lists(path)
-    assert first.texts == ("yes i do", "", "yes") and first.reference == "Yes, I do." and first.in_lm_text
-    assert second.id == "7" and second.scores == (-1.5, -2.0)
-    assert second.reference is None  # the text of a line with n-best is what was decoded, never the truth
+    write(folder / "results" / "val.words.jsonl", *rows)
+    labels = ({"trial": n, "text": "a b", "reference": ["AA"], "hypothesis": []} for n in names)
+    write(folder / "results" / "val.jsonl", *labels)
+    scores = FrameLogProbs(CLASSES, tuple(frames for _ in names), tuple(names), folder.name)
+    write_log_probs(folder / "results" / "val.scores.npz", scores)
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"id": "x"}, ["line 2", "candidates"]),
-        ({"id": "x", "candidates": "yes"}, ["line 2", "list"]),
-        ({"id": "x", "candidates": ["a", None]}, ["line 2", "entry 2"]),
-        ({"id": "x", "candidates": ["a", 3]}, ["line 2", "entry 2"]),
-        ({"id": "x", "candidates": ["a"], "scores": [1.0, 2.0]}, ["line 2", "1 candidates", "2 scores"]),
-        ({"id": "x", "candidates": ["a"], "scores": [float("nan")]}, ["line 2", "finite"]),
-        ({"id": "x", "candidates": ["a"], "scores": ["1"]}, ["line 2", "finite"]),
-        ({"id": "x", "candidates": ["a"], "text": 5}, ["line 2", "reference"]),
-        ({"id": "first", "candidates": ["a"]}, ["line 2", "line 1 already", "first"]),
-        ({"id": ["x"], "candidates": ["a"]}, ["line 2", "id"]),
-        ({"id": "x", "nbest": [{"text": "a", "score": 1.0}, {"text": "b"}]}, ["line 2", "entry 2"]),
-        ({"id": "x", "nbest": {"text": "a"}}, ["line 2", "list"]),
-    ],
-)
-def test_broken_lines_are_named(tmp_path: Path, row: object, words: list[str]) -> None:
-    path = write(tmp_path / "l.jsonl", {"id": "first", "candidates": ["a"]}, row)
-    with pytest.raises(UserError) as caught:
-        read_lists(path)
-    assert all(word in str(caught.value) for word in words), caught.value
+def frames_for(token: int, p: float) -> np.ndarray:
+    values = np.full((2, len(CLASSES)), (1 - p) / (len(CLASSES) - 1))
+    values[:, token] = p
+    return np.log(values).astype(np.float32)
 
 
-def test_files_without_lists_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    for name in ("empty.jsonl", "binary.jsonl", "absent.jsonl", "."):
-        with pytest.raises(UserError):
-            read_lists(tmp_path / name)
-
-
-def test_references_are_found_by_id(tmp_path: Path) -> None:
-    lists = [CandidateList("a", ("x",)), CandidateList("b", ("y",))]
-    path = write(tmp_path / "r.jsonl", {"id": "b", "text": "y", "session": "s", "in_lm_text": False})
-    attached = attach_references(lists, path)
-    assert attached[0].reference is None and attached[1].reference == "y" and attached[1].session == "s"
-    with pytest.raises(UserError, match="none of the trials"):
-        attach_references([CandidateList("z", ())], path)
-    twice = write(tmp_path / "t.jsonl", {"id": "b", "text": "y"}, {"id": "b", "text": "y"})
-    with pytest.raises(UserError, match="twice"):
-        attach_references(lists, twice)
-
-
-def test_summary_counts_empty_lists_as_errors_and_names_the_best_voter() -> None:
-    lists = [
-        CandidateList("1", ("a b", "a c"), reference="a b"),
-        CandidateList("2", ("d", "d"), reference="d"),
-        CandidateList("3", ("e", "f"), reference="e"),
+def test_runs_vote_on_words_and_average_frames(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "one", ["a b", "a"], frames_for(1, 0.9)),
+        make_run(tmp_path / "two", ["a b", "a b"], frames_for(1, 0.6)),
+        make_run(tmp_path / "three", ["c b", "a b"], frames_for(5, 0.7)),
     ]
-    summary = summarise_choice(lists, ["a b", "d", "f"], lm=None)
-    assert summary["single_wer"] == [0.0, 0.5] and summary["best_single"] == 1
-    assert summary["wer"] == 0.25 and summary["oracle_wer"] == 0.0
-    ragged = [*lists, CandidateList("4", (), reference="g h")]
-    summary = summarise_choice(ragged, ["a b", "d", "e", ""], lm=None)
-    assert summary["deletions"] == 2 and summary["n_empty"] == 1 and "single_wer" not in summary
-
-
-def test_candidates_of_different_number_are_combined() -> None:
-    lists = [CandidateList("1", ("a", "a", "b")), CandidateList("2", ("c",)), CandidateList("3", ())]
-    assert choose_by_features(lists, vote_weights(lists, "agreement"), weights=np.ones(4)).texts == [
-        "a",
-        "c",
-        "",
-    ]
-
-
-def test_decoders_have_one_vote_each_however_many_readings() -> None:
-    many = [CandidateList("1", ("a",) + ("b",) * 3, scores=(0.0, -9.0, -9.0, -9.0), reference="a")]
-    one = [CandidateList("1", ("a",))]
-    (merged,) = merge_lists([Path("x"), Path("y")], [many, one])
-    assert merged.scores is not None and np.exp(merged.scores).sum() == pytest.approx(2)
-    assert choose_by_risk([merged], vote_weights([merged])) == ["a"]
-    with pytest.raises(UserError, match="same trials"):
-        merge_lists([Path("x"), Path("y")], [many, [CandidateList("2", ("a",))]])
-    with pytest.raises(UserError, match="disagree"):
-        merge_lists([Path("x"), Path("y")], [many, [CandidateList("1", ("a",), reference="b")]])
-
-
-def normalised(seed: int, n_frames: int = 4) -> np.ndarray:
-    logits = np.random.default_rng(seed).normal(size=(n_frames, 3))
-    return (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
-
-
-def test_means_of_frames_are_probabilities_and_leave_equal_models_alone() -> None:
+    words = summary_of(*runs, method="mbr", label="words")
+    assert words["wer"] == 0.0 and words["n_trials"] == 2
     for mean in ("arithmetic", "geometric"):
-        pooled = mean_of([normalised(0), normalised(1)], mean)
-        assert np.exp(pooled).sum(axis=1) == pytest.approx(np.ones(4), abs=1e-5)
-        assert mean_of([normalised(0)] * 3, mean) == pytest.approx(normalised(0), abs=1e-5)
-    both = mean_of([normalised(0), normalised(1)], "arithmetic")
-    assert np.exp(both) == pytest.approx((np.exp(normalised(0)) + np.exp(normalised(1))) / 2, abs=1e-6)
+        pooled = summary_of(*runs, method=mean, out=tmp_path / "mean.npz")
+        assert pooled["per"] == 0.0 and pooled["single_per"] == [0.0, 0.0, 1.0]
+    assert read_frames(tmp_path / "mean.npz").ids == ("s/val/0000", "s/val/0001")
+    other = make_run(tmp_path / "other", ["a b", "a"], frames_for(1, 0.9), ids=["s/val/0000", "s/val/0007"])
+    for method in ("mbr", "arithmetic"):
+        with pytest.raises(UserError, match="same trials"):
+            combine(runs[0], other, method=method)
 
 
-def frame_scores(path: Path, *frames: np.ndarray, trials: tuple[str, ...] = ("t1",)) -> FrameLogProbs:
-    return FrameLogProbs(("BLANK", "A", "B"), frames, trials, str(path))
+def test_missing_decodings_name_the_command_that_writes_them(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", ["a"], frames_for(1, 0.9))
+    (run / "results" / "val.scores.npz").unlink()
+    with pytest.raises(UserError, match="arcuate evaluate"):
+        combine(run, run, method="arithmetic")
+    with pytest.raises(UserError, match="arcuate decode"):
+        combine(run, run, split="test")
+    with pytest.raises(UserError, match="one run alone"):
+        combine(run)
 
 
-def test_frames_are_averaged_only_over_the_same_trials_and_frames(tmp_path: Path) -> None:
-    a = frame_scores(Path("a"), normalised(0))
-    with pytest.raises(UserError, match="same trials"):
-        average([a, frame_scores(Path("b"), normalised(0), trials=("t2",))], "arithmetic")
-    with pytest.raises(UserError, match="4 frames in a and 5 in b"):
-        average([a, frame_scores(Path("b"), normalised(0, 5))], "arithmetic")
-    write_frames(tmp_path / "a.npz", a)
-    back = read_named(tmp_path / "a.npz")
-    assert back.ids == a.ids and back.trials[0] == pytest.approx(a.trials[0], abs=2e-3)
+def test_combining_imports_no_torch(lists: Path) -> None:
+    program = (
+        "import sys\nfrom arcuate.cli import app\n"
+        f"app(['combine', {str(lists)!r}, '--json'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["wer"] == 0.0
 
 
-def test_broken_frame_files_are_refused(tmp_path: Path) -> None:
-    good = {
-        "logp": normalised(0).astype(np.float16),
-        "lengths": np.array([4], np.int32),
-        "classes": np.array(["BLANK", "A", "B"]),
-        "trials": np.array(["t1"]),
-    }
-    nan = good["logp"].copy()
-    nan[0, 0] = np.nan
-    for change in (
-        {"logp": nan},
-        {"lengths": np.array([5], np.int32)},
-        {"lengths": np.array([-4, 8], np.int32), "trials": np.array(["t1", "t2"])},
-        {"classes": np.array(["BLANK"])},
-        {"trials": np.array(["t1", "t1"]), "lengths": np.array([2, 2], np.int32)},
-        {"trials": np.array([{}], dtype=object)},
+def test_the_language_models_of_the_decoders_are_named(tmp_path: Path) -> None:
+    row = {"id": "1", "reference": "a", "in_lm_text": True, "nbest": [{"text": "a", "score": -1.0}]}
+    one = write(tmp_path / "one.jsonl", {**row, "lm": "first.alm"})
+    two = write(tmp_path / "two.jsonl", {**row, "lm": "second.alm", "in_lm_text": None})
+    assert summary_of(one)["lm"] == "first.alm"
+    assert summary_of(one, two, out=tmp_path / "o.jsonl")["lm"] == "first.alm / second.alm"
+    written = json.loads((tmp_path / "o.jsonl").read_text())
+    assert (written["lm"], written["in_lm_text"]) == ("first.alm / second.alm", True)
+
+
+def test_a_run_with_phoneme_results_only_needs_decoding(tmp_path: Path) -> None:
+    """Results of `evaluate` hold no words."""
+    run = make_run(tmp_path / "one", ["a"], frames_for(1, 0.9))
+    (run / "results" / "val.words.jsonl").unlink()
+    write(run / "results" / "val.jsonl", {"trial": "0", "reference": ["AH"], "phonemes": ["AH"]})
+    with pytest.raises(UserError, match=r"arcuate decode .*one --split val --out .*val\.words\.jsonl"):
+        combine(run, run, method="mbr")
+
+
+def test_outputs_are_checked_first(lists: Path, tmp_path: Path) -> None:
+    for out, message in (
+        (lists, "is an input"),
+        (tmp_path, "is a folder"),
+        (lists / "o.jsonl", "is not a folder"),
     ):
-        np.savez(tmp_path / "broken.npz", **{**good, **change})
-        with pytest.raises(UserError):
-            read_named(tmp_path / "broken.npz")
-    (tmp_path / "text.npz").write_text("no archive")
-    for name in ("text.npz", "absent.npz"):
-        with pytest.raises(UserError):
-            read_named(tmp_path / name)
+        with pytest.raises(UserError, match=message):
+            combine(lists, out=out)
 
 
-@pytest.mark.shared
-@pytest.mark.parametrize(
-    ("name", "mbr", "packaged"),
-    [
-        ("t15_val_bi", 0.0305, 0.0295),
-        ("t15_val_uni", 0.0369, 0.0360),
-        ("t12_test_bi", 0.0886, 0.0850),
-        ("t12_test_uni", 0.1002, 0.0995),
-    ],
-)
-def test_real_ten_seed_lists(shared: Path, name: str, mbr: float, packaged: float) -> None:
-    """At or below what plain word-MBR and ROVER reach on the same lists."""
-    path = shared / "real" / "words" / "ensembles" / f"{name}.jsonl"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    lists = read_lists(path)
-    votes = vote_weights(lists)
-    by_risk = summarise_choice(lists, choose_by_risk(lists, votes), lm=None)
-    assert by_risk["wer"] <= mbr
-    from arcuate.evaluation.combine.fit import prior_of
+def test_references_for_some_trials_are_reported(lists: Path, tmp_path: Path, messages: list[str]) -> None:
+    bare = write(tmp_path / "bare.jsonl", *({"id": f"t{i}", "candidates": ["a b"]} for i in range(12)))
+    few = write(tmp_path / "few.jsonl", *({"id": f"t{i}", "text": "a b"} for i in range(5)))
+    combine(bare, references=few)
+    assert any("5 of 12 trials have a reference" in message for message in messages)
 
-    linear = choose_by_features(lists, votes, weights=np.array(prior_of(())[1])).texts
-    combined = summarise_choice(lists, linear, lm=None)
-    assert combined["wer"] <= packaged
-    assert combined["against_best_single"]["p"] < 0.01 and combined["against_best_single"]["high"] < 0
+
+@pytest.mark.filterwarnings("error")
+def test_scores_of_any_size_are_accepted(tmp_path: Path) -> None:
+    row = {"id": "1", "text": "a", "candidates": ["a", "b", "b"], "scores": [1e308, -1e308, 0.0]}
+    assert summary_of(write(tmp_path / "l.jsonl", row), method="mbr", scale=100.0)["wer"] == 0.0

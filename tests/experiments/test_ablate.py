@@ -16,14 +16,14 @@ from arcuate.experiments.ablation import (
     arms,
     cells,
     check_factors,
-    claim,
-    finished,
+    claim_cell,
+    is_trained,
     open_experiment,
     overview,
+    parse_factors,
     questions,
-    read_factors,
 )
-from arcuate.insight.ablation import Ablation, ablation_page, arms_svg, effects_svg, judge, summarise
+from arcuate.insight.ablation import AblationResult, ablation_page, arms_svg, effects_svg, judge_ablation
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate
@@ -36,8 +36,8 @@ FACTORS = [
 ]
 
 
-def test_factors_and_settings_for_all_are_told_apart() -> None:
-    factors, overrides = read_factors(
+def test_factors_and_common_overrides_are_distinguished() -> None:
+    factors, overrides = parse_factors(
         [
             "eps:optimizer.eps=1e-8",
             "train.steps=200",
@@ -49,17 +49,17 @@ def test_factors_and_settings_for_all_are_told_apart() -> None:
     assert factors[1].overrides == ("schedule={kind: linear, peak_lr: 0.1, min_lr: 0.0}", "data.workers=1")
 
 
-def test_a_colon_in_a_value_makes_no_factor() -> None:
+def test_colon_in_a_value_is_not_a_factor() -> None:
     with pytest.raises(UserError, match="at least one factor"):
-        read_factors(["schedule={kind: constant, lr: 0.1}"])
+        parse_factors(["schedule={kind: constant, lr: 0.1}"])
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ([], "at least one factor"),
-        (["eps"], "no factor"),
-        (["eps:optimizer.eps"], "no factor"),
+        (["eps"], "not a factor"),
+        (["eps:optimizer.eps"], "not a factor"),
         (["a:optimizer.eps=1,b"], "key=value"),
         (["a:optimizer.eps=1", "a:schedule.peak_lr=1"], "twice"),
         (["base:optimizer.eps=1"], "another"),
@@ -69,7 +69,7 @@ def test_a_colon_in_a_value_makes_no_factor() -> None:
 )
 def test_bad_factors_are_refused(given: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        read_factors(given)
+        parse_factors(given)
 
 
 @pytest.mark.parametrize(
@@ -78,21 +78,21 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
         (["e:optimizer.eps=1e-8"], "changes nothing"),
         (["n:notes=hello"], "changes nothing"),
         (["e:optimizer.epz=1"], "optimizer.eps"),
-        (["e:optimizer.eps=-1"], "refused"),
+        (["e:optimizer.eps=-1"], "invalid"),
         (["s:train.seed=3"], "--seeds"),
         (["s:data.max_sessions=1"], "different trials"),
         (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, lr: 0.1}"], "both set"),
         (["a:schedule.min_lr=0.01", "b:schedule.peak_lr=0.001"], "min_lr"),
     ],
 )
-def test_factors_that_cannot_be_tried_are_refused(given: list[str], words: str) -> None:
-    factors, overrides = read_factors(given)
+def test_untestable_factors_are_refused(given: list[str], words: str) -> None:
+    factors, overrides = parse_factors(given)
     with pytest.raises(UserError, match=words):
         check_factors("tiny", overrides, factors)
 
 
 def test_each_factor_is_isolated_in_both_directions() -> None:
-    factors, _ = read_factors(FACTORS)
+    factors, _ = parse_factors(FACTORS)
     names = [arm.name for arm in arms(factors)]
     assert names == ["base", "eps", "rate", "aug", "all-but-eps", "all-but-rate", "all-but-aug", "all"]
     changed = {arm.name: arm.changed for arm in arms(factors)}
@@ -103,31 +103,31 @@ def test_each_factor_is_isolated_in_both_directions() -> None:
 
 @pytest.mark.parametrize(("n", "n_arms", "n_questions"), [(1, 2, 1), (2, 4, 4), (4, 10, 8)])
 def test_no_arm_is_trained_twice(n: int, n_arms: int, n_questions: int) -> None:
-    factors, _ = read_factors([f"f{i}:optimizer.eps=1e-{i + 2}" for i in range(n)])
+    factors, _ = parse_factors([f"f{i}:optimizer.eps=1e-{i + 2}" for i in range(n)])
     assert len(arms(factors)) == n_arms and len(questions(factors)) == n_questions
 
 
 def fabricate(
     tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: list[str] = FACTORS
-) -> Ablation:
+) -> AblationResult:
     """An experiment whose arms have the error rates that `truth` gives them, 0.3 where it says nothing."""
-    factors, overrides = read_factors(given)
+    factors, overrides = parse_factors(given)
     experiment = Experiment(
         "tiny", overrides, factors, tmp_path / "store", tmp_path / "out", n_seeds, "val", "best"
     )
     for i, cell in enumerate(cells(experiment)):
         run = make_run(cell.path, cell.overrides, results=False)
         write_val(run, truth.get(cell.arm.name, 0.3), seed=i)
-    return judge(experiment)
+    return judge_ablation(experiment)
 
 
-def test_the_guilty_factor_is_named(tmp_path: Path) -> None:
+def test_responsible_factor_is_named(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5, "all-but-rate": 0.5, "all-but-aug": 0.5})
     assert "eps caused it" in found.verdict and "rises by" in found.verdict
-    effects = {j.factor: j for j in found.judged}
-    assert all(e.real for e in effects["eps"].effects)
-    assert not any(e.real for name in ("rate", "aug") for e in effects[name].effects)
-    assert "no evidence of an effect" in effects["aug"].sentence
+    effects = {j.factor: j for j in found.factors}
+    assert all(e.significant for e in effects["eps"].effects)
+    assert not any(e.significant for name in ("rate", "aug") for e in effects[name].effects)
+    assert "no significant effect" in effects["aug"].sentence
 
 
 def test_two_causes_are_both_named_largest_first(tmp_path: Path) -> None:
@@ -136,66 +136,66 @@ def test_two_causes_are_both_named_largest_first(tmp_path: Path) -> None:
     assert "largest first: rate and eps" in found.verdict
 
 
-def test_a_change_that_matters_only_in_company_is_seen(tmp_path: Path) -> None:
+def test_effect_only_in_combination_is_found(tmp_path: Path) -> None:
     truth = {"all": 0.6, "all-but-aug": 0.6}  # eps and rate only together
     found = fabricate(tmp_path, truth)
-    eps = next(j for j in found.judged if j.factor == "eps")
-    assert eps.alone and not eps.alone.real and eps.together and eps.together.real
+    eps = next(j for j in found.factors if j.factor == "eps")
+    assert eps.alone and not eps.alone.significant and eps.with_others and eps.with_others.significant
     assert "depends on the others" in eps.sentence
-    assert "Not one of them in both settings" in found.verdict
+    assert "None of them both alone and with the others" in found.verdict
 
 
-def test_where_nothing_matters_nothing_is_blamed(tmp_path: Path) -> None:
+def test_no_factor_is_named_without_an_effect(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {})
-    assert "no evidence of an effect" in found.verdict and "No factor has a real effect" in found.verdict
+    assert "no significant effect" in found.verdict and "No factor has a significant effect" in found.verdict
 
 
-def test_changes_that_cancel_are_told_apart_from_no_effect(tmp_path: Path) -> None:
+def test_cancelling_effects_are_distinguished_from_no_effect(tmp_path: Path) -> None:
     truth = {"eps": 0.5, "rate": 0.1, "all-but-eps": 0.1, "all-but-rate": 0.5}
     assert "eps and rate" in fabricate(tmp_path, truth).verdict
 
 
-def test_one_seed_is_not_enough_and_said_so(tmp_path: Path) -> None:
+def test_single_seed_is_reported_as_a_limitation(tmp_path: Path) -> None:
     assert (
-        "luck of the seed is not ruled out"
+        "variation between seeds is not included"
         in fabricate(tmp_path, {"eps": 0.5, "all": 0.5}, n_seeds=1).verdict
     )
 
 
 def test_one_factor_needs_two_arms(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5}, given=FACTORS[:1])
-    assert found.n_asked == 1 and "eps caused it" in found.verdict
+    assert found.n_comparisons == 1 and "eps caused it" in found.verdict
 
 
-def test_an_unfinished_experiment_says_what_is_missing(tmp_path: Path) -> None:
+def test_unfinished_experiment_lists_missing_runs(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {})
     for cell in cells(found.experiment):
         if cell.arm.name == "all":
             cell.run.results_file("val").unlink()
-    again = judge(found.experiment)
-    assert len(again.missing) == 3 and "no answer" in again.verdict
-    check_page(ablation_page(again, summarise(again)))
+    again = judge_ablation(found.experiment)
+    assert len(again.missing) == 3 and "no verdict" in again.verdict
+    check_page(ablation_page(again))
 
 
 def test_page_figures_and_json(tmp_path: Path) -> None:
     found = fabricate(tmp_path, {"eps": 0.5, "all": 0.5})
-    summary = summarise(found)
+    summary = found.to_dict()
     assert json.loads(json.dumps(summary, allow_nan=False))["n_comparisons"] == 7
-    check_page(ablation_page(found, summary))
+    check_page(ablation_page(found))
     for drawing in (effects_svg(found), arms_svg(found)):
         assert drawing.startswith("<svg") and 'xmlns="http://www.w3.org/2000/svg"' in drawing
 
 
 def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) -> None:
-    factors, _ = read_factors(FACTORS[:1])
+    factors, _ = parse_factors(FACTORS[:1])
     for overrides, expected in (((), True), (("data.dev_fraction=0.2",), False)):
         experiment = Experiment("tiny", overrides, factors, tmp_path, tmp_path, 2)
         settings = {o.partition("=")[0] for cell in cells(experiment) for o in cell.overrides}
         assert ("data.seed" in settings) == expected and "train.seed" in settings
 
 
-def test_another_experiment_in_the_folder_is_refused(tmp_path: Path, cohort_store: Path) -> None:
-    factors, _ = read_factors(FACTORS)
+def test_folder_of_another_experiment_is_refused(tmp_path: Path, cohort_store: Path) -> None:
+    factors, _ = parse_factors(FACTORS)
     first = Experiment("tiny", (), factors, cohort_store, tmp_path / "out", 2)
     open_experiment(first)
     open_experiment(first)
@@ -203,16 +203,16 @@ def test_another_experiment_in_the_folder_is_refused(tmp_path: Path, cohort_stor
         open_experiment(Experiment("tiny", (), factors[:1], cohort_store, tmp_path / "out", 2))
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").touch()
-    with pytest.raises(UserError, match="holds no ablation"):
+    with pytest.raises(UserError, match="is not an ablation folder"):
         open_experiment(Experiment("tiny", (), factors, cohort_store, tmp_path / "used", 2))
 
 
-def test_a_cell_belongs_to_one_worker(tmp_path: Path) -> None:
-    factors, _ = read_factors(FACTORS[:1])
+def test_cell_is_claimed_by_one_worker(tmp_path: Path) -> None:
+    factors, _ = parse_factors(FACTORS[:1])
     cell = cells(Experiment("tiny", (), factors, tmp_path, tmp_path, 1))[0]
-    with claim(cell) as first, claim(cell) as second:
+    with claim_cell(cell) as first, claim_cell(cell) as second:
         assert first and not second
-    with claim(cell) as again:
+    with claim_cell(cell) as again:
         assert again
 
 
@@ -224,7 +224,7 @@ def command(store: Path, out: Path, *more: str) -> list[str]:
     return [str(word) for word in given]
 
 
-def test_ablation_from_the_command_line_and_again(tmp_path: Path, cohort_store: Path) -> None:
+def test_ablate_command_resumes(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     asked = command(cohort_store, out, *FEW)
     planned = one_object(arcuate(*asked, "--dry-run", "--json").stdout)
@@ -244,7 +244,7 @@ def test_ablation_from_the_command_line_and_again(tmp_path: Path, cohort_store: 
     assert [c["path"] for c in listed[1]["changes"]] == ["optimizer.eps"]
 
 
-def test_a_signal_stops_the_training_in_order(tmp_path: Path, cohort_store: Path) -> None:
+def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     few = [*FEW[1:], "train.steps=100000", "train.checkpoint_every=5"]
     asked = [sys.executable, "-m", "arcuate", *command(cohort_store, out, *few)]
@@ -256,17 +256,17 @@ def test_a_signal_stops_the_training_in_order(tmp_path: Path, cohort_store: Path
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
     _, said = process.communicate(timeout=240)
-    assert process.returncode == 143 and "goes on from here" in said, said
-    factors, _ = read_factors(["eps:optimizer.eps=0.1"])
+    assert process.returncode == 143 and "run the same command again" in said, said
+    factors, _ = parse_factors(["eps:optimizer.eps=0.1"])
     experiment = Experiment("tiny", tuple(few), factors, cohort_store, out, 1)
     base, eps = cells(experiment)
-    assert (base.run.checkpoints / "last").exists() and not finished(base) and not eps.path.exists()
-    with claim(base) as free:
+    assert (base.run.checkpoints / "last").exists() and not is_trained(base) and not eps.path.exists()
+    with claim_cell(base) as free:
         assert free
     assert {row["state"] for row in overview(experiment)} == {"missing"}
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
+def test_user_errors_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
     rest = ["--data", cohort_store, "--out", tmp_path / "out"]
     assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "at least one factor")
     assert_refused(

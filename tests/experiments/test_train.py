@@ -12,8 +12,8 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.run import find_checkpoint, open_run
-from arcuate.training.signals import Stop
-from arcuate.training.tracking.callbacks import Watchers
+from arcuate.training.callbacks import Callback
+from arcuate.training.interrupts import Stop
 
 SMALL: dict[str, Any] = {
     "encoder.width": 16,
@@ -24,14 +24,13 @@ SMALL: dict[str, Any] = {
 }
 
 
-class StopAt(Watchers):
+class StopAt(Callback):
     """Callback that requests a stop at one step."""
 
     def __init__(self, stop: Stop, at: int) -> None:
-        super().__init__()
         self.stop, self.at = stop, at
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         if step == self.at:
             self.stop.request()
 
@@ -78,7 +77,7 @@ def test_signals_interrupt_and_their_handlers_are_restored(cohort_store: Path, t
     before = signal.getsignal(signal.SIGINT)
 
     class Interrupt(StopAt):
-        def step(self, step: int) -> None:
+        def on_step(self, step: int) -> None:
             if step == 2:
                 signal.raise_signal(signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""`arcuate compare`: the same trials or none, seeds together, a sentence that says what was found."""
+"""`compare`: runs on the same trials, grouped by seed, with significance tests."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.files import read_json, read_jsonl, write_json, write_jsonl
-from arcuate.insight.ledger.compare import compare, runs_of, to_json
-from arcuate.insight.ledger.page import comparison_page
+from arcuate.insight.comparison import compare
+from arcuate.insight.comparison.page import comparison_page
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, write_val
@@ -21,28 +21,28 @@ def two(tmp_path: Path, a: float = 0.35, b: float = 0.2) -> list[Run]:
     return [first, make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=b, minute=1, seed=1)]
 
 
-def test_a_real_difference_is_named_with_its_size(tmp_path: Path) -> None:
-    found = to_json(compare(two(tmp_path), "val"))["comparisons"][0]
+def test_significant_difference_is_reported_with_its_size(tmp_path: Path) -> None:
+    found = compare(*two(tmp_path)).to_dict()["comparisons"][0]
     assert found["verdict"] == "better" and found["high"] < 0
-    assert "b is better than a by" in found["sentence"] and "One run a side" in found["sentence"]
+    assert "b is better than a by" in found["sentence"] and "One run per side" in found["sentence"]
     assert [c["path"] for c in found["changes"]] == ["encoder.dropout"]
     assert found["sessions_better"] == 2 and found["sessions_worse"] == 0
 
 
-def test_no_difference_is_no_evidence(tmp_path: Path) -> None:
-    found = to_json(compare(two(tmp_path, 0.3, 0.3), "val"))["comparisons"][0]
-    assert found["verdict"] == "no_evidence" and found["sentence"].startswith("No evidence of a difference")
+def test_equal_error_rates_are_not_significantly_different(tmp_path: Path) -> None:
+    found = compare(*two(tmp_path, 0.3, 0.3)).to_dict()["comparisons"][0]
+    assert found["verdict"] == "no_evidence" and found["sentence"].startswith("No significant difference")
     assert found["low"] < 0 < found["high"]
 
 
-def test_the_same_decodings_are_called_the_same(tmp_path: Path) -> None:
+def test_identical_decodings_are_reported_as_identical(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], minute=1)
-    found = to_json(compare(runs_of([tmp_path / "a", tmp_path / "b"]), "val"))["comparisons"][0]
+    found = compare(tmp_path / "a", tmp_path / "b").to_dict()["comparisons"][0]
     assert "same number of errors in every trial" in found["sentence"] and found["p"] == 1
 
 
-def test_runs_that_differ_only_in_their_seed_count_as_one(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_seed_form_a_group(tmp_path: Path) -> None:
     for i in range(3):
         make_run(tmp_path / "old" / f"seed-{i}", [f"train.seed={i}"], per=0.35, seed=i)
         make_run(
@@ -51,45 +51,45 @@ def test_runs_that_differ_only_in_their_seed_count_as_one(tmp_path: Path) -> Non
             per=0.2,
             seed=10 + i,
         )
-    found = to_json(compare(runs_of([tmp_path / "old", tmp_path / "new"]), "val"))
+    found = compare(tmp_path / "old", tmp_path / "new").to_dict()
     assert [(g["name"], len(g["runs"])) for g in found["groups"]] == [("old", 3), ("new", 3)]
     one = found["comparisons"][0]
     assert one["method"] == "components" and one["verdict"] == "better"
     assert found["groups"][0]["seed_sd"] is not None
-    assert "One run a side" not in one["sentence"]
+    assert "One run per side" not in one["sentence"]
 
 
-def test_where_only_the_seed_differs_it_is_said(tmp_path: Path) -> None:
+def test_note_if_all_runs_differ_only_in_seed(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", ["train.seed=7"], minute=1, seed=3)
-    found = to_json(compare(runs_of([tmp_path]), "val"))
+    found = compare(tmp_path).to_dict()
     assert len(found["groups"]) == 2
-    assert any("luck of the seed" in note for note in found["notes"])
+    assert any("variation between seeds" in note for note in found["notes"])
 
 
-def test_starting_weights_keep_runs_apart(tmp_path: Path) -> None:
+def test_runs_with_different_initial_weights_are_not_grouped(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", minute=1, seed=3, parent="runs/a@best")
     make_run(tmp_path / "c", ["train.seed=1"], minute=2, seed=4)
-    groups = to_json(compare(runs_of([tmp_path]), "val"))["groups"]
+    groups = compare(tmp_path).to_dict()["groups"]
     assert sorted(len(g["runs"]) for g in groups) == [1, 2]
 
 
-def test_several_comparisons_are_accounted_for(tmp_path: Path) -> None:
+def test_p_values_are_adjusted_for_several_comparisons(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.3)
     for i in range(4):
         make_run(tmp_path / f"b{i}", [f"encoder.dropout=0.{i + 3}"], per=0.27, minute=i + 1, seed=i)
-    found = to_json(compare(runs_of([tmp_path]), "val"))
+    found = compare(tmp_path).to_dict()
     assert found["n_comparisons"] == 4
     for one in found["comparisons"]:
-        assert one["p_adjusted"] >= one["p"] and "adjusted for 4 comparisons" in one["sentence"]
-        assert one["real"] == (one["p_adjusted"] < 0.05)
+        assert one["p_adjusted"] >= one["p"] and "for 4 comparisons" in one["sentence"]
+        assert one["significant"] == (one["p_adjusted"] < 0.05)
 
 
-def test_sessions_can_be_what_varies(tmp_path: Path) -> None:
+def test_sessions_as_sampling_unit(tmp_path: Path) -> None:
     runs = two(tmp_path)
     by_trial, by_session = (
-        to_json(compare(runs, "val", over=o))["comparisons"][0] for o in ("trials", "sessions")
+        compare(*runs, over=o).to_dict()["comparisons"][0] for o in ("trials", "sessions")
     )
     assert by_session["df"] == pytest.approx(1) and by_session["over"] == "sessions"
     assert by_session["difference"] == pytest.approx(by_trial["difference"])
@@ -130,35 +130,35 @@ def no_counts(run: Run) -> None:
         (other_hash, "different data"),
         (fewer_trials, "different trials"),
         (other_reference, "different references"),
-        (no_labels, "needs two at least"),
+        (no_labels, "needs at least two"),
         (twice, "twice"),
-        (no_counts, "no edit counts"),
+        (no_counts, "lacks the trial or edit counts"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, damage: object, words: str) -> None:
+def test_incomparable_results_are_refused(tmp_path: Path, damage: object, words: str) -> None:
     runs = two(tmp_path)
     damage(runs[1])  # type: ignore[operator]
     with pytest.raises(UserError, match=words):
-        compare(runs, "val")
+        compare(*runs)
 
 
-def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
+def test_notes_on_selection_and_search(tmp_path: Path) -> None:
     runs = two(tmp_path)
     file = runs[1].results_file("val", ending="json")
     write_json(file, read_json(file) | {"search": "beam"})
-    notes = " ".join(compare(runs, "val").notes)
-    assert "decoded differently (beam, greedy)" in notes and "selected on val" in notes
+    notes = " ".join(compare(*runs).notes)
+    assert "different searches (beam, greedy)" in notes and "selected on val" in notes
 
 
-def test_the_page_is_whole_and_safe(tmp_path: Path) -> None:
+def test_page_is_valid_and_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "<b>a&b</b>", per=0.4)
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, seed=1)
-    text = comparison_page(compare(runs_of([tmp_path]), "val"))
+    text = comparison_page(compare(tmp_path))
     check_page(text)
     assert "<b>a" not in text and "&lt;b&gt;a" in text
 
 
-def test_compare_on_the_command_line(tmp_path: Path) -> None:
+def test_compare_command(tmp_path: Path) -> None:
     two(tmp_path)
     page = tmp_path / "c.html"
     done = arcuate("compare", tmp_path / "a", tmp_path / "b", "--html", page, "--json")
@@ -170,11 +170,11 @@ def test_compare_on_the_command_line(tmp_path: Path) -> None:
     )
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+def test_user_errors_are_one_sentence(tmp_path: Path) -> None:
     runs = two(tmp_path)
     a, b = tmp_path / "a", tmp_path / "b"
-    assert_refused(arcuate("compare", a), "two runs at least")
-    assert_refused(arcuate("compare", a, a), "named twice")
+    assert_refused(arcuate("compare", a), "at least two")
+    assert_refused(arcuate("compare", a, a), "given twice")
     assert_refused(arcuate("compare", a, tmp_path / "nowhere"), "nowhere")
     assert_refused(arcuate("compare", a, b, "--over", "blocks"), "--over")
     assert_refused(arcuate("compare", a, b, "--html", tmp_path), "is a folder")
@@ -184,12 +184,12 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     assert_refused(arcuate("compare", a, b), "different data")
 
 
-def test_json_is_plain_values(tmp_path: Path) -> None:
-    text = json.dumps(to_json(compare(two(tmp_path), "val")), allow_nan=False)
+def test_to_dict_is_json_serialisable(tmp_path: Path) -> None:
+    text = json.dumps(compare(*two(tmp_path)).to_dict(), allow_nan=False)
     assert json.loads(text)["split"] == "val"
 
 
-def test_arms_of_an_ablation_are_compared_by_what_they_were_scored_with(tmp_path: Path) -> None:
+def test_ablation_arms_are_compared_by_their_last_checkpoint(tmp_path: Path) -> None:
     for name, overrides, per in (("base", [], 0.4), ("more", ["encoder.dropout=0.5"], 0.2)):
         run = make_run(tmp_path / name, overrides, per=per, results=False)
         write_val(run, per, label="last")
@@ -199,10 +199,11 @@ def test_arms_of_an_ablation_are_compared_by_what_they_were_scored_with(tmp_path
     assert "val.last" in done.stderr and "selected on val" not in done.stderr
 
 
-def test_different_code_is_named(tmp_path: Path) -> None:
+def test_note_on_different_code_revisions(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "a", revision="a" * 40),
         make_run(tmp_path / "b", ["encoder.dropout=0.5"], revision="b" * 40),
+        make_run(tmp_path / "c", ["encoder.dropout=0.4"], revision="a" * 40),
     ]
-    assert any(f"different code ({'a' * 12}, {'b' * 12})" in note for note in compare(runs, "val").notes)
-    assert not any("different code" in note for note in compare([runs[0], runs[0]], "val").notes)
+    assert any(f"different code ({'a' * 12}, {'b' * 12})" in note for note in compare(*runs[:2]).notes)
+    assert not any("different code" in note for note in compare(runs[0], runs[2]).notes)

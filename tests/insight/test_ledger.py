@@ -1,4 +1,4 @@
-"""The list of runs and the diary: everything from the folders, nothing lost, no damaged folder in the way."""
+"""The list of runs and the diary, including damaged run folders."""
 
 import json
 import subprocess
@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.insight.ledger.diary import diary, plain
-from arcuate.insight.ledger.entries import find_runs, read_entries
-from arcuate.insight.ledger.parents import listing, parents
+from arcuate.insight.ledger import list_runs, write_ledger
+from arcuate.insight.ledger.diary import escape_markdown
+from arcuate.insight.ledger.runs import find_runs
 from support.cli import NO_TORCH, assert_refused
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate
 
 
 def rows_of(folder: Path) -> dict[str, dict]:
-    return {row["name"]: row for row in listing(read_entries(folder))}
+    return {row["name"]: row for row in list_runs(folder).to_dicts()}
 
 
-def test_runs_are_found_at_any_depth_and_listed_in_order(tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_and_sorted_by_start(tmp_path: Path) -> None:
     make_run(tmp_path / "late", minute=9)
     make_run(tmp_path / "sweep" / "trial-0000", minute=5)
     make_run(tmp_path / "first", minute=1)
@@ -28,7 +28,7 @@ def test_runs_are_found_at_any_depth_and_listed_in_order(tmp_path: Path) -> None
     assert list(rows_of(tmp_path)) == ["first", "sweep/trial-0000", "late"]
 
 
-def test_a_run_folder_itself_is_a_list_of_one(tmp_path: Path) -> None:
+def test_run_folder_itself_is_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "only")
     assert list(rows_of(tmp_path / "only")) == ["only"]
 
@@ -42,7 +42,7 @@ def test_best_last_steps_and_verdict_come_from_the_log(tmp_path: Path) -> None:
     assert row["results"]["val"]["n_trials"] == 80
 
 
-def test_the_parent_is_the_nearest_earlier_run(tmp_path: Path) -> None:
+def test_parent_is_the_nearest_earlier_run(tmp_path: Path) -> None:
     make_run(tmp_path / "a", minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=1)
     make_run(tmp_path / "c", ["encoder.dropout=0.5", "schedule.peak_lr=0.02"], minute=2)
@@ -53,19 +53,19 @@ def test_the_parent_is_the_nearest_earlier_run(tmp_path: Path) -> None:
     assert rows["c"]["changes"] == [{"path": "schedule.peak_lr", "before": 0.01, "after": 0.02}]
 
 
-def test_where_and_how_it_ran_is_no_change(tmp_path: Path) -> None:
+def test_execution_settings_are_not_changes(tmp_path: Path) -> None:
     make_run(tmp_path / "a", minute=0)
     make_run(tmp_path / "b", ["runtime.threads=3", "data.workers=2", "train.log_every=7"], minute=1)
     assert rows_of(tmp_path)["b"]["changes"] == []
 
 
-def test_a_run_of_other_data_is_no_parent(tmp_path: Path) -> None:
+def test_run_on_other_data_is_not_a_parent(tmp_path: Path) -> None:
     make_run(tmp_path / "a", minute=0)
     make_run(tmp_path / "b", ["train.seed=4"], minute=1, data={"hashes": {"train": "other"}})
     assert rows_of(tmp_path)["b"]["parent"] == "tiny"
 
 
-def test_weights_taken_over_name_the_parent(tmp_path: Path) -> None:
+def test_source_of_initial_weights_is_the_parent(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", ["encoder.dropout=0.4"], minute=0)
     make_run(tmp_path / "z", minute=1)
     make_run(tmp_path / "b", minute=2, parent=f"{run.path}@best")
@@ -74,11 +74,10 @@ def test_weights_taken_over_name_the_parent(tmp_path: Path) -> None:
     assert [c["path"] for c in row["changes"]] == ["encoder.dropout"]
 
 
-def test_the_later_of_two_equally_near_runs_is_the_parent(tmp_path: Path) -> None:
+def test_latest_of_equally_near_runs_is_the_parent(tmp_path: Path) -> None:
     for i in range(3):
         make_run(tmp_path / f"r{i}", [f"train.seed={i}"], minute=i)
-    entries = read_entries(tmp_path)
-    assert [p.name for p in parents(entries) if p] == ["tiny", "r0", "r1"]
+    assert [entry.parent.name for entry in list_runs(tmp_path) if entry.parent] == ["tiny", "r0", "r1"]
 
 
 DAMAGE = {
@@ -89,78 +88,80 @@ DAMAGE = {
     ),
     "binary log": lambda p: (p / "metrics.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe"),
     "broken log": lambda p: (p / "metrics.jsonl").write_text('{"step": 1\nnonsense\n'),
-    "odd log": lambda p: (p / "metrics.jsonl").write_text(
+    "unusual log": lambda p: (p / "metrics.jsonl").write_text(
         '{"step": "x", "split": "val", "per": "y"}\n{"step": 1e400}\n'
     ),
     "empty log": lambda p: (p / "metrics.jsonl").write_text(""),
     "broken environment": lambda p: (p / "environment.json").write_text("{"),
-    "data is no mapping": lambda p: (p / "environment.json").write_text('{"data": 3, "started": 7}'),
+    "data is not a mapping": lambda p: (p / "environment.json").write_text('{"data": 3, "started": 7}'),
     "broken results": lambda p: (p / "results" / "val.json").write_text("[]"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_run_is_listed_and_leaves_the_others_alone(tmp_path: Path, kind: str) -> None:
-    make_run(tmp_path / "whole")
+def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: str) -> None:
+    make_run(tmp_path / "intact")
     make_run(tmp_path / "broken", minute=1)
     DAMAGE[kind](tmp_path / "broken")
     rows = rows_of(tmp_path)
-    assert rows["whole"]["problems"] == [] and rows["whole"]["best_per"] is not None
+    assert rows["intact"]["problems"] == [] and rows["intact"]["best_per"] is not None
     assert "broken" in rows
-    if kind not in ("odd log", "empty log", "data is no mapping"):
+    if kind not in ("unusual log", "empty log", "data is not a mapping"):
         assert rows["broken"]["problems"]
-    assert "broken" in diary(read_entries(tmp_path), "x")
+    assert "broken" in write_ledger(tmp_path)
 
 
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "recipe.yaml").write_text("name: mine")
-    with pytest.raises(UserError, match="holds no runs"):
+    with pytest.raises(UserError, match="contains no runs"):
         find_runs(tmp_path)
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="no such folder"):
         find_runs(tmp_path / "nowhere")
 
 
-def test_the_diary_says_purpose_changes_result_and_finding(tmp_path: Path) -> None:
+def test_diary_has_purpose_changes_result_and_finding(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(
         tmp_path / "b", ["encoder.dropout=0.5", "notes=more dropout against overfitting"], per=0.2, minute=1
     )
-    text = diary(read_entries(tmp_path), "runs")
+    text = write_ledger(tmp_path)
     assert "more dropout against overfitting" in text
     assert "`encoder.dropout`: 0.2 → 0.5" in text
     assert "b is better than a by" in text and "the only setting that changed" in text
-    assert "One run a side" in text
+    assert "One run per side" in text
 
 
-def test_several_changes_at_once_prove_no_cause(tmp_path: Path) -> None:
+def test_several_changes_are_not_attributed_to_one(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], per=0.2, minute=1)
-    text = diary(read_entries(tmp_path), "runs")
-    assert "2 settings changed at once, so none of them is shown to be the cause" in text
+    text = write_ledger(tmp_path)
+    assert "2 settings changed at once, so the difference cannot be attributed to one of them" in text
 
 
-def test_untested_differences_are_called_untested(tmp_path: Path) -> None:
+def test_untested_differences_are_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, results=False)
-    assert "was not tested (both need an evaluation on the same split)" in diary(read_entries(tmp_path), "x")
+    assert "not tested for significance (both runs must be evaluated on the same split)" in write_ledger(
+        tmp_path
+    )
 
 
 def test_runs_scored_on_different_trials_are_not_compared(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     run = make_run(tmp_path / "b", ["encoder.dropout=0.6"], per=0.2, minute=2)
     write_val(run, 0.2, n_trials=50)
-    assert "different trials" in diary(read_entries(tmp_path), "x")
+    assert "different trials" in write_ledger(tmp_path)
 
 
-def test_words_from_a_folder_cannot_become_markup(tmp_path: Path) -> None:
+def test_text_from_a_folder_is_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "a", ['notes="<script>alert(1)</script> | [x](http://y) `z`\\n# Heading"'])
-    text = diary(read_entries(tmp_path), "x")
+    text = write_ledger(tmp_path)
     assert "<script>" not in text and "\n# Heading" not in text
-    assert plain("a|b") == "a\\|b"
+    assert escape_markdown("a|b") == "a\\|b"
 
 
-def test_runs_and_ledger_on_the_command_line(tmp_path: Path) -> None:
+def test_runs_and_ledger_commands(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", minute=0)
     make_run(tmp_path / "runs" / "b", ["schedule.peak_lr=0.01"], minute=1)
     listed = arcuate("runs", tmp_path / "runs", "--json")
@@ -173,15 +174,15 @@ def test_runs_and_ledger_on_the_command_line(tmp_path: Path) -> None:
     assert (tmp_path / "DIARY.md").read_text("utf-8") == arcuate("ledger", tmp_path / "runs").stdout
 
 
-def test_mistakes_on_the_command_line_are_one_sentence(tmp_path: Path) -> None:
-    assert_refused(arcuate("runs", tmp_path), "holds no runs")
+def test_command_line_errors_are_one_sentence(tmp_path: Path) -> None:
+    assert_refused(arcuate("runs", tmp_path), "contains no runs")
     assert_refused(arcuate("ledger", tmp_path / "nowhere"), "nowhere")
     make_run(tmp_path / "a")
     assert_refused(arcuate("ledger", tmp_path, "--out", tmp_path), "is a folder")
 
 
 @pytest.mark.parametrize("command", ["runs", "ledger"])
-def test_the_ledger_needs_no_torch(tmp_path: Path, command: str) -> None:
+def test_ledger_does_not_import_torch(tmp_path: Path, command: str) -> None:
     make_run(tmp_path / "a")
     code = NO_TORCH.format(arguments=[command, str(tmp_path)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -200,7 +201,7 @@ def ablation(home: Path, label: str = "last") -> None:
     (home / "experiment.json").write_text("{}")
 
 
-def test_arms_of_an_ablation_are_measured_against_its_baseline(tmp_path: Path) -> None:
+def test_ablation_arms_have_the_baseline_as_parent(tmp_path: Path) -> None:
     ablation(tmp_path / "abl")
     rows = rows_of(tmp_path)
     assert [r["parent"] for r in rows.values()] == ["tiny", *["abl/base/seed-0"] * 3]
@@ -209,38 +210,38 @@ def test_arms_of_an_ablation_are_measured_against_its_baseline(tmp_path: Path) -
     assert changed == ["augment.white_noise_sd", "optimizer.eps"]
 
 
-def test_labelled_results_are_tested_and_not_called_selected(tmp_path: Path) -> None:
+def test_labelled_results_are_tested_and_not_marked_as_selected(tmp_path: Path) -> None:
     ablation(tmp_path / "abl")
-    text = diary(read_entries(tmp_path), "x")
+    text = write_ledger(tmp_path)
     assert "abl/noise/seed-0 is better than abl/base/seed-0 by" in text
     assert "evaluated on val (last checkpoint)" in text
     assert "the arm `all` of an ablation" in text and "changed at once" not in text
-    assert "was not tested" not in text and "the split it was selected on" not in text
+    assert "not tested" not in text and "the split it was selected on" not in text
 
 
-def test_the_best_checkpoint_on_its_own_split_is_called_selected(tmp_path: Path) -> None:
+def test_best_checkpoint_on_its_own_split_is_marked_as_selected(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    assert "the split it was selected on" in diary(read_entries(tmp_path), "x")
+    assert "the split it was selected on" in write_ledger(tmp_path)
 
 
-def test_what_the_ablation_found_stands_before_its_runs(tmp_path: Path) -> None:
+def test_ablation_verdict_precedes_its_runs(tmp_path: Path) -> None:
     ablation(tmp_path / "abl")
-    assert "**Ablation abl** (4 of the runs): not judged yet" in diary(read_entries(tmp_path), "x")
+    assert "**Ablation abl** (4 of the runs): not judged yet" in write_ledger(tmp_path)
     (tmp_path / "abl" / "ablation.json").write_text('{"verdict": "noise caused it."}')
-    assert "(4 of the runs): noise caused it." in diary(read_entries(tmp_path), "x")
+    assert "(4 of the runs): noise caused it." in write_ledger(tmp_path)
 
 
-def test_a_parent_that_stopped_early_or_ran_other_code_is_named(tmp_path: Path) -> None:
+def test_differences_in_length_and_code_are_reported(tmp_path: Path) -> None:
     early = make_run(tmp_path / "a", per=0.4, minute=0, revision="a" * 40)
     lines = early.metrics_file.read_text().splitlines()
     early.metrics_file.write_text("\n".join(lines[:24]) + "\n")
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, revision="b" * 40)
-    text = diary(read_entries(tmp_path), "x")
+    text = write_ledger(tmp_path)
     assert "a stopped at step 300 of 600" in text
     assert f"different code ({'a' * 12} and {'b' * 12})" in text
 
 
-def test_changes_are_named_in_full_and_lines_fit_a_narrow_terminal(
+def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "runs"
@@ -250,10 +251,10 @@ def test_changes_are_named_in_full_and_lines_fit_a_narrow_terminal(
     )
     monkeypatch.setenv(
         "COLUMNS", "60"
-    )  # a fresh process, for a forked one has looked at its terminal already
+    )  # a new process, because a forked one has already read its terminal size
     command = [sys.executable, "-m", "arcuate", "runs"]
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert all(len(line) <= 60 for line in lines), lines
-    told = " ".join(" ".join(lines).split())
-    assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in told
-    assert "encoder.dropout 0.2 → 0.5" in diary(read_entries(home), "x").partition("##")[0]
+    text = " ".join(" ".join(lines).split())
+    assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in text
+    assert "encoder.dropout 0.2 → 0.5" in write_ledger(home).partition("##")[0]

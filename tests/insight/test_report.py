@@ -1,4 +1,4 @@
-"""The report: complete for a whole run, honest for a partial one, and safe whatever the folder holds."""
+"""The report of complete, partial and damaged run folders."""
 
 import base64
 import json
@@ -20,11 +20,11 @@ from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
+from arcuate.insight.pages.charts import MAX_POINTS, curve_of
+from arcuate.insight.pages.svg import linear_ticks, log_ticks, png
 from arcuate.insight.report import write_report
-from arcuate.insight.report.axes import linear_ticks, log_ticks, png
-from arcuate.insight.report.curves import MAX_POINTS, series
-from arcuate.insight.report.markup import HEARD_IN, ORDER
-from arcuate.insight.report.raster import brightness
+from arcuate.insight.report.phonemes import EXAMPLE_WORDS, PHONEME_ORDER
+from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
 from support.pages import Outline, check_page
 
@@ -52,7 +52,7 @@ def misread(rng: np.random.Generator, reference: list[str], rate: float) -> list
         if name == "SIL" or draw >= 1:
             read.append(name)
         elif draw < 0.65:
-            read.append(ORDER[(ORDER.index(name) + int(rng.choice([-1, 1, 1, 2]))) % 39])
+            read.append(PHONEME_ORDER[(PHONEME_ORDER.index(name) + int(rng.choice([-1, 1, 1, 2]))) % 39])
         elif draw > 0.85:
             read += [name, str(rng.choice(PHONEMES))]
     return read
@@ -88,19 +88,19 @@ def result(
 
 def summary(rows: list[dict[str, Any]], split: str, **more: Any) -> dict[str, Any]:
     scored = {r["trial"]: score(r["reference"], r["hypothesis"]) for r in rows if r["reference"] is not None}
-    whole = total(scored.values())
+    summed = total(scored.values())
     low, high = bootstrap_interval(list(scored.values()))
     sessions = sorted({r["session"] for r in rows if r["trial"] in scored})
     return {
-        "per": whole.rate,
+        "per": summed.rate,
         "per_low": low,
         "per_high": high,
         "n_trials": len(rows),
         "n_scored": len(scored),
-        "n_tokens": whole.length,
-        "substitutions": whole.substitutions,
-        "insertions": whole.insertions,
-        "deletions": whole.deletions,
+        "n_tokens": summed.length,
+        "substitutions": summed.substitutions,
+        "insertions": summed.insertions,
+        "deletions": summed.deletions,
         "loss": 0.4,
         "per_by_session": {
             s: total(scored[r["trial"]] for r in rows if r["session"] == s).rate for s in sessions
@@ -237,45 +237,45 @@ def report(run: Run, split: str | None = None) -> tuple[str, Outline]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs") / "demo")
 
 
-def test_whole_run_has_every_section(whole: Run) -> None:
-    page, outline = report(whole)
+def test_complete_run_has_every_section(complete_run: Run) -> None:
+    page, outline = report(complete_run)
     assert [i for i in outline.ids if i in SECTIONS] == SECTIONS
     assert len(page) < 3_000_000
     for words in (
         "Phoneme error rate",
         "of 6 sessions",
         "checkpoint of step 1,250",
-        "Most frequent confusions",
+        "Most frequent substitutions",
         "clipped to 1",
     ):
         assert words in page
     assert page.count('class="chip sub"') > 5
-    assert "apart from the trials scored here" in page
+    assert "not on the trials scored here" in page
 
 
-def test_same_folder_gives_the_same_bytes(whole: Run) -> None:
-    assert write_report(whole).read_bytes() == write_report(whole).read_bytes()
+def test_same_folder_gives_the_same_bytes(complete_run: Run) -> None:
+    assert write_report(complete_run).read_bytes() == write_report(complete_run).read_bytes()
 
 
-def test_headline_agrees_with_the_summary(whole: Run) -> None:
-    values = json.loads(whole.results_file("val", ending="json").read_text())
-    page, _ = report(whole)
+def test_headline_agrees_with_the_summary(complete_run: Run) -> None:
+    values = json.loads(complete_run.results_file("val", ending="json").read_text())
+    page, _ = report(complete_run)
     assert f"<b>{100 * values['per']:.1f}\u202f%</b>" in page
     assert f"{100 * values['per_low']:.1f}–{100 * values['per_high']:.1f}" in page
 
 
-def test_selected_on_the_scored_split_is_said_plainly(tmp_path: Path) -> None:
+def test_selection_on_the_scored_split_is_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=1, n_examples=1)
     path = run.results_file("val", ending="json")
     write_json(path, {**json.loads(path.read_text()), "selected_on": "val"})
-    assert "chosen on the same validation trials that are scored here" in report(run)[0]
+    assert "selected on the same validation trials that are scored here" in report(run)[0]
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\ud800\x00"
     run = make_run(tmp_path / "<script>alert(3)<script>", n_examples=1, sessions=2)
     rng = np.random.default_rng(1)
@@ -304,7 +304,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "missing", ["results", "summary", "examples", "metrics", "environment", "recipe", "everything"]
 )
-def test_copes_with_what_is_missing(tmp_path: Path, missing: str) -> None:
+def test_missing_files_are_tolerated(tmp_path: Path, missing: str) -> None:
     run = make_run(tmp_path / "r", sessions=2, trials=4, n_examples=1)
     gone = {
         "results": [run.results_file("val")],
@@ -321,7 +321,7 @@ def test_copes_with_what_is_missing(tmp_path: Path, missing: str) -> None:
     assert ("--split val" in page) == (missing in ("results", "everything"))
 
 
-def test_no_results_yet_shows_curves_and_the_next_command(tmp_path: Path) -> None:
+def test_unevaluated_run_shows_curves_and_the_next_command(tmp_path: Path) -> None:
     page, outline = report(make_run(tmp_path / "young run", split=None))
     assert [i for i in outline.ids if i in [*SECTIONS, "results"]] == [
         "learning",
@@ -347,18 +347,18 @@ def test_no_results_yet_shows_curves_and_the_next_command(tmp_path: Path) -> Non
     ],
     ids=lambda shape: " ".join(f"{k}={v}" for k, v in shape.items()),
 )
-def test_copes_with_every_size(tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_all_sizes_are_drawn(tmp_path: Path, shape: dict[str, Any]) -> None:
     page, _ = report(make_run(tmp_path / "r", **{"sessions": 2, **shape}))
     assert len(page) < 1_500_000
 
 
 def test_trials_without_labels_are_decoded_and_not_scored(tmp_path: Path) -> None:
     page, _ = report(make_run(tmp_path / "r", sessions=2, split="test", labelled=False, n_examples=1))
-    assert "carry no labels" in page
+    assert "have no labels" in page
     assert "chip sub" not in page
 
 
-def test_a_scored_split_is_shown_before_one_without_labels(tmp_path: Path) -> None:
+def test_scored_split_is_preferred_to_one_without_labels(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=2, n_examples=1)
     rng = np.random.default_rng(3)
     write_results(run, "test", [result(rng, "s", i, "test", False, 0.1) for i in range(4)], rng, 4)
@@ -379,7 +379,7 @@ def test_long_log_gives_a_small_page(tmp_path: Path) -> None:
     assert len(page) < 150_000
 
 
-def test_nonfinite_numbers_become_gaps_that_are_counted(tmp_path: Path) -> None:
+def test_non_finite_values_become_counted_gaps(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", split=None, steps=100, every=10, validate_every=50)
     rows = [
         {"step": s, "split": "train", "loss": None if s > 4 else 1.0, "grad_norm": "NaN", "lr": 0.0}
@@ -424,7 +424,7 @@ def test_any_values_in_the_log_give_a_page(
     Outline(write_report(run).read_text("utf-8"))
 
 
-def test_yaml_that_repeats_itself_is_cut_short(tmp_path: Path) -> None:
+def test_self_referencing_yaml_is_truncated(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", split=None)
     lines = [
         "a0: &a0 {x: 1, y: [1, 2]}",
@@ -434,13 +434,13 @@ def test_yaml_that_repeats_itself_is_cut_short(tmp_path: Path) -> None:
     assert len(report(run)[0]) < 1_000_000
 
 
-def test_broken_examples_are_named_and_not_fatal(tmp_path: Path) -> None:
+def test_broken_examples_are_reported_and_not_fatal(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=2, n_examples=1)
     run.results_file("val", ending="npz").write_bytes(b"not an archive")
     assert "val.npz cannot be read" in report(run)[0]
 
 
-def test_odd_examples_still_draw(tmp_path: Path) -> None:
+def test_unusual_examples_are_drawn(tmp_path: Path) -> None:
     """NaN bins, dead channels, an odd channel count, a foreign alphabet, a trial nobody knows."""
     run = make_run(tmp_path / "r", sessions=2, n_examples=1)
     bins, log_probs = np.ones((40, 3)), np.full((9, 5), -np.inf)
@@ -450,16 +450,16 @@ def test_odd_examples_still_draw(tmp_path: Path) -> None:
     assert "3 channels" in report(run)[0]
 
 
-def test_series_keeps_the_extremes_when_it_thins() -> None:
+def test_thinned_curve_keeps_the_extremes() -> None:
     rows = [{"step": i, "loss": 1000.0 if i == 777 else 1.0} for i in range(5000)]
-    thinned = series(rows, "loss")
+    thinned = curve_of(rows, "loss")
     assert len(thinned.steps) <= MAX_POINTS
     assert max(thinned.values) == 1000.0
 
 
 def test_alphabet_is_complete() -> None:
-    assert sorted(ORDER) == sorted(CLASSES[1:])
-    assert set(HEARD_IN) == set(PHONEMES)
+    assert sorted(PHONEME_ORDER) == sorted(CLASSES[1:])
+    assert set(EXAMPLE_WORDS) == set(PHONEMES)
 
 
 def test_ticks_are_round_and_within() -> None:
@@ -467,15 +467,15 @@ def test_ticks_are_round_and_within() -> None:
     assert log_ticks(0.09, 120.0) == pytest.approx([0.1, 1, 10, 100])
 
 
-def test_brightness_is_between_zero_and_one_for_any_channel() -> None:
+def test_intensity_is_between_zero_and_one() -> None:
     bins = np.array([[0.0, np.inf, 5.0], [0.0, 1.0, np.nan], [0.0, 9.0, 7.0]])
-    values = brightness(bins)
+    values = intensity(bins)
     assert values.shape == (3, 3)
     assert ((values >= 0) & (values <= 1)).all()
     assert (values[0] == 0).all()
 
 
-def test_png_holds_the_values_it_was_given() -> None:
+def test_png_contains_the_given_values() -> None:
     values = np.linspace(0, 1, 15).reshape(3, 5)
     content = base64.b64decode(png(values).partition(",")[2])
     assert struct.unpack(">IIBB", content[16:26]) == (5, 3, 4, 0)  # width, height, bits, grey
@@ -485,7 +485,7 @@ def test_png_holds_the_values_it_was_given() -> None:
     np.testing.assert_array_equal(shades, np.rint(values * 15))
 
 
-def test_alignment_shows_as_many_errors_as_are_counted() -> None:
+def test_alignment_has_as_many_errors_as_the_score() -> None:
     rng = np.random.default_rng(2)
     for _ in range(50):
         _, reference = sentence(rng)
@@ -493,14 +493,14 @@ def test_alignment_shows_as_many_errors_as_are_counted() -> None:
         assert sum(a != b for a, b in align(reference, hypothesis)) == score(reference, hypothesis).errors
 
 
-def test_report_needs_no_torch() -> None:
+def test_report_does_not_import_torch() -> None:
     code = "import sys, arcuate.insight.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_search_other_than_the_plain_one_is_named_with_the_result(tmp_path: Path) -> None:
+def test_beam_search_is_stated_with_the_result(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=1, n_examples=1)
     path = run.results_file("val", ending="json")
-    assert "read with" not in report(run)[0]
+    assert "decoded with" not in report(run)[0]
     write_json(path, {**json.loads(path.read_text()), "search": "beam", "beam": 20, "head": "ctc"})
-    assert "read with a beam of 20" in report(run)[0]
+    assert "decoded with beam size 20" in report(run)[0]

@@ -1,4 +1,4 @@
-"""Lexicons: every pronunciation and homophone, and mistakes told with file and line."""
+"""Lexicons: all pronunciations and homophones, and errors with file and line."""
 
 from pathlib import Path
 
@@ -8,19 +8,19 @@ import pytest
 from arcuate.data import g2p
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
-from arcuate.language.lexicon import default_lexicon, grapheme_lexicon, open_lexicon, read_lexicon
+from arcuate.language.lexicon import grapheme_lexicon, open_lexicon, read_lexicon
 
 SEVERAL = "you\tY UW\nyou\tY AH\new\tIY UW\nyew\tY UW\nyou\tY UW\n"
 
 
-def written(folder: Path, text: str) -> Path:
+def write_lexicon(folder: Path, text: str) -> Path:
     (folder / "lexicon.txt").write_bytes(text.encode())
     return folder / "lexicon.txt"
 
 
 def test_all_pronunciations_and_homophones(tmp_path: Path) -> None:
-    lexicon = read_lexicon(written(tmp_path, SEVERAL))
-    assert lexicon.words == ("you", "ew", "yew") and len(lexicon) == 4  # the same entry twice counts once
+    lexicon = read_lexicon(write_lexicon(tmp_path, SEVERAL))
+    assert lexicon.words == ("you", "ew", "yew") and len(lexicon) == 4  # a repeated entry counts once
     assert lexicon.pronunciations("you") == [("Y", "UW"), ("Y", "AH")]
     assert lexicon.pronunciations("yew") == [("Y", "UW")] and lexicon.pronunciations("ewe") == []
     assert lexicon.tokens[: lexicon.offsets[1]].tolist() == [CLASSES.index("Y"), CLASSES.index("UW")]
@@ -28,13 +28,13 @@ def test_all_pronunciations_and_homophones(tmp_path: Path) -> None:
 
 def test_no_limit_on_homophones(tmp_path: Path) -> None:
     lines = "".join(f"word{chr(97 + i)}\tY UW\n" for i in range(26))
-    lexicon = read_lexicon(written(tmp_path, lines))
+    lexicon = read_lexicon(write_lexicon(tmp_path, lines))
     assert len(lexicon.words) == len(lexicon) == 26
 
 
 def test_dictionary_style(tmp_path: Path) -> None:
     text = ";;; a comment\r\nREAD  R EH1 D\r\nREAD(2)  R IY1 D\r\n\r\n(paren  P AH0\r\n"
-    lexicon = read_lexicon(written(tmp_path, "\ufeff" + text))
+    lexicon = read_lexicon(write_lexicon(tmp_path, "\ufeff" + text))
     assert lexicon.pronunciations("READ") == [("R", "EH", "D"), ("R", "IY", "D")]
     assert lexicon.words == ("READ", "(paren")
 
@@ -45,22 +45,22 @@ def test_dictionary_style(tmp_path: Path) -> None:
         ("a\tAH\nhello\t\n", "line 2: the word 'hello' has no pronunciation"),
         ("a\tAH\n\nhello\n", "line 3: the word 'hello' has no pronunciation"),
         ("a\tAH\nb\tB QQ\n", "line 2: unknown phoneme 'QQ' in 'b'; known are AA"),
-        ("a\tAH SIL\n", "line 1: SIL in 'a' is no phoneme of a word"),
+        ("a\tAH SIL\n", "line 1: SIL in 'a' is not part of a pronunciation"),
         ("a b\tAH\n", "line 1: expected one word"),
         ("\tAH\n", "line 1: expected one word"),
-        ("a\tAH\n<unk>\tAH\n", "line 2: <unk> is a mark of language models"),
-        ("</S>\tAH\n", "line 1: </S> is a mark"),
+        ("a\tAH\n<unk>\tAH\n", "line 2: <unk> is reserved"),
+        ("</S>\tAH\n", "line 1: </S> is reserved"),
         ("\n\n", "no pronunciations"),
         ("a\tah\n", "unknown phoneme 'ah'"),
     ],
 )
-def test_mistakes_are_told_with_their_line(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message) as told:
-        read_lexicon(written(tmp_path, text))
-    assert "lexicon.txt" in str(told.value)
+def test_errors_name_the_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        read_lexicon(write_lexicon(tmp_path, text))
+    assert "lexicon.txt" in str(error.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the lexicon"):
         read_lexicon(tmp_path / "absent.txt")
     (tmp_path / "latin.txt").write_bytes(b"a\tAH\ncaf\xe9\tK AE F EY\n")
@@ -76,9 +76,9 @@ def test_the_embedded_dictionary_is_the_default() -> None:
 
 
 def test_words_and_names_can_be_added(tmp_path: Path) -> None:
-    lexicon = read_lexicon(written(tmp_path, SEVERAL))
+    lexicon = read_lexicon(write_lexicon(tmp_path, SEVERAL))
     more = lexicon.with_entries([("arcuate", ("AA", "R", "K"))]).with_words(["you", "hello", "zorgs"])
-    assert more.pronunciations("hello") == default_lexicon().pronunciations("hello")
+    assert more.pronunciations("hello") == open_lexicon("default").pronunciations("hello")
     assert more.pronunciations("arcuate") == [("AA", "R", "K")]
     assert more.guessed == ("zorgs",) and more.pronunciations("zorgs")
     assert len(lexicon) == 4  # unchanged
@@ -88,10 +88,10 @@ def test_words_and_names_can_be_added(tmp_path: Path) -> None:
         lexicon.with_words(["4711"])
 
 
-def test_words_spelt_in_characters() -> None:
+def test_grapheme_lexicon() -> None:
     classes = ("BLANK", ">", *"'abcdefghijklmnopqrstuvwxyz")
-    lexicon, unspelt = grapheme_lexicon(["it's", "so", "naïve", "so", ""], classes)
-    assert lexicon.words == ("it's", "so") and unspelt == ("naïve", "")
+    lexicon, skipped = grapheme_lexicon(["it's", "so", "naïve", "so", ""], classes)
+    assert lexicon.words == ("it's", "so") and skipped == ("naïve", "")
     assert lexicon.entry(0) == ("i", "t", "'", "s")
     with pytest.raises(UserError, match="no word"):
         grapheme_lexicon(["ñ"], classes)
@@ -110,11 +110,11 @@ def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """Random weights in the shapes of g2p_en's."""
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in g2p._SHAPES.items()}
-    monkeypatch.setattr(g2p, "_weights", lambda: weights)
+    monkeypatch.setattr(g2p, "_load_weights", lambda: weights)
     return weights
 
 
-def test_the_network_is_a_gru_read_letter_by_letter(network: dict[str, np.ndarray]) -> None:
+def test_the_network_is_a_gru_over_letters(network: dict[str, np.ndarray]) -> None:
     torch = pytest.importorskip("torch")
     cells = {side: torch.nn.GRUCell(256, 256) for side in ("enc", "dec")}
     for side, cell in cells.items():
@@ -134,26 +134,26 @@ def test_the_network_is_a_gru_read_letter_by_letter(network: dict[str, np.ndarra
         last = int((torch.from_numpy(network["fc_w"]) @ h[0] + torch.from_numpy(network["fc_b"])).argmax())
         if last == 3:
             break
-        expected.append(g2p._SOUNDS[last].rstrip("012"))
-    assert g2p._sound_out("zq", network) == tuple(p for p in expected if p in CLASSES)
+        expected.append(g2p._OUTPUTS[last].rstrip("012"))
+    assert g2p._run_network("zq", network) == tuple(p for p in expected if p in CLASSES)
 
 
 def test_known_stems_come_before_the_network(network: dict[str, np.ndarray]) -> None:
-    assert g2p.guess("unplugs").how in ("stem", "network")
-    assert g2p.guess("hello's").phones == ("HH", "AH", "L", "OW", "Z")
-    assert g2p.guess("zqxv").how == "network"
-    assert set(g2p.guess("zqxv-vk").phones) <= set(CLASSES)
+    assert g2p.pronounce_unknown("unplugs").method in ("stem", "network")
+    assert g2p.pronounce_unknown("hello's").phonemes == ("HH", "AH", "L", "OW", "Z")
+    assert g2p.pronounce_unknown("zqxv").method == "network"
+    assert set(g2p.pronounce_unknown("zqxv-vk").phonemes) <= set(CLASSES)
 
 
-def test_without_the_network_rules_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(g2p, "_weights", lambda: None)
-    assert g2p.guess("zorgtown") == g2p.Guess(("Z", "AO", "R", "G", "T", "AW", "N"), "rules")
+def test_rules_replace_a_missing_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(g2p, "_load_weights", lambda: None)
+    assert g2p.pronounce_unknown("zorgtown") == g2p.G2pResult(("Z", "AO", "R", "G", "T", "AW", "N"), "rules")
 
 
-def test_damaged_network_weights_are_refused(tmp_path: Path) -> None:
+def test_damaged_network_weights_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "checkpoint20.npz").write_bytes(b"PK\x03\x04 broken")
     with pytest.raises(UserError, match="g2p_en"):
-        g2p._read(tmp_path / "checkpoint20.npz")
+        g2p._read_weights(tmp_path / "checkpoint20.npz")
     np.savez(tmp_path / "small.npz", **{name: np.zeros(3) for name in g2p._SHAPES})
-    with pytest.raises(UserError, match="other sizes"):
-        g2p._read(tmp_path / "small.npz")
+    with pytest.raises(UserError, match="does not match g2p_en"):
+        g2p._read_weights(tmp_path / "small.npz")

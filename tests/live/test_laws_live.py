@@ -1,4 +1,4 @@
-"""The law of live decoding: whatever the chunks, what is read equals what is read offline."""
+"""Laws of live decoding: for any chunking, the streamed result equals the offline result."""
 
 from itertools import pairwise
 from typing import get_args
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arcuate import StreamingDecoder
 from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.errors import UserError
-from arcuate.live.decoder import make_engine
+from arcuate.live.engine import make_engine
 from arcuate.models.config import AnyEncoderSettings, GRUSettings
 from arcuate.models.model import Model
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
@@ -28,7 +28,7 @@ near_ties = []
 
 
 def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> tuple[np.ndarray, list]:
-    """Whole-trial frame scores and the readings of the whole-trial search."""
+    """Offline log-probabilities and the n-best list of the offline search."""
     from arcuate.decoding.decoder import batch_statistics
 
     with torch.no_grad():
@@ -43,7 +43,7 @@ def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> t
 
 
 def assert_same_text(final, whole) -> bool:
-    """The same words; a near tie may fall the other way, and is counted."""
+    """The same words; near ties may be resolved differently, and are counted."""
     if final.words != whole[0].words:
         assert len(whole) > 1 and whole[0].total - whole[1].total < NEAR_TIE
         near_ties.append(final.words)
@@ -63,26 +63,26 @@ def chunks(n: int, cuts: list[int]) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def test_every_registered_kind_of_encoder_is_put_to_the_law() -> None:
+def test_every_registered_encoder_is_covered() -> None:
     kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoderSettings)}
     assert kinds == set(KINDS)
 
 
 @quick
 @given(causal, st.integers(1, 90), st.lists(st.integers(0, 90), max_size=6), st.lists(st.booleans()))
-def test_any_chunking_reads_what_offline_reads(model, n, cuts, ahead):
+def test_any_chunking_gives_the_offline_result(model, n, cuts, precompute):
     bins, session, past = trial(n)
     log_probs, whole = offline(model, bins, session, past)
     stream = StreamingDecoder(make_engine(model, SEARCH), model.config.sessions[session], past)
     for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
-        heard, settled = [], []
+        frames, settled = [], []
         for i, (first, last) in enumerate(chosen):
             partial = stream.push(bins[first:last])
-            heard.append(partial.log_probs)
+            frames.append(partial.log_probs)
             settled.append(partial.words[: partial.n_settled])
-            if ahead and ahead[i % len(ahead)]:
-                stream.ahead()
-        streamed = np.concatenate(heard)
+            if precompute and precompute[i % len(precompute)]:
+                stream.precompute()
+        streamed = np.concatenate(frames)
         np.testing.assert_allclose(streamed, log_probs[: len(streamed)], atol=1e-4, rtol=0)
         final = stream.finish()
         assert_same_text(final, whole)
@@ -92,7 +92,7 @@ def test_any_chunking_reads_what_offline_reads(model, n, cuts, ahead):
 
 @quick
 @given(causal, st.integers(1, 50), st.randoms(use_true_random=False))
-def test_streams_over_one_set_of_weights_do_not_know_each_other(model, n, random):
+def test_streams_over_one_set_of_weights_are_independent(model, n, random):
     trials = [trial(n + i) for i in range(3)]
     engine = make_engine(model, SEARCH)
     streams = [StreamingDecoder(engine, model.config.sessions[s], past) for _, s, past in trials]
@@ -120,7 +120,7 @@ def trial_bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("normalise", ["block", "rolling"])
-def test_without_statistics_the_past_of_the_stream_normalises(normalise: str) -> None:
+def test_without_statistics_a_stream_normalises_by_its_past(normalise: str) -> None:
     """The second sentence is normalised by the first: the same as offline with the first's statistics."""
     model = small_model(normalise=normalise)
     stream = StreamingDecoder(make_engine(model, SEARCH))
@@ -128,7 +128,7 @@ def test_without_statistics_the_past_of_the_stream_normalises(normalise: str) ->
     stream.push(first)
     stream.finish()
     partial = stream.push(second)
-    rolling = stream.engine.rolling
+    rolling = stream.engine.rolling_model
     past = RunningStatistics.from_bins(first).statistics()
     log_probs, _ = offline(rolling, second, 1, past)
     np.testing.assert_allclose(partial.log_probs, log_probs[: len(partial.log_probs)], atol=1e-4)
@@ -136,7 +136,7 @@ def test_without_statistics_the_past_of_the_stream_normalises(normalise: str) ->
 
 
 def test_the_future_never_changes_the_statistics() -> None:
-    """Rolling: what is said of the first bins does not depend on those after them."""
+    """Rolling normalisation: the result of the first bins does not depend on later ones."""
     model = small_model(normalise="block")
     heads = []
     for scale in (1.0, 50.0):
@@ -147,7 +147,7 @@ def test_the_future_never_changes_the_statistics() -> None:
     np.testing.assert_array_equal(*heads)
 
 
-def test_a_long_past_fades() -> None:
+def test_old_bins_fade_out_of_the_statistics() -> None:
     stream = StreamingDecoder(make_engine(small_model(normalise="rolling"), SEARCH))
     for _ in range(5):
         stream.push(trial_bins(300))
@@ -155,14 +155,14 @@ def test_a_long_past_fades() -> None:
     assert stream._past.n_bins <= 200 + 300
 
 
-def test_the_delay_is_told() -> None:
+def test_the_delay_of_the_model() -> None:
     delay = small_decoder(SEARCH).delay
     assert (delay.smoothing_ms, delay.patch_ms, delay.encoder_ms, delay.total_ms) == (80.0, 60.0, 0.0, 140.0)
 
 
 @quick
 @given(causal)
-def test_no_frame_is_later_than_the_delay_says(model):
+def test_no_frame_exceeds_the_delay(model):
     stream = StreamingDecoder(make_engine(model, None))
     patch = model.config.settings.front_end.patch
     n_frames = 0
@@ -179,21 +179,21 @@ def test_phonemes_without_a_language_model() -> None:
     assert partial.words and final.phonemes[: len(partial.words) - 1] == list(partial.words[:-1])
 
 
-def test_mistakes_are_one_sentence() -> None:
+def test_invalid_input_is_reported() -> None:
     stream = small_decoder(SEARCH)
-    with pytest.raises(UserError, match=r"shape \(t, 6\), not \(3, 5\)"):
+    with pytest.raises(UserError, match=r"shape \(t, 6\), got \(3, 5\)"):
         stream.push(np.zeros((3, 5)))
-    with pytest.raises(UserError, match="it knows day1, day2"):
+    with pytest.raises(UserError, match="it was trained on day1, day2"):
         stream.reset("day9")
     both_ways = small_model().config.settings.model_copy(
         update={"encoder": GRUSettings(width=4, depth=1, bidirectional=True)}
     )
     model = Model(small_model().config.model_copy(update={"settings": both_ways}))
-    with pytest.raises(UserError, match="both directions and cannot stream"):
+    with pytest.raises(UserError, match="bidirectional model cannot stream"):
         make_engine(model, SEARCH)
 
 
-def test_bins_that_are_not_finite_do_not_stop_a_stream() -> None:
+def test_non_finite_bins_do_not_stop_a_stream() -> None:
     stream = small_decoder(SEARCH)
     bins = trial_bins(60)
     bins[10:14] = np.nan

@@ -1,4 +1,4 @@
-"""Live decoding as a user meets it: loading, commands, the examples of the documentation."""
+"""Live decoding from a user's side: loading, commands, the examples of the documentation."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from arcuate import StreamingDecoder
 from arcuate.data.store import Store
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.live.decoder import load_rescorer
+from arcuate.live.engine import load_rescorer
 from arcuate.models.io import save_model
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
-from support.live_sources import Hearing, wait_for
+from support.live_sources import SessionRunner, wait_for
 
 ROOT = Path(__file__).parents[2]
 SEARCH = small_search()
@@ -48,8 +48,8 @@ def choices(parts: dict[str, Path]) -> list[object]:
     return ["--lexicon", parts["lexicon"], "--lm", parts["lm"], "--data", parts["store"]]
 
 
-def test_a_decoder_loads_by_path_and_reads(parts: dict[str, Path]) -> None:
-    """A word that is still being said is in no partial, so one of a model nobody trained may well be empty."""
+def test_a_decoder_loads_by_path_and_decodes(parts: dict[str, Path]) -> None:
+    """Partials leave out the incomplete last word, so those of an untrained model may be empty."""
     store = Store.open(parts["store"])
     trial = next(t for t in store.trials if t.split == "val")
     block = store.block_statistics(trial)
@@ -57,7 +57,7 @@ def test_a_decoder_loads_by_path_and_reads(parts: dict[str, Path]) -> None:
         parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]), decoding=SEARCH_SETTINGS
     )
     decoder.reset(trial.session, block)
-    search, order = decoder.engine.search, list(decoder.engine.order)
+    search, order = decoder.engine.search, list(decoder.engine.columns)
     state, partials = search.start(), []
     for chunk in np.array_split(store.read_bins(trial), 9):
         partials.append(partial := decoder.push(chunk))
@@ -87,21 +87,21 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
     [
         (["live", "nowhere"], "there is no run folder nowhere"),
         (["live", "MODEL", "--source", "telepathy"], "choose replay, socket, lsl"),
-        (["live", "MODEL", "--source", "redis-logits", "--no-words"], "leave --no-words out"),
+        (["live", "MODEL", "--source", "redis-logits", "--no-words"], "remove --no-words"),
         (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
-        (["live", "MODEL", "--record", "FOREIGN"], "is no recording"),
+        (["live", "MODEL", "--record", "OTHER"], "is not a recording"),
         (["live", "MODEL", "--record", "FILE/rec"], "cannot be written"),
-        (["live", "MODEL", "--day", "t15.2023.09.12"], "with --record too"),
+        (["live", "MODEL", "--record-session", "t15.2023.09.12"], "with --record too"),
         (["live", "MODEL", "--source", "redis", "--redis", "redis://127.0.0.1:1", "--no-words"], "no Redis"),
         (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "name a store with --data"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_2(
+def test_invalid_options_exit_2_with_one_sentence(
     parts, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     settings = tmp_path / "live.yaml"
     settings.write_text("endpoints: {silence_s: -3}")
-    known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings), "FOREIGN": str(tmp_path)}
+    known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings), "OTHER": str(tmp_path)}
     known["FILE/rec"] = str(settings / "rec")
     if "--redis" in arguments:
         pytest.importorskip("redis", reason="the extra redis is not installed")
@@ -116,7 +116,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_starts_answers_records_and_leaves_quietly(parts, tmp_path: Path, how) -> None:
+def test_the_server_starts_answers_records_and_stops(parts, tmp_path: Path, how) -> None:
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
     port, record = free_port(), tmp_path / "rec"
     options = ["--port", port, "--source", "replay", "--speed", 16, "--record", record]
@@ -132,9 +132,9 @@ def test_the_server_starts_answers_records_and_leaves_quietly(parts, tmp_path: P
             process.kill()
             process.wait()
         err.seek(0)
-        said = err.read()
+        messages = err.read()
     assert health["status"] == "ok" and "<title>Arcuate live</title>" in page
-    assert f"http://localhost:{port}/" in said and "Traceback" not in said
+    assert f"http://localhost:{port}/" in messages and "Traceback" not in messages
     assert len(Store.open(record / "store").trials) >= 2
 
 
@@ -151,11 +151,11 @@ def wait_for_sentences(port: int, n: int) -> dict:
     raise AssertionError("the server did not come up")
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(parts: dict[str, Path]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        done = arcuate("live", parts["model"], "--port", taken.getsockname()[1])
+def test_a_port_in_use_is_reported_before_loading(parts: dict[str, Path]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = arcuate("live", parts["model"], "--port", other.getsockname()[1])
     assert done.returncode == 2 and "choose another --port" in done.stderr
 
 
@@ -169,19 +169,19 @@ def test_help_needs_no_torch() -> None:
 # --- rescoring at the end of a sentence ---------------------------------------------------------------------
 
 
-def test_rescoring_reorders_readings_by_the_blend(tmp_path: Path) -> None:
+def test_rescoring_reorders_hypotheses_by_the_blend(tmp_path: Path) -> None:
     from support.rescoring import LACKING
     from support.rescoring import small_model as made
 
     if LACKING:
         pytest.skip("the extra llm is not installed")
     factory = type("Factory", (), {"mktemp": lambda self, name: tmp_path})()
-    rescorer = load_rescorer(made.__wrapped__(factory), alpha=0.7)
-    readings = [
+    rescorer = replace(load_rescorer(made.__wrapped__(factory)), alpha=0.7)
+    nbest = [
         Hypothesis((), {"acoustic": -5.0 - k, "lm": -3.0, "bonus": 0.0}, tuple(words), total=-8.0 - k)
         for k, words in enumerate((["a"], ["b", "c"], ["d"]))
     ]
-    ordered = rescorer(readings, lm_weight=0.8)
+    ordered = rescorer(nbest, lm_weight=0.8)
     expected = {r.text: r.scores["acoustic"] / 0.8 + 0.3 * -3.0 + 0.7 * r.scores["llm"] for r in ordered}
     assert [r.total for r in ordered] == pytest.approx(sorted(expected.values(), reverse=True))
     assert all(r.total == pytest.approx(expected[r.text]) for r in ordered)
@@ -200,7 +200,7 @@ def test_rescoring_needs_words(parts: dict[str, Path]) -> None:
 
 
 def example(containing: str, **names: str) -> str:
-    """A block of Python from the page, under other names."""
+    """A Python block of the page, with other values of its constants."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "live.md").read_text("utf-8"), re.S)
     (block,) = [b for b in blocks if f"import {containing}" in b or f", {containing}" in b.split("\n")[0]]
     found = re.search(r"^([A-Z, ]+) = (.*)$", block, re.M)
@@ -222,28 +222,28 @@ def expected_bins(store_path: Path) -> int:
 def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
     from arcuate.live.sources.redis import RedisBins
 
-    hearing = hearing_for(cohort_store)
-    source = RedisBins(redis_url, hearing.session.decoder.n_channels, hearing.session.put, print)
+    runner = runner_for(cohort_store)
+    source = RedisBins(redis_url, runner.session.decoder.n_channels, runner.session.put, print)
     source.start()
     run(example("redis", STORE=str(cohort_store), URL=redis_url, NAME="neural_bins")).join(300)
-    final = wait_for(lambda: hearing.told("final"))[0]
+    final = wait_for(lambda: runner.events_of("final"))[0]
     source.stop()
-    hearing.session.stop()
+    runner.session.stop()
     assert final["n_bins"] == expected_bins(cohort_store)
 
 
 def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
     from arcuate.live.sources.lsl import LslBins
 
-    hearing, name = hearing_for(cohort_store), f"arcuate-docs-{os.getpid()}"
+    runner, name = runner_for(cohort_store), f"arcuate-docs-{os.getpid()}"
     thread = run(example("pylsl", STORE=str(cohort_store), NAME=name))
-    source = LslBins(name, hearing.session.decoder.n_channels, hearing.session.put)
+    source = LslBins(name, runner.session.decoder.n_channels, runner.session.put)
     source.start()
     thread.join(300)
     n_bins = expected_bins(cohort_store)
-    wait_for(lambda: hearing.session.decoder.n_bins >= n_bins)
+    wait_for(lambda: runner.session.decoder.n_bins >= n_bins)
     source.stop()
-    hearing.session.stop()
+    runner.session.stop()
 
 
 def test_the_websocket_example_runs(cohort_store: Path) -> None:
@@ -257,6 +257,6 @@ def test_the_websocket_example_runs(cohort_store: Path) -> None:
         wait_for(lambda: json.loads(served.get("/healthz")[1])["sentences"] == 1)
 
 
-def hearing_for(store_path: Path) -> Hearing:
+def runner_for(store_path: Path) -> SessionRunner:
     store = Store.open(store_path)
-    return Hearing(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions))
+    return SessionRunner(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions))

@@ -1,5 +1,5 @@
-# ruff: noqa: E402 - what the page needs may not be installed
-"""The page in a real browser: words appear, the raster moves, hover shows other readings, others join."""
+# ruff: noqa: E402 - dependencies of the page may be missing
+"""The page in a real browser: words appear, the raster moves, hover shows alternatives, viewers join."""
 
 import json
 import os
@@ -17,7 +17,6 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.live.adaptation import to_event
 from arcuate.live.messages import Chunk, End, Mark
 from support.live_parts import bins
 from support.live_serving import Served, decoder, replaying, serving
@@ -31,7 +30,7 @@ PATIENT_MS = 180_000
 
 @pytest.fixture(scope="module")
 def served(cohort_store: Path) -> Iterator[Served]:
-    with replaying(cohort_store, speed=4.0, rest_s=1.0) as found:
+    with replaying(cohort_store, speed=4.0, pause_s=1.0) as found:
         yield found
 
 
@@ -45,24 +44,24 @@ def browser() -> Iterator:
 
 @pytest.fixture
 def page(browser, served: Served) -> Iterator:
-    """A page that has found its server; whatever it complains about fails the test."""
+    """A connected page; errors in its console fail the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.set_default_timeout(PATIENT_MS)
-    complaints: list[str] = []
+    errors: list[str] = []
     outside: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
     page.on("request", lambda r: outside.append(r.url) if f"127.0.0.1:{served.port}" not in r.url else None)
     page.goto(f"http://127.0.0.1:{served.port}/")
     page.wait_for_selector(".word")
     yield page
     context.close()
-    assert not complaints and not outside
+    assert not errors and not outside
 
 
 def raster(page) -> int:
-    """How many different colours the first picture has."""
+    """Number of colours in the first raster."""
     return page.evaluate(
         """() => { const c = document.querySelector('.raster canvas');
         const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; const s = new Set();
@@ -76,9 +75,9 @@ def picture(page) -> str:
 
 def test_words_appear_and_become_final(page) -> None:
     page.wait_for_selector("#words[data-kind=partial] .word")
-    wrong = ", ".join(f"#history .{kind}" for kind in ("wrong", "missing", "extra"))
-    page.wait_for_selector(wrong, state="attached")  # nobody trained it; large it is seen for a moment only
-    assert page.inner_text("#announce") and page.inner_text("#reference").startswith("meant")
+    errors = ", ".join(f"#history .{op}" for op in ("substitution", "deletion", "insertion"))
+    page.wait_for_selector(errors, state="attached")  # the model is untrained
+    assert page.inner_text("#announce") and page.inner_text("#reference").startswith("reference")
     page.wait_for_selector("#history li")
 
 
@@ -95,8 +94,8 @@ def test_the_raster_moves(page) -> None:
     assert labels == ["ventral 6v", "area 4", "55b", "dorsal 6v"]
 
 
-def pause_on_a_choice(page) -> None:
-    """Stop the replay where a word on screen has other readings, and wait until nothing moves any more."""
+def pause_on_alternatives(page) -> None:
+    """Pause the replay where a word on screen has alternatives, and wait until nothing moves any more."""
     for _ in range(20):
         page.wait_for_selector("#words .word.choice")
         page.keyboard.press(" ")
@@ -106,11 +105,11 @@ def pause_on_a_choice(page) -> None:
             return
         page.keyboard.press(" ")  # the sentence ended just before the pause
         page.wait_for_selector("#state:not([data-state=paused])")
-    pytest.fail("no word had another reading")
+    pytest.fail("no word had alternatives")
 
 
-def test_hovering_a_word_shows_what_else_it_may_have_been(page) -> None:
-    pause_on_a_choice(page)
+def test_hovering_over_a_word_shows_alternatives(page) -> None:
+    pause_on_alternatives(page)
     word = page.locator("#words .word.choice").first
     others = json.loads(word.get_attribute("data-others"))
     word.hover()
@@ -124,14 +123,14 @@ def test_hovering_a_word_shows_what_else_it_may_have_been(page) -> None:
     page.wait_for_selector("#tip", state="hidden")
     word.hover()
     page.wait_for_selector("#tip:not([hidden])")
-    page.keyboard.press("ArrowRight")  # the next trial: no word, so nothing that it may have been
+    page.keyboard.press("ArrowRight")  # the next trial has no words yet
     page.wait_for_selector("#words .hint")
     page.wait_for_selector("#tip", state="hidden")
     page.wait_for_selector("#state:not([data-state=paused])")
 
 
 def contrast(page, selector: str) -> float:
-    """Of a text against the page, as WCAG counts it."""
+    """Contrast of a text against the page, as defined by WCAG."""
     return page.evaluate(
         """(selector) => {
         const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((v) => v / 255)
@@ -153,15 +152,15 @@ def test_a_second_viewer_joins_and_sees_the_same(page, browser, served: Served) 
     other.wait_for_selector("#history li", timeout=PATIENT_MS)
     page.wait_for_selector("#words[data-kind=final]")
     other.wait_for_selector("#words[data-kind=final]", timeout=PATIENT_MS)
-    page.keyboard.press("Space")  # paused, both come to rest at the same trial
+    page.keyboard.press("Space")  # both show the same trial while paused
     page.wait_for_selector("#state[data-state=paused]")
     other.wait_for_selector("#state[data-state=paused]", timeout=PATIENT_MS)
     for _ in range(100):
-        where = page.inner_text("#where"), other.inner_text("#where")
-        if where[0] == where[1]:
+        shown = page.inner_text("#trial-name"), other.inner_text("#trial-name")
+        if shown[0] == shown[1]:
             break
         page.wait_for_timeout(100)
-    assert where[0] == where[1]
+    assert shown[0] == shown[1]
     page.keyboard.press("Space")
     page.wait_for_selector("#state:not([data-state=paused])")
     assert json.loads(served.get("/healthz")[1])["viewers"] >= 2
@@ -179,7 +178,7 @@ def test_keys_pause_speed_and_close(page) -> None:
     page.wait_for_selector("#speeds button:nth-child(3)[aria-pressed=true]")
     page.keyboard.press("o")
     page.wait_for_selector("#state[data-state=closed]")
-    assert "nothing is decoded" in page.inner_text("#state")
+    assert "not decoding" in page.inner_text("#state")
     page.click("#lock")
     page.wait_for_selector("#state:not([data-state=closed])")
     page.keyboard.press("?")
@@ -187,41 +186,43 @@ def test_keys_pause_speed_and_close(page) -> None:
     page.keyboard.press("Escape")
 
 
-def test_the_page_says_how_the_day_is_followed(browser) -> None:
-    follower = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
-    with serving(follower) as served:
+def test_the_page_shows_the_status_of_adaptation(browser) -> None:
+    adapting = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
+    with serving(adapting) as served:
         page = browser.new_page()
         page.set_default_timeout(PATIENT_MS)
         page.goto(f"http://127.0.0.1:{served.port}/")
-        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
+        page.wait_for_selector("#adaptation:text-is('adapting, 0 of 0 used')")
         for item in (Mark("t1", "t15.2030.01.01"), Chunk(bins(60)), End()):
             served.live.session.put(item)
-        page.wait_for_selector("#adaptation:has-text(' of 1')")
-        assert page.get_attribute("#adaptation", "data-state") == "following"
-        assert "began with the layer of day2" in page.get_attribute("#adaptation", "title")
+        page.wait_for_selector("#adaptation:has-text(' of 1 used')")
+        assert page.get_attribute("#adaptation", "data-state") == "adapting"
+        assert "started with the layer of day2" in page.get_attribute("#adaptation", "title")
         page.keyboard.press("r")
-        page.wait_for_selector("#adaptation:text-is('following, learned from 0 of 0')")
-        now = to_event(follower.adaptation)
-        for state, said in (
-            ("fell back", "fell back, reads as before learning"),
-            ("off", "not following"),
+        page.wait_for_selector("#adaptation:text-is('adapting, 0 of 0 used')")
+        now = adapting.adaptation.to_event()
+        for state, text in (
+            ("fell back", "fell back to the unadapted model"),
+            ("off", "adaptation off"),
         ):
-            served.live.hub.publish({**now, "state": state, "why": "a <b>reason</b>"})
-            page.wait_for_selector(f"#adaptation:text-is('{said}')")
+            served.live.broadcaster.publish({**now, "state": state, "reason": "a <b>reason</b>"})
+            page.wait_for_selector(f"#adaptation:text-is('{text}')")
             assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
         page.close()
 
 
-def test_picking_a_trial(page) -> None:
+def test_selecting_a_trial(page) -> None:
     options = page.locator("#trial option")
     wanted = options.nth(options.count() - 1).get_attribute("value")
     page.select_option("#trial", wanted)
-    page.wait_for_selector(f"#where:text-is('{wanted.replace('/', ' · ')}')")
+    page.wait_for_selector(f"#trial-name:text-is('{wanted.replace('/', ' · ')}')")
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1920, 1080)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_phones_and_projectors(browser, served: Served, width: int, height: int, scheme) -> None:
+def test_the_page_fits_phones_and_projectors(
+    browser, served: Served, width: int, height: int, scheme
+) -> None:
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{served.port}/")

@@ -1,20 +1,19 @@
-"""Recordings of live sessions: safe as soon as final, whole after a kill, trials like any others."""
+"""Recordings of live sessions: finals are synced, a killed session is recovered, sentences become trials."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from arcuate.adaptation.calibration import split_day
+from arcuate.adaptation.calibration import split_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.messages import Chunk, End, Mark
-from arcuate.live.recorder import Recorder, seal
+from arcuate.live.recorder import Recorder, make_store
 from arcuate.live.session import LiveSession
-from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.live.sources.replay import Replay, select_trials
 from arcuate.models.config import Patch
 from support.live_parts import bins, small_decoder, small_search
 
@@ -27,8 +26,8 @@ def record(folder: Path, sentences: list = SENTENCES, start: int = 0) -> list[di
     events: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, Recorder(folder, 6))
     session.start()
-    for k, (trial, day, reference) in enumerate(sentences, start=start):
-        session.put(Mark(trial, day, reference))
+    for k, (trial, session_name, reference) in enumerate(sentences, start=start):
+        session.put(Mark(trial, session_name, reference))
         for row in bins(70 + k, seed=k):
             session.put(Chunk(row[None]))
         session.put(End())
@@ -37,7 +36,7 @@ def record(folder: Path, sentences: list = SENTENCES, start: int = 0) -> list[di
     return [e for e in events if isinstance(e, dict) and e["type"] == "final"]
 
 
-def test_a_recording_is_a_store_of_the_very_bins(tmp_path: Path) -> None:
+def test_a_recording_becomes_a_store_with_the_same_bins(tmp_path: Path) -> None:
     finals = record(tmp_path / "rec")
     store = Store.open(tmp_path / "rec" / "store")
     assert [t.id for t in store.trials] == ["day1/val/0000", "day1/test/0000", "day2/val/0000"]
@@ -52,15 +51,15 @@ def test_a_recording_is_a_store_of_the_very_bins(tmp_path: Path) -> None:
     assert all(row["partials"] and row["latencies_ms"] and row["at"] > 0 for row in rows)
 
 
-def test_what_was_recorded_can_be_replayed_and_reads_the_same(tmp_path: Path) -> None:
+def test_a_replayed_recording_is_decoded_the_same(tmp_path: Path) -> None:
     finals = record(tmp_path / "rec")
-    prepared = prepare_replay(
+    prepared = select_trials(
         Store.open(tmp_path / "rec" / "store"), ("day1", "day2"), "none", False, split=None
     )
     events: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append)
     session.start()
-    replay = Replay(prepared, session.put, speed=64.0, rest_s=0.01, loop=False)
+    replay = Replay(prepared, session.put, speed=64.0, pause_s=0.01, loop=False)
     replay.start()
     assert replay.done.wait(300)
     session.stop()
@@ -69,21 +68,21 @@ def test_what_was_recorded_can_be_replayed_and_reads_the_same(tmp_path: Path) ->
 
 
 def test_a_killed_session_loses_nothing_that_was_final(tmp_path: Path) -> None:
-    """A sentence half said is lost; the finals, and bins up to them, are there for the next server."""
+    """An incomplete sentence is lost; the finals and their bins are kept."""
     folder = tmp_path / "rec"
     recorder = Recorder(folder, 6)
     events: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, recorder)
     for item in (Mark("a", "day1", "Hello."), Chunk(bins(80)), End(), Mark("b"), Chunk(bins(40))):
-        session._take(0.0, item)
+        session._process(0.0, item)
     with (folder / "journal.jsonl").open("a") as file:  # killed in the middle of a line and of a bin
         file.write('{"type": "partial", "wor')
     recorder._bins.write(b"\x00" * 7)
     recorder._bins.flush()
-    os.close(recorder._lock)
+    recorder._lock.close()
     again = Recorder(folder, 6)
-    said = [e["text"] for e in events if isinstance(e, dict) and e["type"] == "final"]
-    assert [f["text"] for f in again.finals] == said
+    texts = [e["text"] for e in events if isinstance(e, dict) and e["type"] == "final"]
+    assert [f["text"] for f in again.finals] == texts
     assert len(again.finals) == 1 and again.n_bins == 120
     again.close()
     more = record(folder, [("c", "day2", "Again.")], start=5)
@@ -95,14 +94,14 @@ def test_a_killed_session_loses_nothing_that_was_final(tmp_path: Path) -> None:
     last = [p["words"] for p in rows[1]["partials"]]
     assert last == [
         e["words"] for e in events_of(folder, "partial")[-len(last) :]
-    ]  # none of the lost sentence
+    ]  # without those of the lost sentence
 
 
 def events_of(folder: Path, kind: str) -> list[dict]:
-    """Events that the last server wrote down."""
+    """Events written by the last server."""
     rows = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    begun = max(k for k, row in enumerate(rows) if row["type"] == "recording")
-    return [row for row in rows[begun:] if row["type"] == kind]
+    start = max(k for k, row in enumerate(rows) if row["type"] == "recording")
+    return [row for row in rows[start:] if row["type"] == kind]
 
 
 def read_live(folder: Path) -> list[dict]:
@@ -115,16 +114,16 @@ def test_a_full_disk_ends_the_recording_and_not_the_decoding(tmp_path: Path) -> 
     recorder, events = Recorder(tmp_path / "rec", 6), []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, recorder)
     for item in (Mark("a", "day1", "Hello."), Chunk(bins(80)), End()):
-        session._take(0.0, item)
+        session._process(0.0, item)
     recorder._bins.close()
     recorder._bins = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - the recorder closes it
     session.start()
     for item in (Mark("b", "day1", "Again."), Chunk(bins(70)), End()):
         session.put(item)
     session.stop()
-    told = [e for e in events if isinstance(e, dict)]
-    assert [e["trial"] for e in told if e["type"] == "final"] == ["a", "b"] and session.error is None
-    assert [e["on"] for e in told if e["type"] == "recording"] == [True, False]
+    found = [e for e in events if isinstance(e, dict)]
+    assert [e["trial"] for e in found if e["type"] == "final"] == ["a", "b"] and session.error is None
+    assert [e["on"] for e in found if e["type"] == "recording"] == [True, False]
     assert recorder.error is not None and "No space left" in recorder.error
     assert [t.text for t in Store.open(tmp_path / "rec" / "store").trials] == ["Hello."]
 
@@ -137,15 +136,15 @@ def test_two_servers_do_not_record_into_one_folder(tmp_path: Path) -> None:
     Recorder(tmp_path / "rec", 6).close()
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         Recorder(tmp_path / "file" / "rec", 6)
 
 
-def test_a_recorded_day_can_calibrate_the_next(tmp_path: Path) -> None:
-    """Under a name of its own, and its labelled sentences are there to be learned from, in order."""
-    recorder = Recorder(tmp_path / "rec", 6, day="day3")
+def test_a_recorded_session_can_be_used_for_calibration(tmp_path: Path) -> None:
+    """It has its own name, and its labelled sentences are in order."""
+    recorder = Recorder(tmp_path / "rec", 6, session="day3")
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, recorder)
     session.start()
     for k, text in enumerate(["One.", None, "Two.", "Three."]):
@@ -154,44 +153,57 @@ def test_a_recorded_day_can_calibrate_the_next(tmp_path: Path) -> None:
     session.stop()
     store = Store.open(tmp_path / "rec" / "store")
     assert store.sessions == ("day3",)
-    found = split_day(store, "day3", 2, Patch())
-    assert [t.text for t in found.first] == ["One.", "Two."] and [t.text for t in found.rest] == ["Three."]
-    assert [row["session"] for row in read_live(tmp_path / "rec")] == [
-        "day2"
-    ] * 4  # what it was heard through
+    found = split_session(store, "day3", 2, Patch())
+    assert [t.text for t in found.calibration] == ["One.", "Two."] and [t.text for t in found.held_out] == [
+        "Three."
+    ]
+    assert [row["session"] for row in read_live(tmp_path / "rec")] == ["day2"] * 4  # whose layer decoded it
 
 
 def test_latencies_are_those_of_the_sentence(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rec", 6)
-    recorder.note_latency(99.0)  # while nobody spoke
-    recorder.note({"type": "state", "state": "speaking"})
-    recorder.note_latency(5.0)
-    recorder.note({"type": "final", "n_bins": 0})
+    recorder.add_latency(99.0)  # outside a sentence
+    recorder.add_event({"type": "state", "state": "speaking"})
+    recorder.add_latency(5.0)
+    recorder.add_event({"type": "final", "n_bins": 0})
     assert events_of(tmp_path / "rec", "final")[0]["latencies_ms"] == [5.0]
     recorder.close()
 
 
 def test_a_sentence_that_was_cut_off_is_kept_without_its_reference(tmp_path: Path) -> None:
-    """What was not said to its end must not be scored against the whole sentence."""
+    """An incomplete sentence must not be scored against the full reference."""
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, Recorder(tmp_path / "rec", 6))
     session.start()
-    for item in (Mark("a", "day1", "A whole sentence."), Chunk(bins(40)), Mark("b", "day1", "Another.")):
+    for item in (Mark("a", "day1", "A full sentence."), Chunk(bins(40)), Mark("b", "day1", "Another.")):
         session.put(item)
     session.stop()
     (info,) = Store.open(tmp_path / "rec" / "store").trials
     assert info.split == "test" and info.text is None and info.n_bins == 40
 
 
-def test_a_recording_of_nothing_makes_no_store(tmp_path: Path) -> None:
+def test_a_recording_without_sentences_makes_no_store(tmp_path: Path) -> None:
     Recorder(tmp_path / "rec", 6).close()
-    assert seal(tmp_path / "rec") is None and not (tmp_path / "rec" / "store").exists()
+    assert make_store(tmp_path / "rec") is None and not (tmp_path / "rec" / "store").exists()
 
 
-def test_other_folders_and_other_channels_are_refused(tmp_path: Path) -> None:
+def test_other_folders_and_channel_counts_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="is no recording"):
+    with pytest.raises(UserError, match="is not a recording"):
         Recorder(tmp_path / "full", 6)
     Recorder(tmp_path / "rec", 6).close()
     with pytest.raises(UserError, match="a recording of 6 channels"):
         Recorder(tmp_path / "rec", 8)
+
+
+def test_a_recording_of_an_older_version_is_continued(tmp_path: Path) -> None:
+    """Its finals have other keys, and its store keeps the recorded session's name."""
+    record(tmp_path / "rec", SENTENCES[:1])
+    journal = tmp_path / "rec" / "journal.jsonl"
+    old = journal.read_text().replace('"nbest"', '"readings"').replace('"alignment"', '"compared"')
+    journal.write_text(old.replace('"first_bin"', '"day": "day7", "first_bin"'))
+    again = Recorder(tmp_path / "rec", 6)
+    (final,) = again.finals
+    assert final["nbest"] and {part["op"] for part in final["alignment"]} and "compared" not in final
+    again.close()
+    assert Store.open(tmp_path / "rec" / "store").sessions == ("day7",)

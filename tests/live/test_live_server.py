@@ -1,5 +1,5 @@
-# ruff: noqa: E402 - what the server needs may not be installed
-"""The server as clients meet it: routes, WebSockets, tokens, origins, limits, replay, reconnects, many viewers."""
+# ruff: noqa: E402 - dependencies of the server may be missing
+"""The server from a client's side: routes, WebSockets, tokens, origins, limits, replay, reconnects, many viewers."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
 from arcuate.data.store import Store
-from arcuate.live.access import Access, Bucket, make_access
+from arcuate.live.access import Access, TokenBucket, make_access
 from arcuate.live.sources.socket import pack_frames
 from support.live_parts import bins
 from support.live_serving import BY_TRIAL, LIMITS, Served, decoder, replaying, serving
@@ -61,22 +61,22 @@ def test_page_health_and_description(plain: Served) -> None:
         assert plain.get(f"/page/{asset}")[0] == 200
     health = json.loads(plain.get("/healthz")[1])
     assert health["status"] == "ok" and health["missed_deadlines"] == 0
-    about = json.loads(plain.get("/about")[1])
-    assert about["n_channels"] == 6 and about["delay_ms"]["total"] == 140.0 and about["replay"] is None
+    info = json.loads(plain.get("/info")[1])
+    assert info["n_channels"] == 6 and info["delay_ms"]["total"] == 140.0 and info["replay"] is None
     assert plain.get("/page/../server.py")[0] in (404, 400) and plain.get("/openapi.json")[0] == 404
 
 
-def test_nothing_on_the_page_comes_from_elsewhere() -> None:
+def test_the_page_loads_nothing_from_other_hosts() -> None:
     folder = Path(__import__("arcuate.live", fromlist=["live"]).__file__).parent / "page"
     for path in folder.iterdir():
         text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text and "https://" not in text, path
 
 
-# --- who may ------------------------------------------------------------------------------------------------
+# --- access ------------------------------------------------------------------------------------------------
 
 
-def refused(url: str, **options) -> int:
+def rejection_status(url: str, **options) -> int:
     async def go() -> int:
         try:
             async with websockets.connect(url, **options):
@@ -87,72 +87,75 @@ def refused(url: str, **options) -> int:
     return asyncio.run(go())
 
 
-def test_other_origins_and_made_up_host_names_are_refused(plain: Served) -> None:
+def test_other_origins_and_host_names_are_rejected(plain: Served) -> None:
     for path in ("/events", "/frames"):
-        assert refused(plain.url(path), origin="http://evil.example") == 403
-        assert refused(plain.url(path), origin="http://[") == 403
-        assert refused(plain.url(path), origin=f"http://127.0.0.1:{plain.port}") == 0
+        assert rejection_status(plain.url(path), origin="http://evil.example") == 403
+        assert rejection_status(plain.url(path), origin="http://[") == 403
+        assert rejection_status(plain.url(path), origin=f"http://127.0.0.1:{plain.port}") == 0
     assert plain.get("/", Host="rebound.example")[0] == 403
 
 
-def test_any_other_address_needs_a_token() -> None:
+def test_other_addresses_need_a_token() -> None:
     assert make_access("127.0.0.1", None).token is None
     assert make_access("::1", None).token is None
     token = make_access("0.0.0.0", None).token
     assert token is not None and len(token) > 16
     with serving(decoder(), access=Access("0.0.0.0", "secret")) as served:
-        assert served.get("/")[0] == 401 and served.get("/about?token=wrong")[0] == 401
+        assert served.get("/")[0] == 401 and served.get("/info?token=wrong")[0] == 401
         assert served.get("/?token=secret")[0] == 200
-        assert served.get("/about", Authorization="Bearer secret")[0] == 200
-        assert served.get("/healthz")[0] == 200  # says nothing about anyone
-        assert refused(served.url("/events")) == 403 and refused(served.url("/events?token=secret")) == 0
+        assert served.get("/info", Authorization="Bearer secret")[0] == 200
+        assert served.get("/healthz")[0] == 200  # contains no text
+        assert (
+            rejection_status(served.url("/events")) == 403
+            and rejection_status(served.url("/events?token=secret")) == 0
+        )
 
 
 # --- bins in, events out ------------------------------------------------------------------------------------
 
 
-def test_bins_over_a_websocket_become_the_text_of_offline(plain: Served) -> None:
-    heard = bins(100, seed=4)
+def test_bins_over_a_websocket_are_decoded_as_offline(plain: Served) -> None:
+    sent = bins(100, seed=4)
 
     async def go() -> dict:
         async with events_and_frames(plain) as (events, frames):
             mark = {"type": "mark", "trial": "mine", "session": "day1", "reference": "hello"}
             await frames.send(json.dumps(mark))
             for k in range(0, 100, 2):
-                await frames.send(pack_frames(heard[k : k + 2], first=k))
+                await frames.send(pack_frames(sent[k : k + 2], first=k))
             await frames.send('{"type": "end"}')
             return await next_event(events, "final")
 
     final = asyncio.run(go())
     offline = decoder()
     offline.reset("day1")
-    offline.push(heard)
+    offline.push(sent)
     assert final["text"] == offline.finish().text and final["trial"] == "mine" and final["n_bins"] == 100
 
 
 @pytest.mark.parametrize(
-    ("message", "why"),
+    ("message", "reason"),
     [
-        (b"", "no bins"),
-        (b"x" * 30_000, "no bins"),
-        (b"\x06\x00\x00\x00" + b"\x00" * 13, "not whole bins"),
+        (b"", "16 to"),
+        (b"x" * 30_000, "16 to 20000 bytes"),
+        (b"\x06\x00\x00\x00" + b"\x00" * 13, "not a multiple"),
         (pack_frames(np.zeros((300, 6), np.float32)), "too many"),
         ("not json", "JSON object"),
         ('{"type": "mark", "session": "day9"}', "unknown to this model"),
         ('{"type": "mark", "trial": 3}', "must be"),
     ],
 )
-def test_hostile_messages_are_refused_and_stop_nothing(plain: Served, message, why: str) -> None:
+def test_malformed_messages_are_rejected(plain: Served, message, reason: str) -> None:
     async def go() -> str:
         async with websockets.connect(plain.url("/frames")) as frames:
             await frames.send(message)
-            return (await next_event(frames, "refused"))["what"]
+            return (await next_event(frames, "rejected"))["message"]
 
-    assert why in asyncio.run(go())
+    assert reason in asyncio.run(go())
     assert json.loads(plain.get("/healthz")[1])["status"] == "ok"
 
 
-def test_wrong_channels_and_gaps_are_told_to_viewers(plain: Served) -> None:
+def test_wrong_channels_and_gaps_are_published(plain: Served) -> None:
     async def go() -> list[str]:
         async with events_and_frames(plain) as (events, frames):
             await frames.send('{"type": "mark"}')
@@ -165,7 +168,7 @@ def test_wrong_channels_and_gaps_are_told_to_viewers(plain: Served) -> None:
     assert asyncio.run(go()) == ["channels", "gap"]
 
 
-def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
+def test_one_client_sends_at_a_time_and_may_reconnect(plain: Served) -> None:
     async def go() -> int:
         async with websockets.connect(plain.url("/frames")) as first:
             await first.send(pack_frames(bins(1)))
@@ -173,7 +176,7 @@ def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
                 with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
                     await asyncio.wait_for(second.recv(), 120)
                 code = closed.value.rcvd.code
-        for _ in range(100):  # the server notices that the first has left
+        for _ in range(100):  # until the server notices that the first has disconnected
             async with websockets.connect(plain.url("/frames")) as third:
                 try:
                     await third.send(pack_frames(bins(1, 5)))
@@ -187,20 +190,20 @@ def test_one_client_sends_at_a_time_and_may_come_back(plain: Served) -> None:
     assert asyncio.run(go()) == 1013
 
 
-def test_a_bucket_gives_what_was_saved_up_and_no_more() -> None:
+def test_a_token_bucket_allows_bursts_up_to_its_capacity() -> None:
     now = [0.0]
-    bucket = Bucket(4.0, lambda: now[0])
-    assert [bucket.spend() for _ in range(5)] == [True] * 4 + [False]
+    bucket = TokenBucket(4.0, lambda: now[0])
+    assert [bucket.take() for _ in range(5)] == [True] * 4 + [False]
     now[0] = 0.5
-    assert [bucket.spend() for _ in range(3)] == [True, True, False]
+    assert [bucket.take() for _ in range(3)] == [True, True, False]
     now[0] = 100.0
-    assert sum(bucket.spend() for _ in range(9)) == 4
+    assert sum(bucket.take() for _ in range(9)) == 4
 
 
-def test_too_many_messages_a_second_are_refused() -> None:
+def test_too_many_messages_per_second_are_rejected() -> None:
     rare = LIMITS.model_copy(
         update={"frames_per_s": 0.001, "commands_per_s": 0.001}
-    )  # the second is too much
+    )  # the second message exceeds it
     with serving(decoder(), BY_TRIAL.model_copy(update={"limits": rare})) as served:
 
         async def go() -> list[str]:
@@ -208,12 +211,12 @@ def test_too_many_messages_a_second_are_refused() -> None:
                 for _ in range(2):
                     await frames.send(pack_frames(bins(1)))
                     await events.send('{"type": "end"}')
-                return [(await next_event(ws, "refused"))["what"] for ws in (frames, events)]
+                return [(await next_event(ws, "rejected"))["message"] for ws in (frames, events)]
 
-        assert all("too many" in what for what in asyncio.run(go()))
+        assert all("too many" in message for message in asyncio.run(go()))
 
 
-def test_viewers_beyond_the_limit_are_turned_away() -> None:
+def test_viewers_beyond_the_limit_are_rejected() -> None:
     limits = LIMITS.model_copy(update={"viewers": 2})
     with serving(decoder(), BY_TRIAL.model_copy(update={"limits": limits})) as served:
 
@@ -248,14 +251,14 @@ def test_eight_viewers_see_the_same_sentences(replayed: Served) -> None:
     assert all(t == texts[0] for t in texts)
 
 
-def test_pick_pause_speed_and_skip(replayed: Served) -> None:
-    trials = json.loads(replayed.get("/about")[1])["replay"]
+def test_select_pause_speed_and_skip(replayed: Served) -> None:
+    trials = json.loads(replayed.get("/info")[1])["replay"]
     wanted = trials[-1]
 
     async def go() -> None:
         async with websockets.connect(replayed.url("/events"), max_size=None) as ws:
             await next_event(ws, "snapshot")
-            await ws.send(json.dumps({"type": "pick", "trial": wanted["id"]}))
+            await ws.send(json.dumps({"type": "select", "trial": wanted["id"]}))
             while (await next_event(ws, "trial"))["trial"] != wanted["id"]:
                 pass
             final = await next_event(ws, "final")
@@ -267,18 +270,18 @@ def test_pick_pause_speed_and_skip(replayed: Served) -> None:
             while (await next_event(ws, "replay"))["speed"] != 16:
                 pass
             await ws.send('{"type": "speed", "speed": 1e9}')
-            assert "out of range" in (await next_event(ws, "refused"))["what"]
-            await ws.send('{"type": "pick", "trial": "nowhere"}')
-            assert "no trial" in (await next_event(ws, "refused"))["what"]
+            assert "out of range" in (await next_event(ws, "rejected"))["message"]
+            await ws.send('{"type": "select", "trial": "nowhere"}')
+            assert "not among the replayed trials" in (await next_event(ws, "rejected"))["message"]
             await ws.send('{"type": "format disk"}')
-            assert "no command" in (await next_event(ws, "refused"))["what"]
+            assert "unknown command" in (await next_event(ws, "rejected"))["message"]
             await ws.send('{"type": "skip", "n": 1}')
             await next_event(ws, "trial")
 
     asyncio.run(go())
 
 
-def test_who_joins_late_gets_what_is_true_now(replayed: Served) -> None:
+def test_a_viewer_that_joins_late_receives_the_current_state(replayed: Served) -> None:
     while json.loads(replayed.get("/healthz")[1])["sentences"] < 2:
         time.sleep(0.05)
 
@@ -291,19 +294,19 @@ def test_who_joins_late_gets_what_is_true_now(replayed: Served) -> None:
     assert snapshot["now"]["trial"]["trial"] and "replay" in snapshot["now"]
 
 
-def test_a_restarted_server_shows_what_was_final(tmp_path: Path) -> None:
-    async def say_one(served: Served) -> str:
+def test_a_restarted_server_shows_earlier_sentences(tmp_path: Path) -> None:
+    async def send_one(served: Served) -> str:
         async with events_and_frames(served) as (events, frames):
             await frames.send(pack_frames(bins(90)))
             await frames.send('{"type": "end"}')
             return (await next_event(events, "final"))["text"]
 
-    async def look(served: Served) -> list[str]:
+    async def read_history(served: Served) -> list[str]:
         async with websockets.connect(served.url("/events")) as events:
             return [f["text"] for f in json.loads(await events.recv())["finals"]]
 
     with serving(decoder(), record=tmp_path / "rec") as served:
-        text = asyncio.run(say_one(served))
+        text = asyncio.run(send_one(served))
     with serving(decoder(), record=tmp_path / "rec") as served:
-        assert asyncio.run(look(served)) == [text]
+        assert asyncio.run(read_history(served)) == [text]
     assert Store.open(tmp_path / "rec" / "store").trials[0].n_bins == 90

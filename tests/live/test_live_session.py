@@ -1,4 +1,4 @@
-"""Sentences of a live session: endpoints, privacy, events, the decoding thread, slow viewers, a soak."""
+"""Live sessions: endpointing, closed sessions, events, the decoding thread, slow viewers, a soak test."""
 
 import asyncio
 import json
@@ -10,10 +10,10 @@ import pytest
 
 from arcuate.data.alphabet import BLANK, CLASSES, SILENCE
 from arcuate.errors import UserError
-from arcuate.live.broadcast import Hub, Viewer, parse_command
+from arcuate.live.broadcast import Broadcaster, Viewer, parse_command
 from arcuate.live.config import Endpoints, LiveSettings, Start
-from arcuate.live.endpointing import Listener, against, alternatives
-from arcuate.live.messages import Chunk, Command, End, Mark, Scores
+from arcuate.live.endpointing import Endpointer, align_words, word_alternatives
+from arcuate.live.messages import Chunk, Command, End, LogProbs, Mark
 from arcuate.live.session import LiveSession
 from support.live_parts import bins, small_decoder, small_search
 
@@ -22,175 +22,181 @@ BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 
 
 def loud(n: int) -> np.ndarray:
-    """Bins in which the model below hears phonemes."""
+    """Bins that count as speech in `mark_loud_as_speech`."""
     return np.full((n, 6), 5.0, np.float32)
 
 
-def talk(listener: Listener, script: str) -> None:
-    """Frames by letters: a phoneme for a letter, blank for a dot."""
+def push_script(endpointer: Endpointer, script: str) -> None:
+    """Push frames given as letters: a phoneme for a letter, blank for a dot."""
     for sign in script:
         frame = np.full((1, len(CLASSES)), -12.0, np.float32)
         token = BLANK if sign == "." else SILENCE if sign == " " else 1 + "abcdefg".index(sign)
         frame[0, token] = 0.0
         frame -= np.log(np.exp(frame).sum())
-        listener.read(frame)
+        endpointer.push_log_probs(frame)
 
 
-def events_of(settings: LiveSettings = BY_TRIAL) -> tuple[Listener, list[dict]]:
+def make_endpointer(settings: LiveSettings = BY_TRIAL) -> tuple[Endpointer, list[dict]]:
     found: list[dict] = []
-    return Listener(small_decoder(SEARCH), settings, found.append), found
+    return Endpointer(small_decoder(SEARCH), settings, found.append), found
 
 
 def finals(events: list[dict]) -> list[str]:
     return [e["text"] for e in events if e["type"] == "final"]
 
 
-def test_a_marked_sentence_is_read_as_offline() -> None:
-    listener, events = events_of()
-    heard = bins(100)
-    listener.mark(Mark("t1", "day1", "what was meant"))
-    for row in heard:
-        listener.hear(row[None])
-    listener.end()
+def test_a_marked_sentence_is_decoded_as_offline() -> None:
+    endpointer, events = make_endpointer()
+    chunk = bins(100)
+    endpointer.start_trial(Mark("t1", "day1", "the reference"))
+    for row in chunk:
+        endpointer.push(row[None])
+    endpointer.end()
     decoder = small_decoder(SEARCH)
     decoder.reset("day1")
-    decoder.push(heard)
+    decoder.push(chunk)
     expected = decoder.finish()
     final = next(e for e in events if e["type"] == "final")
     assert final["text"] == expected.text and final["trial"] == "t1" and final["n_bins"] == 100
-    assert final["compared"] and final["reference"] == "what was meant"
+    assert final["alignment"] and final["reference"] == "the reference"
     assert any(e["type"] == "partial" for e in events)
 
 
-def test_partials_say_how_much_is_settled_and_what_else_it_may_be() -> None:
-    listener, events = events_of()
+def test_partials_have_settled_words_and_alternatives() -> None:
+    endpointer, events = make_endpointer()
     logits = np.random.default_rng(1).normal(scale=2.0, size=(60, len(CLASSES)))
     for frame in (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32):
-        listener.read(frame[None])
-    listener.end()
+        endpointer.push_log_probs(frame[None])
+    endpointer.end()
     partials = [e for e in events if e["type"] == "partial"]
     final = next(e for e in events if e["type"] == "final")
     assert all(e["words"][: e["n_settled"]] == final["words"][: e["n_settled"]] for e in partials)
     assert any(e.get("alternatives") for e in partials) and final["words"]
 
 
-def quiet_then_loud(monkeypatch: pytest.MonkeyPatch, listener: Listener) -> None:
-    """Speech is where the first channel is above 3."""
+def mark_loud_as_speech(monkeypatch: pytest.MonkeyPatch, endpointer: Endpointer) -> None:
+    """Treat frames as speech where the first channel is above 3."""
     state = {"loud": False}
-    push = listener.decoder.push
+    push = endpointer.decoder.push
 
-    def heard(piece):
+    def push_piece(piece):
         state["loud"] = bool(np.asarray(piece)[-1, 0] > 3)
         return push(piece)
 
-    monkeypatch.setattr(listener.decoder, "push", heard)
-    monkeypatch.setattr(listener, "_is_speech", lambda log_probs: [state["loud"]] * len(log_probs))
+    monkeypatch.setattr(endpointer.decoder, "push", push_piece)
+    monkeypatch.setattr(endpointer, "_is_speech", lambda log_probs: [state["loud"]] * len(log_probs))
 
 
-def test_silence_ends_a_sentence_and_speech_begins_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, events = events_of(LiveSettings(endpoints=Endpoints(silence_s=0.8, pre_roll_s=0.4)))
-    quiet_then_loud(monkeypatch, listener)
+def test_silence_ends_a_sentence_and_speech_starts_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpointer, events = make_endpointer(LiveSettings(endpoints=Endpoints(silence_s=0.8, pre_roll_s=0.4)))
+    mark_loud_as_speech(monkeypatch, endpointer)
     quiet = np.zeros((100, 6), np.float32)
     for _ in range(2):
-        listener.hear(quiet)
-        listener.hear(loud(60) + bins(60) * 0.1)
-        listener.hear(quiet)
+        endpointer.push(quiet)
+        endpointer.push(loud(60) + bins(60) * 0.1)
+        endpointer.push(quiet)
     states = [e["state"] for e in events if e["type"] == "state"]
     assert states == ["listening", *["speaking", "listening"] * 2]
     n_bins = [e["n_bins"] for e in events if e["type"] == "final"]
     assert len(n_bins) == 2 and all(60 + 20 + 40 - 8 <= n <= 60 + 20 + 40 + 16 for n in n_bins)
 
 
-def test_silence_alone_is_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, events = events_of(LiveSettings())
-    quiet_then_loud(monkeypatch, listener)
+def test_silence_alone_makes_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpointer, events = make_endpointer(LiveSettings())
+    mark_loud_as_speech(monkeypatch, endpointer)
     for _ in range(20):
-        listener.hear(np.zeros((50, 6), np.float32))
-    assert not finals(events) and listener.decoder.n_frames < 100  # and no memory is taken
+        endpointer.push(np.zeros((50, 6), np.float32))
+    assert not finals(events) and endpointer.decoder.n_frames < 100  # memory stays bounded
 
 
-def test_a_sentence_ends_after_its_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, events = events_of(LiveSettings(endpoints=Endpoints(max_s=2.0)))
-    quiet_then_loud(monkeypatch, listener)
-    listener.hear(loud(350))
+def test_a_sentence_ends_at_its_maximum_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpointer, events = make_endpointer(LiveSettings(endpoints=Endpoints(max_s=2.0)))
+    mark_loud_as_speech(monkeypatch, endpointer)
+    endpointer.push(loud(350))
     assert len(finals(events)) == 3
 
 
-def test_closed_means_that_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_decoded_while_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = BY_TRIAL.model_copy(update={"start": Start(closed=True)})
-    listener, events = events_of(settings)
-    monkeypatch.setattr(listener.decoder, "push", lambda _: pytest.fail("decoded while closed"))
-    listener.hear(bins(100))
-    listener.end()
+    endpointer, events = make_endpointer(settings)
+    monkeypatch.setattr(endpointer.decoder, "push", lambda _: pytest.fail("decoded while closed"))
+    endpointer.push(bins(100))
+    endpointer.end()
     assert [e["type"] for e in events] == ["state"] and events[0]["state"] == "closed"
 
 
 def test_opening_and_closing() -> None:
     settings = BY_TRIAL.model_copy(update={"start": Start(closed=True)})
-    listener, events = events_of(settings)
-    listener.hear(bins(80))
-    listener.open()
-    listener.hear(bins(80))
-    listener.close()
-    listener.hear(bins(80))
-    listener.end()
+    endpointer, events = make_endpointer(settings)
+    endpointer.push(bins(80))
+    endpointer.open()
+    endpointer.push(bins(80))
+    endpointer.close()
+    endpointer.push(bins(80))
+    endpointer.end()
     assert len(finals(events)) == 1
     assert [e["state"] for e in events if e["type"] == "state"] == ["closed", "speaking", "closed"]
 
 
 def test_a_phrase_opens_and_is_never_shown() -> None:
     settings = BY_TRIAL.model_copy(update={"start": Start(closed=True, phrase="Aa ae!")})
-    listener, events = events_of(settings)
+    endpointer, events = make_endpointer(settings)
     for script in ("c . d.", "a. .b.", "c. "):
-        talk(listener, script)
-        listener.end()
+        push_script(endpointer, script)
+        endpointer.end()
     assert finals(events) == ["ah"]
     assert not any(e["type"] == "partial" and "aa" in e["words"] for e in events)
     states = [e["state"] for e in events if e["type"] == "state"]
-    assert states == ["closed", "speaking"]  # whoever is read after the phrase can see it
+    assert states == ["closed", "speaking"]
     assert events.index({"type": "state", "state": "speaking"}) < min(
         k for k, e in enumerate(events) if e["type"] in ("partial", "final")
     )
 
 
-def test_before_anyone_speaks_the_state_is_told() -> None:
-    """A page that joins a rig at rest must not look as if it had no connection."""
-    _, events = events_of(LiveSettings())
+def test_the_state_is_published_before_the_first_sentence() -> None:
+    """A page that joins an idle session must not look disconnected."""
+    _, events = make_endpointer(LiveSettings())
     assert events == [{"type": "state", "state": "listening"}]
 
 
-def test_a_sentence_that_was_partly_unheard_is_not_scored() -> None:
-    """Closed in the middle, or opened in the middle: what is left is not the sentence that was meant."""
-    listener, events = events_of()
-    listener.mark(Mark("a", "day1", "The whole sentence."))
-    listener.hear(bins(60))
-    listener.close()
-    listener.mark(Mark("b", "day1", "Another whole sentence."))
-    listener.hear(bins(60))
-    listener.open()
-    listener.hear(bins(60))
-    listener.end()
-    listener.close()
-    listener.mark(Mark("c", "day1", "A third."))
-    listener.open()  # before its first bin
-    listener.hear(bins(60))
-    listener.end()
-    told = [(e["trial"], e["reference"], e["compared"] is None) for e in events if e["type"] == "final"]
-    assert told == [("a", None, True), ("b", None, True), ("c", "A third.", False)]
+def test_a_sentence_that_was_partly_closed_is_not_scored() -> None:
+    """Closed or opened in the middle: the remainder must not be scored against the full reference."""
+    endpointer, events = make_endpointer()
+    endpointer.start_trial(Mark("a", "day1", "The full sentence."))
+    endpointer.push(bins(60))
+    endpointer.close()
+    endpointer.start_trial(Mark("b", "day1", "Another full sentence."))
+    endpointer.push(bins(60))
+    endpointer.open()
+    endpointer.push(bins(60))
+    endpointer.end()
+    endpointer.close()
+    endpointer.start_trial(Mark("c", "day1", "A third."))
+    endpointer.open()  # before its first bin
+    endpointer.push(bins(60))
+    endpointer.end()
+    found = [(e["trial"], e["reference"], e["alignment"] is None) for e in events if e["type"] == "final"]
+    assert found == [("a", None, True), ("b", None, True), ("c", "A third.", False)]
 
 
-def test_errors_are_told_word_by_word() -> None:
-    marked = against("the cat sat down", ["a", "cat", "sat", "right", "down"])
-    assert [(part["word"], part["is"]) for part in marked] == [
-        *(("a", "wrong"), ("cat", "right"), ("sat", "right"), ("right", "extra"), ("down", "right"))
+def test_words_are_aligned_with_the_reference() -> None:
+    aligned = align_words("the cat sat down", ["a", "cat", "sat", "right", "down"])
+    assert [(part["word"], part["op"]) for part in aligned] == [
+        *(
+            ("a", "substitution"),
+            ("cat", "correct"),
+            ("sat", "correct"),
+            ("right", "insertion"),
+            ("down", "correct"),
+        )
     ]
-    assert against(None, ["a"]) is None
-    assert [part["is"] for part in against("a b", ["a"])] == ["right", "missing"]
+    assert align_words(None, ["a"]) is None
+    assert [part["op"] for part in align_words("a b", ["a"])] == ["correct", "deletion"]
 
 
-def test_other_readings_stand_at_their_word() -> None:
+def test_alternatives_are_aligned_with_words() -> None:
     words = ["i", "scream", "now"]
-    assert alternatives(words, [["i", "cream", "now"], ["ice", "cream", "now"], words]) == {
+    assert word_alternatives(words, [["i", "cream", "now"], ["ice", "cream", "now"], words]) == {
         1: ["cream"],
         0: ["ice"],
     }
@@ -209,29 +215,29 @@ def run_session(items: list, settings: LiveSettings = BY_TRIAL) -> tuple[LiveSes
     return session, found
 
 
-def told(events: list) -> list[dict]:
+def dict_events(events: list) -> list[dict]:
     return [e for e in events if isinstance(e, dict)]
 
 
-def test_a_session_reads_counts_and_draws() -> None:
+def test_a_session_decodes_measures_and_draws() -> None:
     items = [Mark("a"), *(Chunk(row[None]) for row in bins(80)), End()]
     session, events = run_session(items)
-    assert len(finals(told(events))) == 1 and session.error is None
-    assert session.meter.n_frames == session.meter.summary()["n_frames"] == (80 - 4 - 14) // 4 + 1
-    pictures = [e for e in events if isinstance(e, bytes)]
-    rows = sum(int.from_bytes(p[8:10], "little") for p in pictures if p[0] == 1)
-    assert rows == 80 and sum(p[0] == 2 for p in pictures) == session.meter.n_frames
+    assert len(finals(dict_events(events))) == 1 and session.error is None
+    assert session.latency.n_frames == session.latency.summary()["n_frames"] == (80 - 4 - 14) // 4 + 1
+    images = [e for e in events if isinstance(e, bytes)]
+    rows = sum(int.from_bytes(p[8:10], "little") for p in images if p[0] == 1)
+    assert rows == 80 and sum(p[0] == 2 for p in images) == session.latency.n_frames
 
 
-def test_commands_and_scores_go_through_the_same_queue() -> None:
+def test_commands_and_log_probs_use_the_same_queue() -> None:
     frame = np.full((6, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
-    items = [Command("close"), Chunk(bins(50)), Command("open"), Scores(frame), Command("end")]
+    items = [Command("close"), Chunk(bins(50)), Command("open"), LogProbs(frame), Command("end")]
     _, events = run_session(items)
-    assert len(finals(told(events))) == 1
+    assert len(finals(dict_events(events))) == 1
 
 
-def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
-    """Gaps, NaN, wrong shapes, clock jumps and reconnects; then a clean sentence reads as ever."""
+def test_a_clean_sentence_after_many_faults_is_decoded_correctly() -> None:
+    """Gaps, NaN, wrong shapes, clock jumps and reconnects must not affect a later sentence."""
     rng, items = np.random.default_rng(0), []
     for k in range(400):
         chunk = bins(int(rng.integers(0, 6)), int(rng.choice([6, 6, 6, 4])), seed=k)
@@ -248,29 +254,29 @@ def test_a_soak_of_faults_ends_in_the_text_of_the_good_part() -> None:
     decoder = small_decoder(SEARCH)
     decoder.push(clean)
     assert session.error is None
-    assert finals(told(events))[-1] == decoder.finish().text
-    assert {e["kind"] for e in told(events) if e["type"] == "fault"} == {
+    assert finals(dict_events(events))[-1] == decoder.finish().text
+    assert {e["kind"] for e in dict_events(events) if e["type"] == "fault"} == {
         *("channels", "not_finite", "gap", "clock", "repeat", "restart")
     }
 
 
-def test_scores_of_another_model_move_the_picture() -> None:
-    """Frames without bins are drawn one after another, not all at the same place."""
+def test_log_probs_of_another_model_scroll_the_page() -> None:
+    """Frames without bins are drawn one after another, not all at the same position."""
     frame = np.full((3, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
-    _, events = run_session([Scores(frame), Scores(frame), End()])
-    places = [int.from_bytes(p[4:8], "little") for p in events if isinstance(p, bytes) and p[0] == 2]
-    assert places == [12, 24]
+    _, events = run_session([LogProbs(frame), LogProbs(frame), End()])
+    positions = [int.from_bytes(p[4:8], "little") for p in events if isinstance(p, bytes) and p[0] == 2]
+    assert positions == [12, 24]
 
 
 def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveSession, list]:
-    """A session whose thread dies over its first bins."""
+    """A session whose thread fails on its first bins."""
     found: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, found.append)
 
     def fail(_: np.ndarray) -> list[float]:
         raise error
 
-    monkeypatch.setattr(session._listener, "hear", fail)
+    monkeypatch.setattr(session._endpointer, "push", fail)
     session.start()
     session.put(Chunk(bins(4)))
     session._thread.join(300)
@@ -278,19 +284,22 @@ def stopped_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveS
     return session, found
 
 
-def test_a_session_that_stopped_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for room in a queue that no one empties."""
+def test_a_stopped_session_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue without a consumer must not block producers."""
     session, events = stopped_by(UserError("it broke"), monkeypatch)
     while session.put(Chunk(bins(1))):
         pass
     session.stop()
-    assert session.error == "it broke" and told(events)[-1] == {"type": "error", "what": "it broke"}
+    assert session.error == "it broke" and dict_events(events)[-1] == {"type": "error", "message": "it broke"}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_whatever_stops_decoding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     session, events = stopped_by(ZeroDivisionError(), monkeypatch)
-    assert session.error is not None and told(events)[-1] == {"type": "error", "what": session.error}
+    assert session.error is not None and dict_events(events)[-1] == {
+        "type": "error",
+        "message": session.error,
+    }
 
 
 def test_memory_stays_flat_over_many_sentences() -> None:
@@ -304,7 +313,7 @@ def test_memory_stays_flat_over_many_sentences() -> None:
         if k % 20 == 19:
             while session.n_sentences < k + 1:
                 time.sleep(0.01)
-            rows.append(len(session.decoder._now.frames) + session._inbox.qsize())
+            rows.append(len(session.decoder._now.frames) + session._queue.qsize())
     session.stop()
     assert session.n_sentences == 60 and rows == [0, 0, 0]
 
@@ -312,42 +321,42 @@ def test_memory_stays_flat_over_many_sentences() -> None:
 # --- viewers ------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_viewer_misses_pictures_but_no_text_and_delays_nobody() -> None:
+def test_a_slow_viewer_misses_images_but_no_text_and_delays_no_one() -> None:
     async def watch() -> None:
-        hub = Hub(asyncio.get_running_loop(), max_viewers=3, room=16)
-        slow, quick = hub.join(), hub.join()
+        broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=3, capacity=16)
+        slow, quick = broadcaster.join(), broadcaster.join()
         seen: list[int] = []
         read = threading.Semaphore(0)
 
         async def read_quickly() -> None:
             while True:
-                message = await quick.take()
+                message = await quick.get()
                 if isinstance(message, str) and (event := json.loads(message))["type"] == "final":
                     seen.append(event["number"])
                     read.release()
 
         def decode() -> None:
             for k in range(200):
-                hub.publish(b"\x01picture")
-                hub.publish({"type": "final", "number": k})
+                broadcaster.publish(b"\x01image")
+                broadcaster.publish({"type": "final", "number": k})
                 assert read.acquire(timeout=300), "the quick viewer waits for the slow one"
 
         reader = asyncio.create_task(read_quickly())
         await asyncio.to_thread(decode)
         reader.cancel()
         assert seen == list(range(200)) and quick.n_dropped == 0
-        assert len(slow.waiting) <= 17 and slow.n_dropped > 0
+        assert len(slow.queue) <= 17 and slow.n_dropped > 0
         assert finals_of(slow)[-50:] == list(range(150, 200))
 
     asyncio.run(watch())
 
 
-def test_a_viewer_who_falls_behind_catches_up_by_a_snapshot() -> None:
+def test_a_viewer_that_falls_behind_receives_a_snapshot() -> None:
     async def watch() -> None:
-        hub = Hub(asyncio.get_running_loop(), max_viewers=1, room=16)
-        viewer = hub.join()
+        broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=1, capacity=16)
+        viewer = broadcaster.join()
         for k in range(40):  # while the viewer reads nothing
-            hub.publish({"type": "final", "number": k})
+            broadcaster.publish({"type": "final", "number": k})
         await asyncio.sleep(0)
         assert finals_of(viewer) == list(range(40))
 
@@ -355,10 +364,10 @@ def test_a_viewer_who_falls_behind_catches_up_by_a_snapshot() -> None:
 
 
 def finals_of(viewer: Viewer) -> list[int]:
-    """The finals that a viewer will know of after reading all that waits."""
+    """Numbers of the finals that a viewer has after receiving its queue."""
     known: list[int] = []
-    for message in viewer.waiting:
-        event = json.loads(message) if isinstance(message, str) else {"type": "picture"}
+    for message in viewer.queue:
+        event = json.loads(message) if isinstance(message, str) else {"type": "image"}
         if event["type"] == "snapshot":
             known = [e["number"] for e in event["finals"]]
         elif event["type"] == "final":
@@ -368,18 +377,18 @@ def finals_of(viewer: Viewer) -> list[int]:
 
 def test_viewers_are_limited_and_leave() -> None:
     async def join() -> None:
-        hub = Hub(asyncio.get_running_loop(), max_viewers=2, room=16)
-        first = hub.join()
-        hub.join()
+        broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=2, capacity=16)
+        first = broadcaster.join()
+        broadcaster.join()
         with pytest.raises(UserError, match="2 viewers already"):
-            hub.join()
-        hub.leave(first)
-        hub.join()
+            broadcaster.join()
+        broadcaster.leave(first)
+        broadcaster.join()
 
     asyncio.run(join())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"type": 3}', "[" * 5000, "\x00", '"open"'])
-def test_hostile_commands_are_refused(text: str) -> None:
+def test_malformed_commands_are_rejected(text: str) -> None:
     with pytest.raises(UserError):
         parse_command(text)

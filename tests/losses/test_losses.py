@@ -1,4 +1,4 @@
-"""The CTC loss against the sum over all alignments, and against both official reductions."""
+"""The CTC loss against the sum over all alignments, and both official reductions."""
 
 import itertools
 
@@ -14,7 +14,7 @@ def collapse(path: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def enumerate_alignments(log_probs: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-    """-log of the summed probability of every path that spells the tokens. (F, V)"""
+    """Negative log of the summed probability of all paths that collapse to the tokens. (F, V)"""
     n_frames, n_classes = log_probs.shape
     scores = [
         sum(log_probs[t, k] for t, k in enumerate(path))

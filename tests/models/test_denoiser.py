@@ -1,4 +1,4 @@
-"""The flow bridge: identity at first, exact straight flows, a loss of 1 for doing nothing, really used."""
+"""The denoiser: initial identity, exact straight flows, the scale of its loss, and its use in training."""
 
 from pathlib import Path
 
@@ -19,24 +19,25 @@ from arcuate.models.config import (
     Patch,
 )
 from arcuate.models.denoiser import Denoiser
-from arcuate.models.interfaces import Flow
+from arcuate.models.interfaces import Flow, ModelInputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
+from arcuate.training.distributed import encode_for_training
 
 causality = pytest.mark.parametrize("causal", [True, False])
 
 
 @causality
-def test_it_begins_by_moving_nothing(causal: bool) -> None:
+def test_untrained_denoiser_is_the_identity(causal: bool) -> None:
     frames = torch.randn(2, 7, 5)
     denoiser = Denoiser(DenoiserSettings(enabled=True), 5, causal)
     assert torch.equal(denoiser(frames, torch.tensor([7, 4])), frames)
 
 
 @causality
-def test_a_constant_flow_arrives_whatever_the_number_of_steps(causal: bool) -> None:
-    """Where the speed is the same everywhere, Euler steps are exact."""
+def test_constant_flow_is_exact_for_any_number_of_steps(causal: bool) -> None:
+    """Euler steps are exact for a constant velocity."""
     frames, there = torch.randn(2, 7, 5), torch.randn(5)
     for steps in (1, 2, 5):
         denoiser = Denoiser(DenoiserSettings(enabled=True, steps=steps), 5, causal)
@@ -45,19 +46,19 @@ def test_a_constant_flow_arrives_whatever_the_number_of_steps(causal: bool) -> N
         torch.testing.assert_close(denoiser(frames, torch.tensor([7, 7])), frames + there)
 
 
-def test_the_loss_is_1_for_nothing_and_0_for_the_right_flow() -> None:
-    wanted, n = torch.randn(2, 6, 3), torch.tensor([6, 2])
-    torch.testing.assert_close(flow_loss(Flow(torch.zeros(2, 6, 3), wanted), n), torch.ones(2))
-    torch.testing.assert_close(flow_loss(Flow(wanted.clone(), wanted), n), torch.zeros(2))
-    beyond = wanted.clone()
+def test_loss_is_1_for_no_flow_and_0_for_the_target_flow() -> None:
+    target, n = torch.randn(2, 6, 3), torch.tensor([6, 2])
+    torch.testing.assert_close(flow_loss(Flow(torch.zeros(2, 6, 3), target), n), torch.ones(2))
+    torch.testing.assert_close(flow_loss(Flow(target.clone(), target), n), torch.zeros(2))
+    beyond = target.clone()
     beyond[1, 2:] += 100.0  # padding
-    torch.testing.assert_close(flow_loss(Flow(beyond, wanted), n), torch.zeros(2))
-    assert torch.isfinite(flow_loss(Flow(wanted, torch.zeros_like(wanted)), n)).all()
+    torch.testing.assert_close(flow_loss(Flow(beyond, target), n), torch.zeros(2))
+    assert torch.isfinite(flow_loss(Flow(target, torch.zeros_like(target)), n)).all()
 
 
 @causality
-def test_it_learns_to_take_noise_away(causal: bool) -> None:
-    """Clean frames that vary slowly, noise that does not: what it makes of new noisy frames is nearer to clean."""
+def test_learns_to_remove_noise(causal: bool) -> None:
+    """Slowly varying clean frames plus white noise: denoised unseen frames are closer to the clean ones."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     denoiser = Denoiser(DenoiserSettings(enabled=True, width=32, conv_kernel=7), 4, causal)
@@ -81,7 +82,7 @@ def test_it_learns_to_take_noise_away(causal: bool) -> None:
     assert (denoised - clean).square().mean() < 0.75 * (noisy - clean).square().mean()
 
 
-def test_it_is_deterministic_and_used_at_inference() -> None:
+def test_deterministic_and_used_at_inference() -> None:
     settings = ModelSettings(
         front_end=FrontEndSettings(patch=Patch(bins=4, stride=4)), encoder=GRUSettings(width=6, depth=1),
         denoiser=DenoiserSettings(enabled=True, width=4),
@@ -96,7 +97,7 @@ def test_it_is_deterministic_and_used_at_inference() -> None:
     assert not torch.allclose(before, after)
 
 
-def test_only_the_denoiser_learns_from_its_loss() -> None:
+def test_flow_loss_trains_only_the_denoiser() -> None:
     settings = ModelSettings(
         front_end=FrontEndSettings(patch=Patch(bins=4, stride=4)), encoder=GRUSettings(width=6, depth=1),
         denoiser=DenoiserSettings(enabled=True, width=4),
@@ -104,18 +105,20 @@ def test_only_the_denoiser_learns_from_its_loss() -> None:
     model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("s",), classes=CLASSES))
     clean = torch.randn(2, 24, 3)
     n_bins, session = torch.tensor([24, 13]), torch.tensor([0, 0])
-    outputs = model.encode(clean + torch.randn(2, 24, 3), n_bins, session, None, clean, match=True)
+    outputs = encode_for_training(
+        model, ModelInputs(clean + torch.randn(2, 24, 3), n_bins, session, clean=clean), match_flow=True
+    )
     flow_loss(outputs.flow, outputs.n_frames).sum().backward()
     learning = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
     assert learning == {"denoiser"}
-    assert model.training  # the look at clean bins leaves no trace
-    assert model.encode(clean, n_bins, session, None, clean).flow is None
+    assert model.training  # encoding the clean bins restores the training mode
+    assert encode_for_training(model, ModelInputs(clean, n_bins, session, clean=clean)).flow is None
 
 
-def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
-    """Its loss falls, nothing else changes, and frames of held-out noisy bins come nearer to those of clean ones."""
+def test_training_stage_of_the_denoiser(cohort_store: Path, tmp_path: Path) -> None:
+    """Its loss falls, other weights stay, and frames of held-out noisy bins move closer to the clean ones."""
     small = ["encoder.width=16", "denoiser.enabled=true", "denoiser.width=32", "data.batching.batch_size=8"]
-    noise = ["augment.white_noise_sd=3.0", "augment.offset_sd=0.0"]  # so that there is something to take away
+    noise = ["augment.white_noise_sd=3.0", "augment.offset_sd=0.0"]  # noise for the denoiser to remove
     stages = (
         "stages=[{name: ctc, steps: 10, losses: {ctc: 1.0}, train: [front_end, encoder, ctc]},"
         "{name: denoise, steps: 60, lr_factor: 5.0, losses: {denoise: 1.0}, train: [denoiser]}]"
@@ -124,32 +127,34 @@ def test_trained_in_its_stage(cohort_store: Path, tmp_path: Path) -> None:
     train("tiny", cohort_store, tmp_path / "run", overrides=[*small, *noise, *more])
     rows = [r for r in Run(tmp_path / "run").metrics() if r["split"] == "train"]
     losses = [r["losses"]["denoise"] for r in rows if r["stage"] == "denoise"]
-    assert losses[0] < 1.01  # it begins by doing nothing, which is a loss of 1
+    assert losses[0] < 1.01  # the initial identity has a loss of 1
     assert losses[-1] < 0.97 * losses[0]
     folders = [tmp_path / "run/checkpoints" / name for name in ("stage-ctc", "last")]
     before, after = (load_model(folder).eval() for folder in folders)
     first, last = before.state_dict(), after.state_dict()
     changed = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
     assert changed == {"denoiser"}
-    assert left_over(before, after, Store.open(cohort_store)) < 0.95
+    assert relative_error(before, after, Store.open(cohort_store)) < 0.95
 
 
-def left_over(before: Model, after: Model, store: Store) -> float:
-    """How far from clean frames the denoised ones of validation trials are, over those that were left alone."""
+def relative_error(before: Model, after: Model, store: Store) -> float:
+    """Squared distance of denoised validation frames from clean ones, relative to frames without denoising."""
     trials = [t for t in store.trials if t.split == "val"]
-    wanted, generator, errors = (
+    statistics_spec, generator, errors = (
         before.config.settings.front_end.statistics_spec,
         torch.Generator().manual_seed(0),
         [],
     )
     for _, batch in evaluation_batches(
-        store, trials, before.config.sessions, wanted, group_by_length(trials, 8)
+        store, trials, before.config.sessions, statistics_spec, group_by_length(trials, 8)
     ):
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():
-            alone, moved = (m.encode(noisy, batch.n_bins, batch.session).frames for m in (before, after))
-            there = before.encode(clean, batch.n_bins, batch.session)
+            alone, moved = (
+                m.encode(ModelInputs(noisy, batch.n_bins, batch.session)).frames for m in (before, after)
+            )
+            there = before.encode(ModelInputs(clean, batch.n_bins, batch.session))
         true = torch.arange(alone.shape[1]) < there.n_frames[:, None]
         errors.append([(frames - there.frames)[true].square().sum() for frames in (moved, alone)])
     moved, alone = torch.tensor(errors).sum(0)

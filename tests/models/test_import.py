@@ -1,4 +1,4 @@
-"""Importing: what comes in safely, what is refused and how; and model folders that lie."""
+"""Import of official checkpoints: safe unpickling, error messages, and inconsistent model folders."""
 
 import json
 import os
@@ -10,15 +10,18 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
+from arcuate.models.config import ModelConfig, ModelSettings, TransducerSettings, TransformerSettings
 from arcuate.models.import_checkpoint import T12_SESSIONS, import_checkpoint
-from arcuate.models.io import load_model
-from support.official_checkpoints import N_SESSIONS, SESSIONS, write_cffan, write_nejm
+from arcuate.models.io import load_model, save_model
+from arcuate.models.model import Model
+from support.official_checkpoints import N_CHANNELS, N_SESSIONS, SESSIONS, write_cffan, write_nejm
 
 
 class Malicious:
-    """Unpickled by an ordinary reader, it would write a file."""
+    """Writes a file when unpickled without restrictions."""
 
     def __init__(self, path):
         self.path = path
@@ -28,7 +31,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_plain_values_come_through(tmp_path, protocol):
+def test_plain_values_load(tmp_path, protocol):
     values = {
         "a": [1, 2.5, None, True],
         "b": np.float32(1.5),
@@ -41,7 +44,7 @@ def test_plain_values_come_through(tmp_path, protocol):
     np.testing.assert_array_equal(loaded["c"], values["c"])
 
 
-def test_malicious_files_do_not_run(tmp_path):
+def test_malicious_files_are_not_executed(tmp_path):
     hit = tmp_path / "hit"
     (tmp_path / "args").write_bytes(pickle.dumps({"nUnits": Malicious(hit)}))
     torch.save({"model_state_dict": Malicious(hit)}, tmp_path / "zip")
@@ -55,13 +58,13 @@ def test_malicious_files_do_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("trap", [eval, getattr, print, np.load, torch.load, dict.fromkeys])
-def test_other_callables_are_refused(tmp_path, trap):
+def test_other_callables_are_rejected(tmp_path, trap):
     (tmp_path / "args").write_bytes(pickle.dumps(trap))
     with pytest.raises(UserError):
         load_pickle(tmp_path / "args")
 
 
-def test_object_arrays_are_refused(tmp_path):
+def test_object_arrays_are_rejected(tmp_path):
     (tmp_path / "args").write_bytes(pickle.dumps(np.array([{}, []], dtype=object)))
     with pytest.raises(UserError):
         load_pickle(tmp_path / "args")
@@ -69,7 +72,8 @@ def test_object_arrays_are_refused(tmp_path):
 
 def test_nejm_config(tmp_path):
     write_nejm(tmp_path / "in")
-    out = import_checkpoint(tmp_path / "in" / "best_checkpoint", tmp_path / "out", "nejm")
+    result = import_checkpoint(tmp_path / "in" / "best_checkpoint", tmp_path / "out", "nejm")
+    out = result.model
     settings = load_model(out).config.settings
     assert settings.front_end.smoothing.model_dump() == {"sd": 2.0, "taps": 9}
     assert settings.front_end.normalise == "none"
@@ -79,13 +83,24 @@ def test_nejm_config(tmp_path):
         True,
         True,
     )
+    assert result.to_dict() == {
+        "model": str(out),
+        "kind": "nejm",
+        "checkpoint": "best_checkpoint",
+        "n_parameters": sum(p.numel() for p in load_model(out).parameters()),
+        "n_channels": N_CHANNELS,
+        "sessions": list(SESSIONS),
+        "ignored": [],
+        "val_per": 0.101,
+        "val_loss": 17.5,
+    }
     note = json.loads((out / "import.json").read_text())
     assert (note["val_per"], note["val_loss"], note["ignored"]) == (0.101, 17.5, [])
 
 
 def test_cffan_config_and_unused_layers(tmp_path):
     write_cffan(tmp_path / "in")
-    out = import_checkpoint(tmp_path / "in", tmp_path / "out", "cffan")
+    out = import_checkpoint(tmp_path / "in", tmp_path / "out", "cffan").model
     settings = load_model(out).config.settings
     assert settings.front_end.smoothing.taps == 20
     assert settings.front_end.normalise == "block"
@@ -115,14 +130,14 @@ def test_wrong_kind(tmp_path):
     ("change", "match"),
     [
         ({"model__n_units": 9}, "model.n_units is 9"),
-        ({"model__patch_stride": None}, "patch_stride should be a number"),
+        ({"model__patch_stride": None}, "patch_stride is None, expected a number"),
         ({"model__patch_stride": 99}, "stride"),
         ({"dataset__sessions": SESSIONS[:2]}, "4 session layers"),
-        ({"dataset__sessions": None}, "name the sessions"),
+        ({"dataset__sessions": None}, "name them with --sessions"),
         ({"dataset__data_transforms": {"smooth_kernel_std": 1e9}}, "smoothing"),
     ],
 )
-def test_settings_that_do_not_fit(tmp_path, change, match):
+def test_inconsistent_training_settings(tmp_path, change, match):
     write_nejm(tmp_path / "in", **change)
     with pytest.raises(UserError, match=match):
         import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
@@ -131,17 +146,17 @@ def test_settings_that_do_not_fit(tmp_path, change, match):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda s: s.pop("out.bias"), "lacks out.bias"),
-        (lambda s: s.pop("day_weights.0"), "lacks day_weights.0"),
+        (lambda s: s.pop("out.bias"), "has no tensor out.bias"),
+        (lambda s: s.pop("day_weights.0"), "has no tensor day_weights.0"),
         (lambda s: s.update({"gru.weight_hh_l1": torch.zeros(21, 8)}), "weight_hh_l1"),
-        (lambda s: s.update({"h0": torch.full((1, 1, 7), torch.nan)}), "not finite"),
+        (lambda s: s.update({"h0": torch.full((1, 1, 7), torch.nan)}), "h0 contains non-finite"),
         (lambda s: s.update({"extra.weight": torch.zeros(3)}), "extra.weight"),
         (lambda s: s.update({"module.h0": torch.zeros(1, 1, 7)}), "twice"),
-        (lambda s: s.update({"h0": "seven"}), "not a plain tensor"),
-        (lambda s: s.update({"h0": torch.zeros(1).expand(10**9)}), "not a plain tensor"),
+        (lambda s: s.update({"h0": "seven"}), "not a dense floating-point tensor"),
+        (lambda s: s.update({"h0": torch.zeros(1).expand(10**9)}), "not a dense floating-point tensor"),
     ],
 )
-def test_weights_that_do_not_fit(tmp_path, spoil, match):
+def test_inconsistent_weights(tmp_path, spoil, match):
     state = write_nejm(tmp_path / "in")
     spoil(state)
     torch.save({"model_state_dict": state}, tmp_path / "in" / "best_checkpoint")
@@ -149,28 +164,28 @@ def test_weights_that_do_not_fit(tmp_path, spoil, match):
         import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
 
 
-def test_files_that_are_no_checkpoints(tmp_path):
+def test_invalid_checkpoint_files(tmp_path):
     write_nejm(tmp_path / "in")
     file = tmp_path / "in" / "best_checkpoint"
-    whole = file.read_bytes()
+    valid = file.read_bytes()
     for content in (
         b"",
         b"hello",
-        whole[: len(whole) // 2],
-        whole[:-30],
+        valid[: len(valid) // 2],
+        valid[:-30],
         pickle.dumps({"a": 1}),
         os.urandom(400),
     ):
         file.write_bytes(content)
         with pytest.raises(UserError):
             import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
-    with pytest.raises(UserError, match="no checkpoint at"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         import_checkpoint(tmp_path / "nowhere", tmp_path / "out", "nejm")
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="contains no checkpoint"):
         import_checkpoint(tmp_path, tmp_path / "out", "cffan")
 
 
-def test_settings_beside_are_needed(tmp_path):
+def test_training_settings_are_required(tmp_path):
     write_nejm(tmp_path / "nejm")
     write_cffan(tmp_path / "cffan")
     (tmp_path / "nejm" / "args.yaml").unlink()
@@ -183,7 +198,7 @@ def test_settings_beside_are_needed(tmp_path):
         import_checkpoint(tmp_path / "nejm", tmp_path / "out", "nejm")
 
 
-def test_existing_folder_is_left_alone(tmp_path):
+def test_existing_folder_is_not_overwritten(tmp_path):
     write_nejm(tmp_path / "in")
     with pytest.raises(UserError, match="not an empty folder"):
         import_checkpoint(tmp_path / "in", tmp_path / "in", "nejm")
@@ -192,7 +207,7 @@ def test_existing_folder_is_left_alone(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     write_nejm(tmp_path / "in")
-    return import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
+    return import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm").model
 
 
 def test_model_folders_round_trip(folder):
@@ -203,8 +218,44 @@ def test_model_folders_round_trip(folder):
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     bins, start = torch.randn(1, 30, model.config.n_channels), model.encoder.start(1)
     torch.testing.assert_close(
-        model.encoder(bins, None, start), model.encoder._forward_torch(bins, None, start)
+        model.encoder(bins, None, start), model.encoder._forward_torch(bins, None, start, ())[:2]
     )
+
+
+OLD_TENSOR_NAMES = {
+    "encoder.position_bias.": "encoder.distances.",
+    "attention.qkv.": "attention.project.",
+    "ffn_norm.": "frame_norm.",
+    "ffn_in.": "inner.",
+    "ffn_out.": "outer.",
+    "transducer.encoder_proj.": "transducer.from_frames.",
+    "transducer.predictor_proj.": "transducer.from_tokens.",
+    "transducer.predictor.linear.": "transducer.predictor.mix.",
+}
+
+
+def test_model_folders_of_earlier_versions_load(tmp_path):
+    """Settings and tensors are stored under their old names."""
+    settings = ModelSettings(
+        encoder=TransformerSettings(width=8, depth=2, n_heads=2), transducer=TransducerSettings(enabled=True)
+    )
+    model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("a",), classes=CLASSES))
+    save_model(tmp_path, model)
+    config = json.loads((tmp_path / "model.json").read_text())
+    encoder = config["settings"]["encoder"]
+    for old, new in TransformerSettings.renamed.items():
+        encoder[old] = encoder.pop(new)
+    (tmp_path / "model.json").write_text(json.dumps(config))
+    weights = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        for new, old in OLD_TENSOR_NAMES.items():
+            name = name.replace(new, old)
+        weights[name] = tensor
+    assert len(weights.keys() - model.state_dict().keys()) == 20
+    save_file(weights, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path)
+    assert loaded.config == model.config
+    assert all(torch.equal(t, loaded.state_dict()[name]) for name, t in model.state_dict().items())
 
 
 def edit_config(change):
@@ -233,29 +284,29 @@ def edit_weights(change):
         (lambda f: (f / "model.json").write_text("{"), "not a model config"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda f: os.truncate(f / "model.safetensors", 5000), "cannot be read"),
-        (edit_config(lambda c: c.update(n_channels=65536)), "where its config says"),
+        (edit_config(lambda c: c.update(n_channels=65536)), "but model.json implies floats"),
         (
             edit_config(lambda c: c["settings"]["encoder"].update(width=8192, depth=64)),
-            "does not hold the weights",
+            "does not match model.json",
         ),
         (edit_config(lambda c: c["settings"].update(trap=1)), "settings.trap"),
         (edit_config(lambda c: c.update(sessions=["a", "a"])), "distinct"),
         (edit_weights(lambda w: w.pop("head.bias")), "head.bias is missing"),
-        (edit_weights(lambda w: w.update(x=torch.zeros(1))), "x is unknown"),
+        (edit_weights(lambda w: w.update(x=torch.zeros(1))), "x is unexpected"),
         (
             edit_weights(lambda w: w.update({"head.bias": torch.zeros(41, dtype=torch.int32)})),
             "head.bias is I32",
         ),
-        (edit_weights(lambda w: w["head.bias"].fill_(torch.nan)), "not finite"),
+        (edit_weights(lambda w: w["head.bias"].fill_(torch.nan)), "head.bias contains non-finite"),
     ],
 )
-def test_model_folders_that_lie(folder, spoil, match):
+def test_inconsistent_model_folders(folder, spoil, match):
     spoil(folder)
     with pytest.raises(UserError, match=match):
         load_model(folder)
 
 
-def test_yaml_is_read_safely(tmp_path):
+def test_yaml_is_loaded_safely(tmp_path):
     write_nejm(tmp_path / "in")
     args = (tmp_path / "in" / "args.yaml").read_text()
     hit = tmp_path / "hit"

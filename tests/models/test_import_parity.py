@@ -1,7 +1,7 @@
-"""Imported official checkpoints say what the official formulas say.
+"""Imported official checkpoints against the official formulas.
 
-The formulas are written out here step by step in numpy, from the official layouts and not from the package,
-so that a slip in either layout ('24 patches run channel after channel, '25 patches bin after bin) fails.
+The formulas are written out step by step in numpy, from the official layouts and not from the package, so that an error
+in either layout ('24 patches are channel-major, '25 patches time-major) fails.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def softsign(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.abs(x))
 
 
-def official_25(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.ndarray:
+def official_25(state: dict[str, np.ndarray], bins: np.ndarray, session: int) -> np.ndarray:
     """(T, C) -> logits (F, 41)"""
     n_bins = len(bins)
     weights = {d: np.exp(-(d**2) / 8) for d in range(-4, 5)}
@@ -55,7 +55,7 @@ def official_25(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.
         for d, weight in weights.items():
             if 0 <= t + d < n_bins:
                 smoothed[t] += weight / sum(weights.values()) * bins[t + d]
-    x = softsign(smoothed @ state[f"day_weights.{day}"] + state[f"day_biases.{day}"])
+    x = softsign(smoothed @ state[f"day_weights.{session}"] + state[f"day_biases.{session}"])
     frames = []
     for first in range(0, n_bins - 14 + 1, 4):
         patch = np.empty(14 * N_CHANNELS)
@@ -69,7 +69,7 @@ def official_25(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.
     return x @ state["out.weight"].T + state["out.bias"]
 
 
-def official_24(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.ndarray:
+def official_24(state: dict[str, np.ndarray], bins: np.ndarray, session: int) -> np.ndarray:
     """(T, C) block-normalised -> logits (F, 41)"""
     n_bins = len(bins)
     weights = np.exp(-0.5 * ((np.arange(20) - 9.5) / 2.0) ** 2)
@@ -78,7 +78,7 @@ def official_24(state: dict[str, np.ndarray], bins: np.ndarray, day: int) -> np.
         for j in range(20):
             if 0 <= t + j - 9 < n_bins:  # nine bins to the left, ten to the right
                 smoothed[t] += weights[j] / weights.sum() * bins[t + j - 9]
-    x = softsign(smoothed @ state["dayWeights"][day] + state["dayBias"][day])
+    x = softsign(smoothed @ state["dayWeights"][session] + state["dayBias"][session])
     frames = []
     for first in range(0, n_bins - 32 + 1, 4):
         patch = np.empty(32 * N_CHANNELS)
@@ -104,7 +104,7 @@ def as_arrays(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_parity_25(tmp_path, prefix):
     state = write_nejm(tmp_path / "trained" / "checkpoint", prefix)
-    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "nejm"))
+    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "nejm").model)
     assert model.config.sessions == tuple(SESSIONS)
     bins = np.random.default_rng(2).normal(size=(2, 61, N_CHANNELS)).astype(np.float32)
     session = torch.tensor([3, 1])
@@ -120,7 +120,7 @@ def test_parity_25(tmp_path, prefix):
 def test_parity_24(tmp_path, bidirectional):
     state = write_cffan(tmp_path / "trained", bidirectional)
     names = [f"day{i}" for i in range(N_SESSIONS)]
-    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "cffan", names))
+    model = load_model(import_checkpoint(tmp_path / "trained", tmp_path / "model", "cffan", names).model)
     rng = np.random.default_rng(3)
     bins = rng.normal(5, 3, size=(2, 71, N_CHANNELS)).astype(np.float32)
     mean, sd = rng.normal(5, 1, (2, N_CHANNELS)), rng.uniform(1, 3, (2, N_CHANNELS))

@@ -1,4 +1,4 @@
-"""Laws of the model: padding, company and chunking change nothing."""
+"""Laws of the model: invariance to padding, batch composition and chunking."""
 
 import pytest
 import torch
@@ -29,20 +29,20 @@ quick = settings(
 
 @pytest.fixture(autouse=True, scope="module")
 def short_windows():
-    """Attention that takes short trials several frames at a time, as it takes long ones otherwise."""
+    """Small attention blocks, so that short trials need several of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "BLOCK", 3)
+        patch.setattr(attention, "_MIN_BLOCK", 3)
         yield
 
 
-def pick(batch: tuple, rows: list[int], n_bins: int | None = None) -> tuple:
+def select_rows(batch: tuple, rows: list[int], n_bins: int | None = None) -> tuple:
     bins, lengths, session, past = batch
     past = BatchStatistics(past.mean[rows], past.sd[rows], past.n_bins[rows])
     return bins[rows, :n_bins], lengths[rows], session[rows], past
 
 
 def assert_same(a, b, n: int) -> None:
-    """Row 0 of two outputs agrees on its n true frames."""
+    """Check that row 0 of two outputs agrees on its n true frames."""
     torch.testing.assert_close(a.log_probs["ctc"][0, :n], b.log_probs["ctc"][0, :n], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(a.frames[0, :n], b.frames[0, :n], atol=TOLERANCE, rtol=0)
 
@@ -55,7 +55,7 @@ def assert_same_mode(a, b) -> None:
 @quick
 @given(models(), lengths, st.integers(0, 9), st.sampled_from([float("nan"), 0.0, 1e6]))
 def test_padding_changes_nothing(model, lengths, extra, filling):
-    """A trial alone, and among longer ones whose padding holds anything at all, says the same."""
+    """A trial has the same outputs alone and in a batch with arbitrary values as padding."""
     batch = make_batch(lengths, seed=extra)
     bins = torch.nn.functional.pad(batch[0], (0, 0, 0, extra))
     for i, n in enumerate(lengths):
@@ -63,9 +63,9 @@ def test_padding_changes_nothing(model, lengths, extra, filling):
     given_bins = bins.clone()
     with torch.no_grad():
         together = model(bins, *batch[1:])
-        assert torch.equal(bins.nan_to_num(), given_bins.nan_to_num())  # the caller's bins are left alone
+        assert torch.equal(bins.nan_to_num(), given_bins.nan_to_num())  # the inputs are not modified
         for i, n in enumerate(lengths):
-            alone = model(*pick(batch, [i], n))
+            alone = model(*select_rows(batch, [i], n))
             n_frames = int(together.n_frames[i])
             assert alone.n_frames.tolist() == [n_frames] == [alone.frames.shape[1]]
             mine = type(together)(
@@ -82,7 +82,7 @@ def test_batch_order_changes_nothing(model, lengths, random):
     order = list(range(len(lengths)))
     random.shuffle(order)
     with torch.no_grad():
-        straight, shuffled = model(*batch), model(*pick(batch, order))
+        straight, shuffled = model(*batch), model(*select_rows(batch, order))
     torch.testing.assert_close(
         straight.log_probs["ctc"][order], shuffled.log_probs["ctc"], atol=TOLERANCE, rtol=0, equal_nan=True
     )
@@ -101,32 +101,32 @@ def stream(model: Model, bins: torch.Tensor, session: int, past: BatchStatistics
 
 @quick
 @given(models(bidirectional=st.just(False)), st.integers(0, 60), st.lists(st.integers(0, 60), max_size=5))
-def test_chunked_equals_whole(model, n, cuts):
+def test_chunked_equals_offline(model, n, cuts):
     bins, lengths, session, past = make_batch([max(n, 1)], seed=n)
     bins, lengths = bins[:, :n], torch.tensor([n])
     with torch.no_grad():
-        whole = model(bins, lengths, session, past)
+        offline = model(bins, lengths, session, past)
         for chosen in (sorted(min(c, n) for c in cuts), list(range(1, n))):
             log_probs, frames, mode = stream(model, bins, int(session), past, chosen)
-            assert_same_mode(mode, whole.mode)
-            assert frames.shape[1] == int(whole.n_frames)
-            torch.testing.assert_close(log_probs, whole.log_probs["ctc"], atol=TOLERANCE, rtol=0)
-            torch.testing.assert_close(frames, whole.frames, atol=TOLERANCE, rtol=0)
+            assert_same_mode(mode, offline.mode)
+            assert frames.shape[1] == int(offline.n_frames)
+            torch.testing.assert_close(log_probs, offline.log_probs["ctc"], atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(frames, offline.frames, atol=TOLERANCE, rtol=0)
 
 
 @quick
 @given(models(bidirectional=st.just(False)), st.integers(1, 60), st.lists(st.booleans(), min_size=60))
-def test_work_done_ahead_changes_nothing(model, n, when):
+def test_precomputation_changes_nothing(model, n, when):
     bins, _, session, past = make_batch([n], seed=n)
     pieces, state = [], model.start(int(session), past)
     with torch.no_grad():
-        whole = model(bins, torch.tensor([n]), session, past)
+        offline = model(bins, torch.tensor([n]), session, past)
         for t in range(n):
             outputs, state = model.step(state, bins[:, t : t + 1])
-            state = model.ahead(state) if when[t] else state
+            state = model.precompute(state) if when[t] else state
             pieces.append(outputs)
         pieces.append(model.finish(state))
-    assert_same(whole, Outputs(*joined(pieces)), int(whole.n_frames))
+    assert_same(offline, Outputs(*joined(pieces)), int(offline.n_frames))
 
 
 def joined(pieces):
@@ -137,8 +137,8 @@ def joined(pieces):
 
 @quick
 @given(models(bidirectional=st.just(False)))
-def test_states_are_values(model):
-    """Two continuations of one state do not disturb each other."""
+def test_states_are_immutable(model):
+    """Two continuations of one state are independent."""
     bins, _, session, past = make_batch([24], seed=3)
     with torch.no_grad():
         _, middle = model.step(model.start(int(session), past), bins[:, :12])
@@ -150,8 +150,8 @@ def test_states_are_values(model):
 
 @quick
 @given(models(bidirectional=st.just(False)), st.integers(1, 40))
-def test_causal_models_do_not_look_ahead(model, n):
-    """A frame is the same whatever comes after the bins it needs."""
+def test_causal_models_do_not_use_the_future(model, n):
+    """A frame does not depend on bins after those it needs."""
     bins, _, session, past = make_batch([48], seed=n)
     other = torch.cat([bins[:, :n], torch.randn(1, 48 - n, N_CHANNELS)], 1)
     patch = model.config.settings.front_end.patch
@@ -173,7 +173,7 @@ def test_padding_gets_no_gradient(model, lengths):
         assert bins.grad[i, n:].abs().sum() == 0
 
 
-def test_not_finite_bins_still_get_an_answer():
+def test_non_finite_bins_give_finite_outputs():
     model = Model(
         ModelConfig(
             settings=ModelSettings(encoder=GRUSettings(width=5, depth=1)),
@@ -199,7 +199,7 @@ def test_not_finite_bins_still_get_an_answer():
     ],
     ids=lambda e: e.kind,
 )
-def test_dropout_only_while_training(mode, encoder):
+def test_dropout_only_in_training(mode, encoder):
     torch.manual_seed(0)
     front_end = FrontEndSettings(session_layer=SessionLayerSettings(dropout=0.5))
     config = ModelConfig(

@@ -1,4 +1,4 @@
-"""Speaking mode: evidence over true frames, inference without labels, and what it does to the encoder."""
+"""Speaking mode: evidence over true frames, inference without labels, and channel conditioning."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +22,9 @@ from arcuate.run import Run
 from arcuate.training.modes import (
     Modes,
     describe_modes,
-    infer,
-    known_modes,
-    learn_modes,
+    fit_mixture,
+    infer_modes,
+    labelled_modes,
     read_modes,
     write_modes,
 )
@@ -41,7 +41,7 @@ SMALL = [
 
 
 def blocks(rng: np.random.Generator, n_blocks: int = 20, per_block: int = 15) -> tuple:
-    """Energies of blocks that are loud or not, much wider spread than the two are apart."""
+    """Energies of loud and quiet blocks, with a spread much larger than their difference."""
     loud = np.arange(n_blocks) % 3 > 0
     truth = np.repeat(loud, per_block)
     energy = np.where(truth, 0.2, -0.2) + 0.25 * rng.standard_normal(len(truth))
@@ -51,17 +51,17 @@ def blocks(rng: np.random.Generator, n_blocks: int = 20, per_block: int = 15) ->
 def test_inferred_without_labels() -> None:
     energy, groups, truth = blocks(np.random.default_rng(0))
     unknown = np.full(len(energy), np.nan)
-    vocalised = infer(energy, groups, unknown)
+    vocalised = fit_mixture(energy, groups, unknown)
     assert ((vocalised > 0.5) == truth).all()
-    alone = infer(energy, [str(i) for i in range(len(energy))], unknown)
-    assert 0.7 < ((alone > 0.5) == truth).mean() < 1.0  # a trial on its own tells less than a block
+    alone = fit_mixture(energy, [str(i) for i in range(len(energy))], unknown)
+    assert 0.7 < ((alone > 0.5) == truth).mean() < 1.0  # one trial is weaker evidence than a block
 
 
-def test_labels_are_kept_and_speak_for_their_block() -> None:
+def test_labels_are_kept_and_determine_their_block() -> None:
     energy, groups, truth = blocks(np.random.default_rng(1))
     known = np.full(len(energy), np.nan)
     known[0] = 1.0 - truth[0]  # one label of the first block, against its energy
-    vocalised = infer(energy, groups, known)
+    vocalised = fit_mixture(energy, groups, known)
     first = np.array(groups) == groups[0]
     assert vocalised[0] == known[0]
     assert (np.round(vocalised[first]) == known[0]).all()
@@ -69,39 +69,39 @@ def test_labels_are_kept_and_speak_for_their_block() -> None:
 
 
 @pytest.mark.parametrize("known", [[np.nan] * 3, [0.0, np.nan, 1.0], [0.0, 0.0, 0.0]])
-def test_nothing_to_tell_them_apart_by_is_no_error(known: list[float]) -> None:
-    vocalised = infer(np.zeros(3), ["a", "b", "c"], np.array(known))
+def test_equal_energies_are_not_an_error(known: list[float]) -> None:
+    vocalised = fit_mixture(np.zeros(3), ["a", "b", "c"], np.array(known))
     assert np.isfinite(vocalised).all()
     labelled = ~np.isnan(known)
     assert (vocalised[labelled] == np.array(known)[labelled]).all()
-    assert len(infer(np.zeros(1), ["a"], np.array([np.nan]))) == 1
+    assert len(fit_mixture(np.zeros(1), ["a"], np.array([np.nan]))) == 1
 
 
-def test_both_modes_count_alike_and_unknown_trials_do_not() -> None:
+def test_modes_are_balanced_and_unknown_trials_ignored() -> None:
     modes = Modes({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0})
-    wanted = modes.wanted(["a", "d", "nobody"], torch.device("cpu"))
-    assert wanted.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
+    target = modes.targets(["a", "d", "unknown"], torch.device("cpu"))
+    assert target.tolist() == [[0.0, pytest.approx(2 / 3)], [pytest.approx(2.0), 0.0], [0.0, 0.0]]
     logits = torch.randn(3, 2, requires_grad=True)
-    losses = mode_loss(logits, wanted)
+    losses = mode_loss(logits, target)
     losses.sum().backward()
     assert losses[2] == 0 and (logits.grad[2] == 0).all() and (logits.grad[:2] != 0).all()
 
 
-def test_evidence_ignores_padding_and_offsets_nothing() -> None:
+def test_evidence_ignores_padding() -> None:
     head = SpeakingMode(SpeakingModeSettings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
     bins = torch.randn(1, 23, 2)
     padded = torch.cat([bins, torch.full((1, 9, 2), 7.0)], dim=1)
     n = torch.tensor([23])
-    torch.testing.assert_close(head.pool(bins, n), head.pool(padded, n))
+    torch.testing.assert_close(head.mean_evidence(bins, n), head.mean_evidence(padded, n))
     frames = bins[0, :20].reshape(5, 4, 2).mean(1)
     by_hand = torch.cat([(frames[lag:] * frames[: 5 - lag]).sum(0) / 5 for lag in range(3)])
-    torch.testing.assert_close(head.pool(bins, n)[0].float(), by_hand)
+    torch.testing.assert_close(head.mean_evidence(bins, n)[0].float(), by_hand)
 
 
-def test_the_mode_scales_channels_and_is_not_pulled_at() -> None:
+def test_conditioning_scales_channels_and_detaches_the_mode() -> None:
     head = SpeakingMode(SpeakingModeSettings(enabled=True), Patch(), 3, causal=True)
     bins, logits = torch.randn(1, 4, 3), torch.tensor([[[20.0, -20.0]]]).expand(1, 4, 2).requires_grad_()
-    torch.testing.assert_close(head.condition(bins, logits), bins)  # at the start it changes nothing
+    torch.testing.assert_close(head.condition(bins, logits), bins)  # initially the identity
     with torch.no_grad():
         head.gain[MODES.index("silent")] = torch.tensor([0.5, 0.0, -0.5])
     scaled = head.condition(bins, logits)
@@ -117,8 +117,8 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
-    """At the difficulty of real recordings; block by block over training trials, trial by trial over others."""
+def test_simulated_modes_are_inferred_without_labels(tmp_path: Path) -> None:
+    """At the difficulty of real recordings: per block for training trials, per trial for others."""
     from arcuate.data.prepare import prepare
     from arcuate.data.simulation import simulate
 
@@ -128,7 +128,7 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     recipe = load_recipe("tiny", ["mode.enabled=true", "mode.labels=ignore"])
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     model = build_model(recipe, store, selection)
-    modes = learn_modes(model, store, selection.train)
+    modes = infer_modes(model, store, selection.train)
     right = [(modes.vocalised[t.id] > 0.5) == (t.mode == "vocalised") for t in selection.train]
     assert np.mean(right) >= 0.95
     others = [t for t in store.trials if t.split != "train"]
@@ -137,7 +137,7 @@ def test_the_simulators_modes_are_found_without_labels(tmp_path: Path) -> None:
     assert summary["mode_accuracy_pooled"] >= 0.9
 
 
-def test_evaluate_tells_modes_where_they_are_known(run: Path, cohort_store: Path) -> None:
+def test_evaluate_reports_modes_where_they_are_known(run: Path, cohort_store: Path) -> None:
     summary = evaluate(run).to_dict()
     assert 0.0 <= summary["mode_accuracy"] <= 1.0
     assert summary["per_by_mode"].keys() <= set(MODES)
@@ -153,7 +153,7 @@ def rows(run: Path) -> list[dict]:
     return read_jsonl(Run(run).results_file("val", None))
 
 
-def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -> None:
+def test_no_mode_metrics_without_labels(run: Path, cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     recipe = run_recipe(Run(run))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
@@ -165,17 +165,17 @@ def test_without_truth_nothing_is_said_of_modes(run: Path, cohort_store: Path) -
 
 
 def test_labels_partly_missing(cohort_store: Path) -> None:
-    """Labelled trials keep their labels, the rest is inferred, labels of no known mode are told of."""
+    """Labelled trials keep their labels, the rest is inferred, unknown mode names are reported."""
     store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
     trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
-    known = known_modes(trials, settings)
+    known = labelled_modes(trials, settings)
     assert np.isnan(known[0::3]).all() and not np.isnan(known[1::3]).any() and np.isnan(known[2::3]).all()
     modes = Modes({t.id: 1.0 for t in trials})
     assert "4 trials of mode 'whispered' count as unlabelled" in describe_modes(trials, modes, settings)
-    assert np.isnan(known_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
+    assert np.isnan(labelled_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
 
 
-def test_modes_are_remembered_with_the_run(run: Path, tmp_path: Path) -> None:
+def test_modes_are_stored_with_the_run(run: Path, tmp_path: Path) -> None:
     kept = read_modes(Run(run).modes_file)
     assert len(kept.vocalised) == 96
     write_modes(tmp_path / "again.jsonl", kept)
@@ -186,10 +186,10 @@ def test_modes_are_remembered_with_the_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None:
-    """As in the real releases: nothing known, everything inferred, training goes on."""
+    """As in the real releases: no labels, all modes inferred."""
     store = Store.open(cohort_store)
     recipe = load_recipe("tiny", SMALL)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = tuple(replace(t, mode=None) for t in selection.train)
-    modes = learn_modes(build_model(recipe, store, selection), store, trials)
+    modes = infer_modes(build_model(recipe, store, selection), store, trials)
     assert len(modes.vocalised) == len(trials)

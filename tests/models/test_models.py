@@ -1,4 +1,4 @@
-"""The model's parts against torch's own, its sizes, and its refusals."""
+"""Parts of the model against reference implementations, parameter counts, and error messages."""
 
 import math
 
@@ -18,13 +18,8 @@ from arcuate.models.config import (
     SessionLayerSettings,
     SmoothingSettings,
 )
-from arcuate.models.front_end import (
-    extract_patches,
-    gaussian_kernel,
-    normalise,
-    project_patches,
-    smooth,
-)
+from arcuate.models.convolution import extract_patches, project_patches
+from arcuate.models.front_end import gaussian_kernel, normalise, smooth
 from arcuate.models.gru import GRU, gru_recurrence
 from arcuate.models.model import Model, count_parameters, parameter_groups
 from arcuate.models.session_layer import SessionLayer
@@ -103,8 +98,8 @@ def test_gru_equals_torch(bidirectional, depth):
     bins = torch.randn(5, 14, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 6, ours.n_outputs, dtype=torch.float64)
     results = []
-    for run in (ours.forward, ours._forward_torch):
-        frames, state = run(bins, None, ours.start(5))
+    for run in (ours.forward_with_layers, ours._forward_torch):
+        frames, state, _ = run(bins, None, ours.start(5), ())
         parameters = [bins, *ours.parameters()]
         results.append(
             [frames, state, *torch.autograd.grad((frames * weight).sum() + state.sum(), parameters)]
@@ -120,7 +115,7 @@ def test_gru_with_lengths_equals_torch_packed():
     )
     bins, n_frames = torch.randn(3, 9, 3, dtype=torch.float64), torch.tensor([8, 1, 5])
     ours, _ = encoder(bins, n_frames, encoder.start(3))
-    packed, _ = encoder._forward_torch(bins, n_frames, encoder.start(3))
+    packed, *_ = encoder._forward_torch(bins, n_frames, encoder.start(3), ())
     for i, n in enumerate(n_frames):
         torch.testing.assert_close(ours[i, :n], packed[i, :n], atol=1e-10, rtol=0)
     for parameter in encoder.parameters():
@@ -142,7 +137,7 @@ def test_recurrence_gradients(reverse):
 
 
 @pytest.mark.parametrize(("n_bins", "size", "stride"), [(7, 3, 2), (9, 5, 5), (6, 6, 4), (8, 4, 1)])
-def test_patches_are_projected_without_being_cut(n_bins, size, stride):
+def test_project_patches_equals_a_product_of_patches(n_bins, size, stride):
     torch.manual_seed(0)
     patch = Patch(bins=size, stride=stride)
     bins, weight, bias = (
@@ -170,7 +165,7 @@ def test_session_layer_gradients(activation):
     assert torch.autograd.gradcheck(lambda *_: layer(bins, session), [bins, *used])
 
 
-def test_session_layer_can_be_removed():
+def test_session_layer_can_be_disabled():
     layer = SessionLayer(SessionLayerSettings(enabled=False, layer_norm=True), 3, 4)
     assert [name for name, _ in layer.named_parameters()] == ["layer_norm.weight", "layer_norm.bias"]
     assert layer(torch.randn(2, 5, 3), torch.tensor([0, 3])).shape == (2, 5, 3)
@@ -209,16 +204,16 @@ def test_rolling_normalisation_is_the_causal_estimate():
         torch.testing.assert_close(scores[0, t].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_rolling_normalisation_without_a_past():
+def test_rolling_normalisation_without_past_bins():
     nothing = BatchStatistics(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0]))
     bins = torch.tensor([[[3.0, 5.0], [4.0, 5.0], [float("nan"), 5.0]]])
     scores, _ = normalise(bins, nothing, FrontEndSettings(normalise="rolling"))
     assert bool(scores.isfinite().all())
-    assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel says nothing
+    assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel
     assert scores[0, 1, 0].item() == pytest.approx(1.0)
 
 
-def test_log_comes_before_block_statistics():
+def test_log1p_precedes_block_normalisation():
     statistics = BatchStatistics(torch.full((1, 1), 0.5), torch.full((1, 1), 2.0), torch.tensor([9]))
     scores, _ = normalise(
         torch.tensor([[[math.e - 1.0]]]), statistics, FrontEndSettings(normalise="block", log1p=True)
@@ -226,12 +221,12 @@ def test_log_comes_before_block_statistics():
     assert scores.item() == pytest.approx((1.0 - 0.5) / 2.0)
 
 
-def test_refusals_name_the_remedy():
+def test_errors_name_the_remedy():
     with pytest.raises(UserError, match="5 channels"):
         make_model()(torch.zeros(1, 20, 4), torch.tensor([20]), torch.tensor([0]))
     with pytest.raises(UserError, match="pass the statistics of the block"):
         make_model(normalise="block")(torch.zeros(1, 20, 5), torch.tensor([20]), torch.tensor([0]))
-    with pytest.raises(UserError, match="both directions and cannot stream"):
+    with pytest.raises(UserError, match="bidirectional model cannot stream"):
         make_model(encoder={"bidirectional": True}).start(0)
     with pytest.raises(UserError, match="3 sessions"):
         make_model()(torch.zeros(1, 20, 5), torch.tensor([20]), torch.tensor([3]))

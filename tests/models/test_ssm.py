@@ -1,4 +1,4 @@
-"""The state-space encoder: sizes, streams, refusals; its laws are in test_laws_models, its recurrence in test_scan."""
+"""State-space encoder: sizes, streams, error messages. Laws are in test_laws_models, the scan in test_scan."""
 
 import pytest
 import torch
@@ -46,19 +46,19 @@ def test_full_size_on_meta():
     ],
     ids=lambda e: e.kind,
 )
-def test_every_kind_streams_frame_by_frame(kind):
-    """Chunks of one frame, over a stream much longer than a chunk of the scan."""
+def test_all_encoders_stream_frame_by_frame(kind):
+    """Steps of one frame, over a stream much longer than one chunk of the scan."""
     torch.manual_seed(0)
     encoder = make_encoder(ModelSettings(encoder=kind), 5).eval()
     bins = torch.randn(2, 14 + 4 * 99, 5)
     with torch.no_grad():
-        whole, _ = encoder(bins, None, encoder.start(2))
+        offline, _ = encoder(bins, None, encoder.start(2))
         state, pieces = encoder.start(2), []
         for first in range(0, 4 * 100, 4):
             frames, state = encoder.step(state, bins[:, first : first + 14])
             pieces.append(frames)
         pieces.append(encoder.finish(state))
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), offline, atol=1e-5, rtol=0)
 
 
 def test_state_does_not_grow():
@@ -66,18 +66,18 @@ def test_state_does_not_grow():
     sizes = []
     for n_bins in (9, 90):
         _, state = encoder.step(encoder.start(1), torch.randn(1, n_bins, 5))
-        sizes.append([t.shape for mixer in state for t in (mixer.recent, mixer.memory)])
+        sizes.append([t.shape for mixer in state for t in (mixer.conv_inputs, mixer.ssm_state)])
     assert sizes[0] == sizes[1]
 
 
-def test_directions_share_the_width():
+def test_directions_split_the_width():
     encoder = make(bidirectional=True)
-    assert (encoder.blocks[0].ahead.width, encoder.blocks[0].back.width) == (8, 8)
+    assert (encoder.blocks[0].mixer.width, encoder.blocks[0].reverse_mixer.width) == (8, 8)
     with pytest.raises(UserError, match="cannot stream"):
         encoder.step(encoder.start(1), torch.randn(1, 9, 5))
 
 
-def test_every_parameter_learns():
+def test_every_parameter_gets_a_gradient():
     model = Model(
         ModelConfig(
             settings=ModelSettings(encoder=SSMSettings(width=16, depth=2, n_heads=4, bidirectional=True)),
@@ -94,12 +94,11 @@ def test_every_parameter_learns():
     assert all(p.ndim < 2 for p in groups["bias"])
 
 
-def test_low_precision_around_the_scan():
-    """Under autocast the scan itself stays in float32."""
+def test_scan_stays_in_float32_under_autocast():
     encoder = make()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         frames, state = encoder(torch.randn(1, 41, 5), None, encoder.start(1))
-    assert state[0].memory.dtype == torch.float32
+    assert state[0].ssm_state.dtype == torch.float32
     assert bool(frames.isfinite().all())
 
 
@@ -112,7 +111,7 @@ def test_low_precision_around_the_scan():
         (["encoder.kind=ssm", "encoder.learned_initial_state=true"], "encoder.learned_initial_state"),
     ],
 )
-def test_refusals(overrides, words):
+def test_invalid_settings(overrides, words):
     with pytest.raises(UserError, match=words):
         load_recipe("tiny", overrides)
 

@@ -1,4 +1,4 @@
-"""The transducer head: one token at a time equals all at once; its loss beside that of CTC; training with both."""
+"""Transducer head: stepwise against parallel prediction, its loss beside CTC, and training with both."""
 
 import shutil
 from pathlib import Path
@@ -28,12 +28,13 @@ from arcuate.models.config import (
     Patch,
     TransducerSettings,
 )
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
-from arcuate.training.distributed import Encoding, as_outputs
+from arcuate.training.distributed import EncodeModule, outputs_from_tensors
 
-READ_NOTHING = Hypothesis(())
+EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
     TransducerSettings(enabled=True, width=6, context=1),
     TransducerSettings(enabled=True, width=6, context=2),
@@ -58,7 +59,7 @@ def make_batch() -> tuple:
 
 
 @kinds
-def test_token_by_token_equals_all_at_once(settings):
+def test_stepwise_equals_parallel_prediction(settings):
     model, (*_, tokens, _) = make_model(settings), make_batch()
     head = model.transducer
     predicted, state = head.start(2)
@@ -66,12 +67,12 @@ def test_token_by_token_equals_all_at_once(settings):
     for column in tokens.T:
         predicted, state = head.step(state, column)
         steps.append(predicted)
-    whole = head.from_tokens(head.predictor(tokens))
-    torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-6, rtol=0)
+    parallel = head.predictor_proj(head.predictor(tokens))
+    torch.testing.assert_close(torch.stack(steps, 1), parallel, atol=1e-6, rtol=0)
 
 
 @kinds
-def test_states_are_values_and_can_be_chosen(settings):
+def test_states_are_immutable_and_selectable(settings):
     head = make_model(settings).transducer
     _, state = head.start(3)
     _, state = head.step(state, torch.tensor([1, 2, 3]))
@@ -83,7 +84,7 @@ def test_states_are_values_and_can_be_chosen(settings):
 
 
 @kinds
-def test_losses_by_head(settings):
+def test_losses_by_reduction(settings):
     model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
     outputs = model(bins, n_bins, session, None, tokens)
     joint = outputs.joint
@@ -102,28 +103,29 @@ def test_losses_by_head(settings):
     torch.testing.assert_close(weighted_loss(by_head, loss), 0.3 * by_head["ctc"] + 2.0 * by_head["rnnt"])
 
 
-def test_a_head_that_weighs_nothing_is_left_out():
-    """Its loss may be infinite: two frames can not hold four tokens of CTC, but a transducer can say them."""
+def test_losses_of_weight_0_are_left_out():
+    """They may be infinite: CTC cannot align four tokens to two frames, but a transducer can."""
     model, (bins, _, session, tokens, n_tokens) = make_model(KINDS[0]), make_batch()
     outputs = model(bins, torch.tensor([4, 4]), session, None, tokens)
     losses = compute_losses(outputs, tokens, n_tokens, LossSettings(ctc=CTCSettings(weight=0.0)))
     assert list(losses) == ["rnnt"] and bool(losses["rnnt"].isfinite().all())
 
 
-def test_without_tokens_there_is_nothing_to_join():
+def test_no_joint_without_tokens():
     model, (bins, n_bins, session, *_) = make_model(KINDS[0]), make_batch()
     assert model(bins, n_bins, session).joint is None
     assert make_model(TransducerSettings())(bins, n_bins, session, None, torch.ones(2, 1)).joint is None
 
 
 @kinds
-def test_as_a_module_for_engines_nothing_is_lost(settings):
-    """Outputs taken apart and put together give the same gradients, those of the joiner's weights included."""
+def test_wrapping_as_a_module_keeps_all_outputs(settings):
+    """Outputs split into tensors and rebuilt give the same gradients, including those of the joiner's weights."""
     model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
     gradients = []
+    inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
-        model.encode(bins, n_bins, session, tokens),
-        as_outputs(Encoding(model)(bins, n_bins, session, tokens)),
+        model.encode(inputs),
+        outputs_from_tensors(EncodeModule(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
@@ -142,8 +144,8 @@ def test_saved_and_loaded(settings, tmp_path):
     assert sum(len(g) for g in parameter_groups(loaded).values()) == len(list(loaded.parameters()))
 
 
-def test_one_trial_is_read_as_the_pages_show() -> None:
-    """Outputs of one trial go into a search as they are: no padding, no gradient to take off."""
+def test_documented_search_of_one_trial() -> None:
+    """Outputs of one trial are valid inputs of a search: no padding, no gradients."""
     model = make_model(KINDS[1])
     decoder = Decoder(model.eval())
     bins = torch.randn(30, model.config.n_channels).numpy()
@@ -170,11 +172,11 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
     losses = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
     assert losses[-1] < losses[0]
     for head in ("ctc", "transducer", "both"):
-        told = evaluate(tmp_path / "run", label=head, head=head).to_dict()
-        assert told["head"] == head and told["n_scored"] == told["n_trials"] > 0
+        summary = evaluate(tmp_path / "run", label=head, head=head).to_dict()
+        assert summary["head"] == head and summary["n_scored"] == summary["n_trials"] > 0
 
 
-def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path, monkeypatch):
+def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, monkeypatch):
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
     train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run, used = open_run(tmp_path / "run"), set()
@@ -183,10 +185,12 @@ def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
         monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
     monkeypatch.setattr(
-        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [READ_NOTHING]
+        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [EMPTY_HYPOTHESIS]
     )
-    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *heard: [READ_NOTHING])
-    for options, made, told in (
+    monkeypatch.setattr(
+        arcuate.evaluation.trials, "search_joint", lambda searcher, *inputs: [EMPTY_HYPOTHESIS]
+    )
+    for options, made, expected in (
         ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
         ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
         ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
@@ -198,8 +202,8 @@ def test_search_and_width_are_those_asked_for(cohort_store: Path, tmp_path: Path
     ):
         used.clear()
         summary = evaluate(run, **options).to_dict()
-        assert used == {made} and told.items() <= summary.items()
-        assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in told)
+        assert used == {made} and expected.items() <= summary.items()
+        assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in expected)
     with pytest.raises(UserError, match="no greedy search"):
         evaluate(run, head="both", search="greedy")
 
@@ -215,17 +219,17 @@ def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
         "train.checkpoint_every=3",
         "train.keep_checkpoints=9",
     ]
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    train("mode-ssm-small", cohort_store, whole, overrides=changes)
-    shutil.copytree(whole, again, symlinks=True)
-    shutil.rmtree(again / "checkpoints" / "step-00000006")
-    train("mode-ssm-small", cohort_store, again, overrides=changes, resume=True)
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    train("mode-ssm-small", cohort_store, uninterrupted, overrides=changes)
+    shutil.copytree(uninterrupted, resumed, symlinks=True)
+    shutil.rmtree(resumed / "checkpoints" / "step-00000006")
+    train("mode-ssm-small", cohort_store, resumed, overrides=changes, resume=True)
     last = "checkpoints/last"
     for name in ("model.safetensors", "training.safetensors"):
-        assert (whole / last / name).read_bytes() == (again / last / name).read_bytes()
+        assert (uninterrupted / last / name).read_bytes() == (resumed / last / name).read_bytes()
 
 
-def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
+def test_missing_transducer_head(cohort_store: Path, tmp_path: Path):
     few = ["encoder.width=8", "train.steps=1", "train.log_every=1"]
     train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run = open_run(tmp_path / "run")
@@ -236,7 +240,7 @@ def test_heads_that_are_not_there(cohort_store: Path, tmp_path: Path):
         decode(run, data=tmp_path / "none", head="both")
 
 
-def test_losses_that_all_weigh_nothing_are_refused():
+def test_at_least_one_loss_needs_weight():
     with pytest.raises(UserError, match="nothing would be learnt"):
         load_recipe("tiny", ["loss.ctc.weight=0"])
     with pytest.raises(UserError, match="nothing would be learnt"):

@@ -1,4 +1,4 @@
-"""The Transformer encoder: sizes, what a frame may see, streams, refusals; its laws are in test_laws_models."""
+"""Transformer encoder: sizes, context, streams, error messages. Laws are in test_laws_models."""
 
 import math
 
@@ -29,7 +29,7 @@ def make(**changes) -> Transformer:
     sizes = {"width": 16, "depth": 2, "n_heads": 4, "context": 7, "n_buckets": 6, "input_dropout": 0.0}
     quiet = {"dropout": 0.0, "attention_dropout": 0.0}
     encoder = Transformer(TransformerSettings(**{**sizes, **quiet, **changes}), PATCH, 5)
-    torch.nn.init.normal_(encoder.distances.table)
+    torch.nn.init.normal_(encoder.position_bias.table)
     return encoder
 
 
@@ -41,7 +41,7 @@ def config_of(recipe: str) -> ModelConfig:
 
 
 def test_published_size():
-    """9.4 million in the paper, at 24 sessions of 256 channels; sessions add nothing."""
+    """9.4 million in the paper, at 24 sessions of 256 channels; sessions add no parameters."""
     block = 384 * 3 * 384 + 384 * 385 + 2 * 4 * 384 * 384 + 5 * 384 + 4 * 384
     embedding = 2 * 1280 + 1281 * 384 + 2 * 384
     around = 6 * 32 + 2 * 384 + 385 * 41
@@ -50,7 +50,7 @@ def test_published_size():
 
 
 @pytest.mark.parametrize("name", ["b2t24-transformer", "b2t25-transformer", "tiny-transformer"])
-def test_recipes_have_no_session_layers_until_asked(name):
+def test_recipes_disable_session_layers(name):
     recipe = load_recipe(name)
     assert recipe.encoder.kind == "transformer"
     assert recipe.optimizer.kind == "adamw"
@@ -64,7 +64,7 @@ def test_recipes_have_no_session_layers_until_asked(name):
 @pytest.mark.parametrize(
     ("name", "peak", "epochs"), [("b2t24-transformer", 1e-3, 250), ("b2t25-transformer", 2e-3, 500)]
 )
-def test_rate_falls_to_a_tenth_after_three_fifths(name, peak, epochs):
+def test_learning_rate_falls_to_a_tenth_after_three_fifths(name, peak, epochs):
     recipe = load_recipe(name)
     n_steps = recipe.train.steps
     assert learning_rate(recipe.schedule, 0, n_steps) == peak
@@ -79,10 +79,10 @@ def test_rate_falls_to_a_tenth_after_three_fifths(name, peak, epochs):
     [
         ("b2t24-transformer", 0.47, 0.57),
         ("b2t25-transformer", 0.47, 0.57),
-        ("tiny-transformer", 0.22, 0.30),  # trains for ten epochs, where half is too much
+        ("tiny-transformer", 0.22, 0.30),  # trains for ten epochs, for which half is too much
     ],
 )
-def test_masks_hide_about_half_or_a_quarter_of_a_trial(name, low, high):
+def test_masks_cover_about_half_or_a_quarter_of_a_trial(name, low, high):
     settings = load_recipe(name).augment
     generator = torch.Generator().manual_seed(0)
     shares = [
@@ -93,7 +93,7 @@ def test_masks_hide_about_half_or_a_quarter_of_a_trial(name, low, high):
 
 
 def reference(encoder: Transformer, frames: torch.Tensor) -> torch.Tensor:
-    """The encoder with whole matrices of scores, every pair of frames on its own. (F, W)"""
+    """The encoder with full attention matrices, one pair of frames at a time. (F, W)"""
     settings, n = encoder.settings, len(frames)
     per_head = settings.n_buckets // 2 if settings.bidirectional else settings.n_buckets
     bias = torch.full((settings.n_heads, n, n), -math.inf)
@@ -104,20 +104,20 @@ def reference(encoder: Transformer, frames: torch.Tensor) -> torch.Tensor:
                 place = relative_position_bucket(abs(d), settings.context, per_head) + (
                     per_head if d < 0 else 0
                 )
-                bias[:, i, j] = encoder.distances.table[:, place]
+                bias[:, i, j] = encoder.position_bias.table[:, place]
     for block in encoder.blocks:
-        q, k, v = block.attention.project(block.attention_norm(frames)).chunk(3, dim=-1)
+        q, k, v = block.attention.qkv(block.attention_norm(frames)).chunk(3, dim=-1)
         q, k, v = (x.reshape(n, settings.n_heads, -1).transpose(0, 1) for x in (q, k, v))
         shares = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) + bias).softmax(-1)
         frames = frames + block.attention.output((shares @ v).transpose(0, 1).reshape(n, -1))
-        frames = frames + block.outer(F.gelu(block.inner(block.frame_norm(frames))))
+        frames = frames + block.ffn_out(F.gelu(block.ffn_in(block.ffn_norm(frames))))
     return encoder.output_norm(frames)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("context", [1, 7, 90, 1000])
 def test_equals_the_definition(context, bidirectional):
-    """A stream of 150 frames needs several windows where the context is short."""
+    """150 frames need several windows if the context is short."""
     encoder = make(context=context, bidirectional=bidirectional).eval()
     bins = torch.randn(2, 3 + 2 * 149, 5)
     with torch.no_grad():
@@ -126,8 +126,8 @@ def test_equals_the_definition(context, bidirectional):
     torch.testing.assert_close(frames, expected, atol=1e-5, rtol=0)
 
 
-def test_embedding_does_not_mind_gain_and_offset():
-    """Layer norm over the patch: what makes maps per session unnecessary."""
+def test_embedding_is_invariant_to_gain_and_offset():
+    """Through the layer norm over the patch, which makes session layers unnecessary."""
     encoder = make()
     bins = torch.randn(1, 9, 5)
     torch.testing.assert_close(encoder.embedding(bins), encoder.embedding(3 * bins + 2), atol=1e-4, rtol=0)
@@ -137,53 +137,53 @@ def test_streams_frame_by_frame_over_many_contexts():
     encoder = make().eval()
     bins = torch.randn(2, 3 + 2 * 199, 5)
     with torch.no_grad():
-        whole, _ = encoder(bins, None, encoder.start(2))
+        offline, _ = encoder(bins, None, encoder.start(2))
         state, pieces = encoder.start(2), []
         for first in range(0, 2 * 200, 2):
             frames, state = encoder.step(state, bins[:, first : first + 3])
             pieces.append(frames)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), offline, atol=1e-5, rtol=0)
 
 
-def test_memory_is_bounded():
+def test_cache_is_bounded():
     encoder = make(context=7)
     for n_frames, kept in ((1, 1), (5, 5), (6, 6), (7, 6), (300, 6)):
         _, state = encoder.step(encoder.start(1), torch.randn(1, 3 + 2 * (n_frames - 1), 5))
         assert [m.keys.shape for m in state] == [m.values.shape for m in state] == [(1, 4, kept, 4)] * 2
 
 
-def test_a_streamed_frame_always_costs_the_same():
-    """Scores computed for one frame: `context` per head and layer, however long the stream has been."""
+def test_cost_of_a_streamed_frame_is_constant():
+    """A frame attends to `context` keys per head and layer, independent of the length of the stream."""
     encoder = make(context=7)
     seen = []
     for n_past in (6, 60, 600):
         _, state = encoder.step(encoder.start(1), torch.randn(1, 3 + 2 * (n_past - 1), 5))
-        (window,) = encoder.distances.windows(state[0].keys.shape[2], 1)
-        seen.append((tuple(window.bias.shape), window.seen.stop - window.seen.start))
+        (window,) = encoder.position_bias.windows(state[0].keys.shape[2], 1)
+        seen.append((tuple(window.bias.shape), window.keys.stop - window.keys.start))
     assert seen == [((1, 4, 1, 7), 7)] * 3
 
 
-def test_long_trials_are_read_in_windows():
-    """The cost of a long trial grows with its length and not with its square."""
-    distances = RelativePositionBias(n_heads=2, n_buckets=8, context=100, both_ways=False)
+def test_long_trials_are_processed_in_windows():
+    """The cost of a long trial grows linearly with its length."""
+    distances = RelativePositionBias(n_heads=2, n_buckets=8, context=100, bidirectional=False)
     n_scores = [sum(w.bias.numel() for w in distances.windows(0, n)) for n in (1000, 2000, 4000)]
     assert n_scores[2] - n_scores[1] == 2 * (n_scores[1] - n_scores[0])
 
 
 @pytest.mark.parametrize(("context", "n"), [(125, 32), (250, 32), (10, 32), (1, 2), (1000, 2)])
-def test_buckets_are_fine_near_and_coarse_far(context, n):
+def test_buckets_are_exact_near_and_logarithmic_far(context, n):
     back = [relative_position_bucket(d, context, n) for d in range(context)]
     assert back == sorted(back)
     assert back[: min(n // 2, context)] == list(range(min(n // 2, context)))
     assert max(back) < n
-    both = relative_position_buckets(context, 2 * n, both_ways=True)
+    both = relative_position_buckets(context, 2 * n, bidirectional=True)
     assert len(both) == 2 * context - 1
     assert both[:context] == tuple(reversed(back))
     assert set(both[context:]).isdisjoint(both[:context])
 
 
-def test_padding_next_to_a_short_trial_leaves_no_nan():
-    """Frames far beyond the end of a trial see nothing but padding."""
+def test_padding_of_short_trials_gives_no_nan():
+    """Frames far beyond the end of a trial attend to padding only."""
     encoder = make(context=2, bidirectional=True)
     bins = torch.randn(2, 3 + 2 * 99, 5)
     frames, _ = encoder(bins, torch.tensor([100, 3]), encoder.start(2))
@@ -192,7 +192,7 @@ def test_padding_next_to_a_short_trial_leaves_no_nan():
     assert all(bool(p.grad.isfinite().all()) for p in encoder.parameters())
 
 
-def test_looks_ahead_only_where_it_may():
+def test_only_bidirectional_attention_uses_the_future():
     for bidirectional in (False, True):
         encoder = make(context=4, depth=1, bidirectional=bidirectional).eval()
         bins = torch.randn(1, 3 + 2 * 19, 5, requires_grad=True)
@@ -203,14 +203,14 @@ def test_looks_ahead_only_where_it_may():
         assert (int(touched.min()), int(touched.max())) == (first, last)
 
 
-def test_both_directions_cannot_stream():
+def test_bidirectional_encoder_cannot_stream():
     encoder = make(bidirectional=True)
-    with pytest.raises(UserError, match=r"cannot stream; .*encoder\.bidirectional=false\.$"):
+    with pytest.raises(UserError, match=r"cannot stream; .*encoder\.bidirectional=false$"):
         encoder.step(encoder.start(1), torch.randn(1, 9, 5))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_every_parameter_learns(bidirectional):
+def test_every_parameter_gets_a_gradient(bidirectional):
     encoder = TransformerSettings(
         width=16, depth=2, n_heads=4, context=8, n_buckets=8, bidirectional=bidirectional
     )
@@ -231,9 +231,9 @@ def test_low_precision():
     assert bool(frames.isfinite().all())
 
 
-def test_attention_dropout_acts_in_training_alone():
+def test_attention_dropout_only_in_training():
     attention = Attention(8, 2, context=4, dropout=0.5)
-    windows = RelativePositionBias(2, 4, context=4, both_ways=False).windows(0, 6)
+    windows = RelativePositionBias(2, 4, context=4, bidirectional=False).windows(0, 6)
     frames, start = torch.randn(1, 6, 8), attention.start(1)
     assert not torch.equal(attention(frames, windows, start)[0], attention(frames, windows, start)[0])
     attention.eval()
@@ -244,18 +244,18 @@ def test_attention_dropout_acts_in_training_alone():
     ("overrides", "words"),
     [
         (["encoder.n_heads=5"], "width 128 must be a multiple of n_heads 5"),
-        (["encoder.context=0"], "encoder.context = 0 is refused: .*greater than or equal to 1"),
-        (["encoder.context=20000"], "encoder.context = 20000 is refused: .*less than or equal to 10000"),
-        (["encoder.n_buckets=1"], "encoder.n_buckets = 1 is refused"),
+        (["encoder.context=0"], "encoder.context = 0 is invalid: .*greater than or equal to 1"),
+        (["encoder.context=20000"], "encoder.context = 20000 is invalid: .*less than or equal to 10000"),
+        (["encoder.n_buckets=1"], "encoder.n_buckets = 1 is invalid"),
         (["encoder.n_buckets=7", "encoder.bidirectional=true"], "even n_buckets, not 7"),
-        (["encoder.dropout=1.0"], "encoder.dropout = 1.0 is refused"),
-        (["encoder.attention_dropout=-0.1"], "encoder.attention_dropout = -0.1 is refused"),
-        (["encoder.depth=0"], "encoder.depth = 0 is refused"),
-        (["encoder.ffn_expansion=0"], "encoder.ffn_expansion = 0 is refused"),
+        (["encoder.dropout=1.0"], "encoder.dropout = 1.0 is invalid"),
+        (["encoder.attention_dropout=-0.1"], "encoder.attention_dropout = -0.1 is invalid"),
+        (["encoder.depth=0"], "encoder.depth = 0 is invalid"),
+        (["encoder.ffn_expansion=0"], "encoder.ffn_expansion = 0 is invalid"),
         (["encoder.state_dim=8"], "'encoder.state_dim' belongs to another encoder.kind"),
         (["encoder.kind=transfomer"], "did you mean transformer"),
     ],
 )
-def test_refusals(overrides, words):
+def test_invalid_settings(overrides, words):
     with pytest.raises(UserError, match=words):
         load_recipe("tiny-transformer", overrides)

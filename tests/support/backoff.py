@@ -1,4 +1,4 @@
-"""Back-off models as plain dictionaries: the slow way to ask, for tests to compare with."""
+"""Back-off models as plain dictionaries: the reference implementation for tests."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,19 +6,25 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import LN10, Table, Tables, vocabulary_of, with_specials
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import (
+    LN10,
+    NGramTable,
+    NGramTables,
+    add_special_words,
+    make_vocabulary,
+)
 
 Ngram = tuple[str, ...]
 Backoff = dict[Ngram, tuple[float, float]]  # (log10 probability, log10 back-off)
 
 
-def ask(ngrams: Backoff, context: Sequence[str], word: str) -> float:
-    """log10 p(word | context) by the definition of back-off; a context that is not there costs nothing."""
+def reference_log10(ngrams: Backoff, context: Sequence[str], word: str) -> float:
+    """log10 p(word | context) by the definition of back-off; a missing context has back-off zero."""
     context = tuple(context)
     if (*context, word) in ngrams:
         return ngrams[(*context, word)][0]
-    return ngrams.get(context, (0.0, 0.0))[1] + ask(ngrams, context[1:], word)
+    return ngrams.get(context, (0.0, 0.0))[1] + reference_log10(ngrams, context[1:], word)
 
 
 def model_of(ngrams: Backoff) -> LanguageModel:
@@ -29,12 +35,14 @@ def model_of(ngrams: Backoff) -> LanguageModel:
         grams = [gram for gram in ngrams if len(gram) == k]
         values = np.array([ngrams[gram] for gram in grams], np.float64).reshape(-1, 2) * LN10
         rows = np.array([[ids[word] for word in gram] for gram in grams], np.int32).reshape(-1, k)
-        orders.append(Table(rows, *values.T.astype(np.float32)))
-    return to_model(with_specials(Tables(vocabulary_of(words), tuple(orders), source="test")))
+        orders.append(NGramTable(rows, *values.T.astype(np.float32)))
+    return model_from_tables(
+        add_special_words(NGramTables(make_vocabulary(words), tuple(orders), source="test"))
+    )
 
 
 def walk(model: LanguageModel, words: Iterable[str], state: int | None = None) -> tuple[list[float], int]:
-    """log10 probability of each word in turn, and the state after the last."""
+    """log10 probability of each word of a sequence, and the state after the last."""
     scores, state = [], model.empty if state is None else state
     for word in words:
         log_prob, state = model.advance(state, model.find(word))
@@ -43,7 +51,7 @@ def walk(model: LanguageModel, words: Iterable[str], state: int | None = None) -
 
 
 def write_arpa_text(path: Path, ngrams: Backoff, newline: str = "\n") -> Path:
-    """An ARPA file as a careful tool would write it."""
+    """Write an ARPA file."""
     order = max(map(len, ngrams))
     lines = ["\\data\\"]
     lines += [f"ngram {k}={sum(len(g) == k for g in ngrams)}" for k in range(1, order + 1)]

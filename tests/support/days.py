@@ -11,7 +11,7 @@ import numpy as np
 
 from arcuate.data.alphabet import token_names
 from arcuate.data.prepare import prepare
-from support.fabricate import Made, write_hdf5
+from support.recordings import FakeTrial, write_hdf5
 
 ALPHABET = (7, 12, 17, 24, 28, 40)
 N_CHANNELS = 12
@@ -84,7 +84,9 @@ def write_day(
         for _ in range(n):
             bins, tokens = speak(rng, mixing)
             text = " ".join(token_names(tokens))
-            made.append(Made(bins, tokens if labelled else None, text if labelled else None, block=block))
+            made.append(
+                FakeTrial(bins, tokens if labelled else None, text if labelled else None, block=block)
+            )
         write_hdf5(root / "hdf5_data_final" / session / f"data_{split}.hdf5", made)
 
 

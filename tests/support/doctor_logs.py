@@ -1,4 +1,4 @@
-"""Made-up logs of every kind of end, for the tests of the doctor."""
+"""Fabricated logs for the tests of the doctor."""
 
 import json
 from collections.abc import Sequence
@@ -6,30 +6,32 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.insight.doctor.curve import Log, Series
+from arcuate.insight.doctor.training_log import Series, TrainingLog
 
-STEPS = np.arange(0, 10_000, 100.0)  # a hundred evaluations, as the '24 trainer makes them
+STEPS = np.arange(0, 10_000, 100.0)  # a hundred evaluations, as in the '24 trainer
 
 
 def falling(start: float = 0.95, end: float = 0.21, speed: float = 8.0, n: int = len(STEPS)) -> np.ndarray:
-    """A learning curve that comes down fast, then slowly."""
+    """An exponentially falling learning curve."""
     share = np.linspace(0, 1, n)
     drop = (1 - np.exp(-speed * share)) / (1 - np.exp(-speed))
     return start - (start - end) * drop
 
 
-def log(per: np.ndarray, val_loss: np.ndarray | None = None, train_loss: np.ndarray | None = None) -> Log:
+def log(
+    per: np.ndarray, val_loss: np.ndarray | None = None, train_loss: np.ndarray | None = None
+) -> TrainingLog:
     longest = max(len(values) for values in (per, val_loss, train_loss) if values is not None)
     steps = np.arange(longest) * 100.0
 
     def series(values: np.ndarray | None) -> Series:
         return Series() if values is None else Series(steps[: len(values)], values, "batches")
 
-    return Log("made up", series(per), series(val_loss), series(train_loss))
+    return TrainingLog("made up", series(per), series(val_loss), series(train_loss))
 
 
-def write_jsonl(path: Path, made: Log, extra: Sequence[str] = ()) -> Path:
-    """As arcuate and many others write it: one object per row, training and validation apart."""
+def write_jsonl(path: Path, made: TrainingLog, extra: Sequence[str] = ()) -> Path:
+    """Write JSON lines with separate rows for training and validation."""
     lines = []
     for split, names in (
         ("train", {"loss": made.train_loss}),

@@ -1,4 +1,4 @@
-"""Helpers of the encoders tests."""
+"""Hypothesis strategies for models and batches."""
 
 import torch
 from hypothesis import strategies as st
@@ -54,7 +54,7 @@ def transformer(draw, bidirectional: bool) -> TransformerSettings:
     )
 
 
-KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # every kind of encoder obeys the same laws
+KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # all encoders satisfy the same laws
 
 
 @st.composite
@@ -95,9 +95,11 @@ def models(draw, bidirectional=st.booleans()) -> Model:
             for parameter in part.parameters():
                 parameter += 0.3 * torch.randn_like(parameter)
         if isinstance(model.encoder, Transformer):
-            model.encoder.distances.table.normal_()  # starts at 0, where no distance would matter
+            model.encoder.position_bias.table.normal_()  # initialised to 0, which would hide positions
         if model.mode is not None:
-            model.mode.fit(torch.full_like(model.mode.centre, 4.0), torch.full_like(model.mode.spread, 9.0))
+            model.mode.set_evidence_statistics(
+                torch.full_like(model.mode.evidence_mean, 4.0), torch.full_like(model.mode.evidence_sd, 9.0)
+            )
     return model
 
 

@@ -1,4 +1,4 @@
-"""Run folders made on the spot: a recipe, a log and results, with error rates as asked for."""
+"""Fabricated run folders with a recipe, a log and results of given error rates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def make_run(
     recipe: str = "tiny",
     **environment: Any,
 ) -> Run:
-    """A run that fell from PER 1 to `per`, evaluated on val unless told otherwise."""
+    """A run whose PER falls from 1 to `per`, by default evaluated on val."""
     facts: dict[str, Any] = {
         "arcuate": "0.1.0",
         "started": f"2030-01-01T00:{minute:02d}:00+00:00",

@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 TIMEOUT = 300
@@ -79,15 +80,19 @@ def ended(pid: int) -> int:
     return -9
 
 
-if __name__ == "__main__":
-    import arcuate.cli
-    import arcuate.cli._ablate
-    import arcuate.cli._combine
-    import arcuate.cli._compare
-    import arcuate.evaluation.decode
-    import arcuate.evaluation.evaluate
-    import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
+IMPORTED_ONCE = (
+    "arcuate.cli",
+    "arcuate.evaluation.combine.combine",
+    "arcuate.evaluation.decode",
+    "arcuate.evaluation.evaluate",
+    "arcuate.experiments.multi_seed",
+    "arcuate.insight.ablation",
+    "arcuate.insight.comparison",
+)
 
+if __name__ == "__main__":
+    for module in IMPORTED_ONCE:
+        import_module(module)
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             child(json.loads(line))

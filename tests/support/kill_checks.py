@@ -1,4 +1,4 @@
-"""Helpers of the kill_checks tests."""
+"""Comparison of killed and resumed runs with an uninterrupted one."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from support.killing import train_and_kill
 
 
 def without_cost(value: Any) -> Any:
-    """Rows as they must be after a resume: timings and memory aside."""
+    """Rows without timings and memory, which differ after a resume."""
     if isinstance(value, dict):
         return {k: without_cost(v) for k, v in value.items() if k != "cost"}
     return [without_cost(v) for v in value] if isinstance(value, list) else value
@@ -30,9 +30,9 @@ def assert_kills_leave_no_trace(arguments: list[str], folder: Path, points: list
     jobs = [(folder / f"at-{n}", kill) for n in points for kill in (n, None)]
     ended = train_and_kill(arguments, jobs)
     assert [code for code, _ in ended] == [-9, 0] * len(points)
-    whole = outcome(folder / "whole")
+    uninterrupted = outcome(folder / "uninterrupted")
     for n in points:
         run = folder / f"at-{n}"
-        assert outcome(run) == whole, f"killed at operation {n}"
+        assert outcome(run) == uninterrupted, f"killed at operation {n}"
         left = [p.name for p in (*run.glob(".*"), *run.glob("checkpoints/.*"))]
         assert left == [".lock"]

@@ -1,4 +1,4 @@
-"""What the tests of live decoding share: a small lexicon and n-gram over the real classes, small models."""
+"""Shared by the tests of live decoding: a small lexicon and n-gram over the real classes, small models."""
 
 import itertools
 from pathlib import Path
@@ -11,13 +11,14 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
-from arcuate.live.decoder import StreamingDecoder, make_engine
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.engine import make_engine
 from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings
 from arcuate.models.model import Model
 
-# every phoneme is a word, and some pairs are: whatever a random model says can be read
+# every phoneme is a word, and so are some pairs, so that any output of a random model has words
 PHONES = CLASSES[1:-1]
 ENTRIES = [(p.lower(), (p,)) for p in PHONES] + [
     (f"{a}{b}".lower() + "2", (a, b)) for a, b in itertools.pairwise(PHONES)
@@ -31,10 +32,10 @@ def small_ngram() -> LanguageModel:
     pairs = np.array([p for p in itertools.product(range(n), repeat=2) if p[0] != 2 and p[1] != 1], np.int32)
     pairs = pairs[rng.random(len(pairs)) < 0.1]
     tables = [
-        Table(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
-        Table(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
+        NGramTable(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
+        NGramTable(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
     ]
-    return to_model(Tables(vocabulary_of(words), tuple(tables)))
+    return model_from_tables(NGramTables(make_vocabulary(words), tuple(tables)))
 
 
 def score(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -42,7 +43,7 @@ def score(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def write_words(folder: Path) -> tuple[Path, Path]:
-    """The lexicon, and an n-gram that likes all of its words alike, as files."""
+    """The lexicon and an n-gram with uniform unigrams, as files."""
     lexicon, arpa = folder / "lexicon.txt", folder / "lm.arpa"
     lexicon.write_text("".join(f"{word}\t{' '.join(said)}\n" for word, said in ENTRIES))
     words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]

@@ -17,12 +17,12 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.live.access import Access
-from arcuate.live.adaptation import make_adapting
+from arcuate.live.adaptation import make_setup
 from arcuate.live.config import Endpoints, Limits, LiveSettings
-from arcuate.live.decoder import make_engine
+from arcuate.live.engine import make_engine
 from arcuate.live.recorder import Recorder
-from arcuate.live.server import Live, make_app
-from arcuate.live.sources.replay import Replay, prepare_replay
+from arcuate.live.server import LiveServer, make_app
+from arcuate.live.sources.replay import Replay, select_trials
 from support.live_parts import small_model, small_search
 
 SEARCH = small_search()
@@ -31,7 +31,7 @@ BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False), limits=LIMITS)
 
 
 class Served:
-    def __init__(self, live: Live, port: int) -> None:
+    def __init__(self, live: LiveServer, port: int) -> None:
         self.live, self.port = live, port
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
@@ -50,7 +50,7 @@ class Served:
 def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **options) -> Iterator[Served]:
     access = options.pop("access", Access("127.0.0.1"))
     record = Recorder(options["record"], decoder.n_channels) if "record" in options else None
-    live = Live(decoder, settings, access, options.get("source", lambda _: None), record)
+    live = LiveServer(decoder, settings, access, options.get("source", lambda _: None), record)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -76,15 +76,15 @@ def decoder(
 ) -> StreamingDecoder:
     engine = make_engine(small_model(n_channels, sessions=sessions), SEARCH)
     if adapt is not None:
-        engine = replace(engine, adapting=make_adapting(engine.model, SEARCH, adapt, AugmentationConfig()))
+        engine = replace(engine, adaptation=make_setup(engine.model, SEARCH, adapt, AugmentationConfig()))
     return StreamingDecoder(engine)
 
 
 @contextlib.contextmanager
-def replaying(store_path: Path, speed: float, rest_s: float = 0.2) -> Iterator[Served]:
-    """The trials of a store, heard by a small model that nobody trained."""
+def replaying(store_path: Path, speed: float, pause_s: float = 0.2) -> Iterator[Served]:
+    """The trials of a store, decoded by a small untrained model."""
     store = Store.open(store_path)
-    prepared = prepare_replay(store, store.sessions, "none", False)
-    source = lambda session: Replay(prepared, session.put, speed=speed, rest_s=rest_s)
+    prepared = select_trials(store, store.sessions, "none", False)
+    source = lambda session: Replay(prepared, session.put, speed=speed, pause_s=pause_s)
     with serving(decoder(store.n_channels, store.sessions), source=source) as served:
         yield served

@@ -1,4 +1,4 @@
-"""Helpers of the live_sources tests."""
+"""Helpers of the tests of live sources."""
 
 import os
 import shutil
@@ -22,20 +22,20 @@ BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 def wait_for(what: Callable[[], object], seconds: float = 180.0) -> object:
     due = time.monotonic() + seconds
     while not (found := what()):
-        assert time.monotonic() < due, "waited in vain"
+        assert time.monotonic() < due, "timed out"
         time.sleep(0.02)
     return found
 
 
-class Hearing:
-    """A session on its thread, and everything it says."""
+class SessionRunner:
+    """A running session and its events."""
 
     def __init__(self, decoder: StreamingDecoder | None = None) -> None:
         self.events: list = []
         self.session = LiveSession(decoder or small_decoder(SEARCH), BY_TRIAL, self.events.append)
         self.session.start()
 
-    def told(self, kind: str) -> list[dict]:
+    def events_of(self, kind: str) -> list[dict]:
         return [e for e in list(self.events) if isinstance(e, dict) and e["type"] == kind]
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the pages tests."""
+"""Validation of HTML pages."""
 
 import re
 from html.parser import HTMLParser
@@ -7,7 +7,7 @@ VOID = {"meta"}
 
 
 class Outline(HTMLParser):
-    """Checks that elements nest, and keeps what a browser would load, show and link to."""
+    """Checks the nesting of elements and collects ids, addresses, tags and text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Outline(HTMLParser):
 
 
 def check_page(page: str) -> Outline:
-    """What holds for every page: it nests, loads nothing, shows no NaN, and its links lead somewhere."""
+    """Check a page: nested elements, no external resources, no NaN, valid internal links."""
     outline = Outline(page)
     assert all(a.startswith(("#", "data:image/png;base64,")) for a in outline.addresses)
     assert not outline.tags & {"script", "link", "iframe", "object", "form"}

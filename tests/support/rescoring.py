@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-LACKING = [name for name in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
 
 
 @pytest.fixture(scope="module")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer Llama with random weights and a tokenizer of single letters, as `save_pretrained` leaves them."""
-    if LACKING:
+    """A two-layer Llama with random weights and a tokenizer of single letters, as `save_pretrained` writes them."""
+    if MISSING:
         pytest.skip("the extra llm is not installed")
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -7,7 +7,7 @@ from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train import build_model
 from arcuate.run import create_run
-from arcuate.training.state import Training
+from arcuate.training.state import TrainingState
 
 STILL = ["encoder.width=16", "encoder.dropout=0", "front_end.session_layer.dropout=0", "train.clip_norm=null"]
 
@@ -16,6 +16,6 @@ def recipe_of(*overrides: str) -> Recipe:
     return load_recipe("tiny", [*STILL, *overrides])
 
 
-def training_of(store: Store, recipe: Recipe, folder: Path) -> Training:
+def training_of(store: Store, recipe: Recipe, folder: Path) -> TrainingState:
     model = build_model(recipe, store, select(store, recipe.data, recipe.front_end.patch.count_frames))
-    return Training(model, recipe, create_run(folder, recipe, {}), "fp32")
+    return TrainingState(model, recipe, create_run(folder, recipe, {}), "fp32")

@@ -1,4 +1,4 @@
-"""Helpers of the transducers tests."""
+"""Small transducers for tests."""
 
 import pytest
 import torch
@@ -24,5 +24,5 @@ def make(settings: TransducerSettings, n_frames: int, seed: int = 0, n_classes: 
     head = Transducer(settings, 5, n_classes).eval()
     with torch.no_grad():
         for parameter in head.parameters():
-            parameter *= 3.0  # sharper than at the start, so that readings differ
+            parameter *= 3.0  # sharper than at the start, so that hypotheses differ
     return head, torch.randn(n_frames, 5)

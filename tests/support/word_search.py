@@ -1,4 +1,4 @@
-"""Helpers of the word_search tests."""
+"""A small lexicon and n-gram for word-search tests."""
 
 import itertools
 
@@ -7,8 +7,8 @@ import pytest
 
 from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import to_model
-from arcuate.language.ngram.vocabulary import Table, Tables, vocabulary_of
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
 
 CLASSES = ("BLANK", "a", "b", "SIL")
 
@@ -22,12 +22,12 @@ ENTRIES = [("one", "a"), ("won", "a"), ("two", "a b"), ("two", "b"), ("too", "b 
 
 @pytest.fixture(scope="module")
 def lexicon() -> Lexicon:
-    return make_lexicon([(word, tuple(said.split())) for word, said in ENTRIES], CLASSES, "tiny")
+    return make_lexicon([(word, tuple(phones.split())) for word, phones in ENTRIES], CLASSES, "tiny")
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    """A 3-gram with gaps, so that every kind of back-off happens."""
+    """A 3-gram with gaps, so that every kind of back-off occurs."""
     words = ["<unk>", "<s>", "</s>", "one", "won", "two", "too", "ab"]
     rng = np.random.default_rng(3)
     orders = []
@@ -41,8 +41,8 @@ def model() -> LanguageModel:
         ids = ids[allowed & (rng.random(len(ids)) < keep)]
         scores = rng.normal(-2.0, 1.0, len(ids)).clip(max=-0.05).astype(np.float32)
         backoffs = rng.normal(-0.5, 0.3, len(ids)).astype(np.float32) * (order < 3)
-        orders.append(Table(ids, scores, backoffs))
-    return to_model(Tables(vocabulary_of(words), tuple(orders)))
+        orders.append(NGramTable(ids, scores, backoffs))
+    return model_from_tables(NGramTables(make_vocabulary(words), tuple(orders)))
 
 
 def frames(seed: int, n_frames: int, sharp: float = 2.0, n_classes: int = 4) -> np.ndarray:

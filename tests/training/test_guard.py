@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.training.checkpoint import check_like
+from arcuate.training.checkpoint import check_same_structure
 from arcuate.training.guard import (
     KEEP,
     AdaptiveSettings,
@@ -191,7 +191,7 @@ def test_saved_state_has_the_structure_of_a_new_guard(n_steps: int) -> None:
     guard = Guard(GuardSettings())
     for loss in healthy_losses(n_steps):
         guard.judge(all_blank(loss), 1e-3)
-    check_like(Guard(GuardSettings()).to_dict(), json.loads(json.dumps(guard.to_dict())), "guard")
+    check_same_structure(Guard(GuardSettings()).to_dict(), json.loads(json.dumps(guard.to_dict())), "guard")
 
 
 STEPS = st.lists(
@@ -226,13 +226,13 @@ def test_saved_and_restored_guard_judges_identically(steps: list[StepMetrics], a
             guard.after_rewind(to_start=verdict.kind == "stuck")
         return verdict
 
-    whole, before, after = Guard(settings), Guard(settings), Guard(settings)
+    uninterrupted, before, after = Guard(settings), Guard(settings), Guard(settings)
     first = [judge(before, n) for n in steps[:at]]
     saved = json.loads(json.dumps(before.to_dict(), allow_nan=False))
-    check_like(after.to_dict(), saved, "guard")
+    check_same_structure(after.to_dict(), saved, "guard")
     after.restore(saved)
-    assert [*first, *(judge(after, n) for n in steps[at:])] == [judge(whole, n) for n in steps]
-    assert after.to_dict() == whole.to_dict()
+    assert [*first, *(judge(after, n) for n in steps[at:])] == [judge(uninterrupted, n) for n in steps]
+    assert after.to_dict() == uninterrupted.to_dict()
 
 
 def test_disabled_guard_keeps_everything() -> None:

@@ -1,4 +1,4 @@
-"""The CTC loss of inner layers: the same head, every kind of encoder, in training and nowhere else."""
+"""Intermediate CTC losses: shared head, every kind of encoder, training only."""
 
 import pytest
 import torch
@@ -18,9 +18,10 @@ from arcuate.models.config import (
     SSMSettings,
     TransformerSettings,
 )
+from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.distributed import Encoding, as_outputs
+from arcuate.training.distributed import EncodeModule, outputs_from_tensors
 
 KINDS = [
     GRUSettings(width=8, depth=3, dropout=0.0),
@@ -43,17 +44,17 @@ def make_batch() -> tuple[torch.Tensor, ...]:
 
 
 @each_kind
-def test_a_layer_says_what_a_shallower_encoder_would(encoder):
-    """The scores after layer 2 are those of the same encoder cut off there."""
+def test_layer_outputs_equal_those_of_a_shallower_encoder(encoder):
+    """The log-probabilities after layer 2 are those of the same encoder with two layers."""
     deep = make(encoder).eval()
     shallow = make(encoder.model_copy(update={"depth": 2})).eval()
     own = shallow.state_dict()
     shallow.load_state_dict({name: t for name, t in deep.state_dict().items() if name in own})
     batch = make_batch()
     with torch.no_grad():
-        outputs = deep.encode(*batch, layers=(2,))
-        expected = shallow.encode(*batch)
-        plain = deep.encode(*batch)
+        outputs = deep.encode(ModelInputs(*batch, layers=(2,)))
+        expected = shallow.encode(ModelInputs(*batch))
+        plain = deep.encode(ModelInputs(*batch))
     real = torch.arange(outputs.frames.shape[1]) < outputs.n_frames[:, None]
     torch.testing.assert_close(
         outputs.intermediate[2][real], expected.log_probs["ctc"][real], atol=1e-5, rtol=0
@@ -64,13 +65,13 @@ def test_a_layer_says_what_a_shallower_encoder_would(encoder):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layer_by_layer_with_torchs_kernels(bidirectional):
-    """What runs on other devices, tried on this one."""
+    """The implementation for other devices, run on this one."""
     encoder = make(GRUSettings(width=8, depth=3, dropout=0.0, bidirectional=bidirectional)).encoder
     bins, n_frames = torch.randn(3, 14 + 4 * 9, 4), torch.tensor([4, 10, 7])
     state = torch.randn(3 * (2 if bidirectional else 1), 3, 8)
     with torch.no_grad():
-        ours = encoder.layered(bins, n_frames, state, (1, 2))
-        theirs = encoder._layered_torch(bins, n_frames, state, (1, 2))
+        ours = encoder.forward_with_layers(bins, n_frames, state, (1, 2))
+        theirs = encoder._forward_torch(bins, n_frames, state, (1, 2))
     real = torch.arange(10) < n_frames[:, None]
     for a, b in [(ours[0], theirs[0]), *((ours[2][i], theirs[2][i]) for i in (1, 2))]:
         torch.testing.assert_close(a[real], b[real], atol=1e-5, rtol=0)
@@ -87,7 +88,9 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     settings = LossSettings(
         ctc=CTCSettings(weight=2.0), intermediate=IntermediateSettings(layers=(1, 2), weight=0.5)
     )
-    outputs = model.encode(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers)
+    outputs = model.encode(
+        ModelInputs(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers)
+    )
     losses = compute_losses(outputs, tokens, n_tokens, settings)
     one, two = (
         ctc_loss(outputs.intermediate[i], outputs.n_frames, tokens, n_tokens, settings.ctc) for i in (1, 2)
@@ -103,18 +106,19 @@ def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     assert model.head.weight.grad.abs().sum() > 0
 
 
-def test_survives_the_way_through_an_engine():
+def test_outputs_survive_the_conversion_to_tensors():
     model, batch = make(KINDS[3]), make_batch()
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
-    straight = model.encode(*batch, tokens, layers=layers)
-    wrapped = as_outputs(Encoding(model)(*batch, tokens, layers=layers))
+    inputs = ModelInputs(*batch, tokens, layers=layers)
+    straight = model.encode(inputs)
+    wrapped = outputs_from_tensors(EncodeModule(model)(inputs, False))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "mode-ssm-small", "tiny-transformer"])
-def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
+def test_every_kind_of_encoder_trains(recipe, cohort_store, tmp_path):
     small = ["encoder.width=16", "train.steps=2", "train.log_every=1", "data.batching.batch_size=4"]
     small.append("loss.intermediate.layers=[1]")
     train(recipe, cohort_store, tmp_path / "run", overrides=small)
@@ -133,14 +137,14 @@ def test_trains_with_every_kind(recipe, cohort_store, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["loss.intermediate.layers=[3]"], "may name layers 1 to 2 of this encoder of 3"),
+        (["loss.intermediate.layers=[3]"], "must name layers 1 to 2 of this encoder of depth 3"),
         (["loss.intermediate.layers=[0]"], "greater than or equal to 1"),
         (["loss.intermediate.layers=[1,1]"], "twice"),
         (["loss.intermediate.layers=1"], r"loss\.intermediate\.layers=\[1\]"),
-        (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is refused"),
+        (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is invalid"),
     ],
 )
-def test_refusals(overrides, words):
+def test_invalid_layers_are_rejected(overrides, words):
     with pytest.raises(UserError, match=words):
         load_recipe("tiny-transformer", overrides)
 

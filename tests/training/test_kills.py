@@ -1,4 +1,4 @@
-"""SIGKILL at file operations of every kind: while the folder is made, in a checkpoint, in a rewind, at a link."""
+"""SIGKILL at file operations of every kind: while the folder is created, in a checkpoint, in a rewind, at a link."""
 
 import random
 from pathlib import Path
@@ -27,19 +27,19 @@ WILD = [
     "guard.spike={warmup: 20, patience: 5, window: 20, ratio: 1.3, n_sd: 1.5}",
     "guard.max_rewinds=50",
 ]
-LONG = [  # past the first judgements of every rule of the guard, which then stand in what is saved
+LONG = [  # long enough for every rule of the guard, whose state is saved
     *SMALL,
     *("train.steps=90", "train.checkpoint_every=15", "train.validate_every=45"),
     "guard.spike={warmup: 20}",
-    "guard.stuck={action: warn, patience: 50, fall: 0.5}",
+    "guard.stuck={action: warn, patience: 50, min_drop: 0.5}",
     "guard.adaptive={threshold: 0.01, window: 20, max_reductions: 3}",
 ]
 SIGNS = {"calm": (), "wild": ("rewound_to",), "long": ("stuck", "gradient_norm")}
 
 
-def test_killed_while_the_folder_is_made_or_soon_after(cohort_store: Path, tmp_path: Path) -> None:
+def test_killed_while_the_folder_is_created_or_soon_after(cohort_store: Path, tmp_path: Path) -> None:
     arguments = [*SMALL, "train.steps=4", "--data", str(cohort_store)]
-    train_and_kill(arguments, [(tmp_path / "whole", None)])
+    train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])
     assert_kills_leave_no_trace(arguments, tmp_path, list(range(1, 16)) if THOROUGH else [1, 3, 5, 9])
 
 
@@ -49,8 +49,8 @@ def test_killed_while_the_folder_is_made_or_soon_after(cohort_store: Path, tmp_p
 )
 def test_killed_at_any_file_operation(cohort_store: Path, tmp_path: Path, kind: str, n_points: int) -> None:
     arguments = [*{"calm": CALM, "wild": WILD, "long": LONG}[kind], "--data", str(cohort_store)]
-    [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "whole", None)])
-    incidents = (tmp_path / "whole" / "incidents.jsonl").read_text()
+    [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])
+    incidents = (tmp_path / "uninterrupted" / "incidents.jsonl").read_text()
     assert all(sign in incidents for sign in SIGNS[kind]) and bool(incidents) == bool(SIGNS[kind])
     points = sorted(random.Random(n_points).sample(range(13, n_operations), n_points))
     assert_kills_leave_no_trace(arguments, tmp_path, points)

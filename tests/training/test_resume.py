@@ -1,4 +1,4 @@
-"""Killed at any moment, a resumed run ends with the same weights and the same metrics as one never stopped."""
+"""A run killed at any moment and resumed ends with the weights and metrics of an uninterrupted run."""
 
 import contextlib
 import json
@@ -56,8 +56,8 @@ def command(store: Path, run: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
+def uninterrupted(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
     subprocess.run(command(cohort_store, run), check=True, capture_output=True)
     return run
 
@@ -73,7 +73,7 @@ def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen[bytes]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(count(2, 8)))
 def test_killed_and_resumed_equals_uninterrupted(
-    whole: Path, cohort_store: Path, tmp_path: Path, seed: int
+    uninterrupted: Path, cohort_store: Path, tmp_path: Path, seed: int
 ) -> None:
     run, rng = tmp_path / "run", random.Random(seed)
     for n_rows in (2, 7):
@@ -86,17 +86,17 @@ def test_killed_and_resumed_equals_uninterrupted(
         command(cohort_store, run, "--resume", "--json"), capture_output=True, text=True, check=True
     )
     assert one_object(done.stdout)["steps"] == 36
-    assert "going on after step" in done.stderr
-    assert metrics(run) == metrics(whole)
-    assert weights(run) == weights(whole)
-    assert weights(run, "best") == weights(whole, "best")
+    assert "resuming after step" in done.stderr
+    assert metrics(run) == metrics(uninterrupted)
+    assert weights(run) == weights(uninterrupted)
+    assert weights(run, "best") == weights(uninterrupted, "best")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_finish_the_step_and_save(
-    whole: Path, cohort_store: Path, tmp_path: Path, number: signal.Signals, code: int
+    uninterrupted: Path, cohort_store: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """Sent to the whole group, workers included, as terminals and batch systems do."""
+    """Signals go to the process group including workers, as from terminals and batch systems."""
     run = tmp_path / "run"
     process = subprocess.Popen(
         command(cohort_store, run, "data.workers=1"), stderr=subprocess.DEVNULL, start_new_session=True
@@ -107,47 +107,47 @@ def test_signals_finish_the_step_and_save(
     state = json.loads((run / "checkpoints/last/state.json").read_text())
     assert 9 <= state["step"] < 36
     subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
-    assert metrics(run) == metrics(whole)
-    assert weights(run) == weights(whole)
+    assert metrics(run) == metrics(uninterrupted)
+    assert weights(run) == weights(uninterrupted)
 
 
-def test_resuming_a_finished_run_does_nothing(whole: Path, cohort_store: Path) -> None:
-    before = (whole / "metrics.jsonl").stat().st_mtime_ns
-    done = subprocess.run(command(cohort_store, whole, "--resume"), capture_output=True, text=True)
+def test_resuming_a_finished_run_does_nothing(uninterrupted: Path, cohort_store: Path) -> None:
+    before = (uninterrupted / "metrics.jsonl").stat().st_mtime_ns
+    done = subprocess.run(command(cohort_store, uninterrupted, "--resume"), capture_output=True, text=True)
     assert done.returncode == 0
     assert "is complete: 36 steps" in done.stderr
-    assert (whole / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (uninterrupted / "metrics.jsonl").stat().st_mtime_ns == before
 
 
-def test_a_damaged_checkpoint_is_passed_over(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_skipped(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(uninterrupted, run, symlinks=True)
     last = (run / "checkpoints/last").resolve()
     os.truncate(last / "training.safetensors", 1000)
     done = subprocess.run(command(cohort_store, run, "--resume"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "damaged" in done.stderr
-    assert metrics(run) == metrics(whole)
-    assert weights(run) == weights(whole)
+    assert metrics(run) == metrics(uninterrupted)
+    assert weights(run) == weights(uninterrupted)
 
 
-def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(
-    whole: Path, cohort_store: Path, tmp_path: Path
+def test_without_usable_checkpoint_nothing_is_overwritten(
+    uninterrupted: Path, cohort_store: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(uninterrupted, run, symlinks=True)
     for path in run.glob("checkpoints/step-*/model.safetensors"):
         os.truncate(path, 100)
     before = (run / "metrics.jsonl").read_bytes()
     done = subprocess.run(command(cohort_store, run, "--resume"), capture_output=True, text=True)
-    assert_refused(done, "whole")
+    assert_refused(done, "complete and consistent")
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
-    """The limit on a file's size stands for the disk: the next checkpoint does not fit."""
+def test_full_disk_keeps_earlier_checkpoints(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
+    """A limit on file sizes stands for the disk: the next checkpoint exceeds it."""
     run = tmp_path / "run"
-    shutil.copytree(whole, run, symlinks=True)
+    shutil.copytree(uninterrupted, run, symlinks=True)
     for name in ("step-00000036", "last"):
         path = run / "checkpoints" / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
@@ -161,8 +161,8 @@ def test_a_disk_that_is_full_keeps_what_is_there(whole: Path, cohort_store: Path
     assert_refused(done, "too large", "checkpoints")
     assert {p: p.read_bytes() for p in before} == before
     subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
-    assert metrics(run) == metrics(whole)
-    assert weights(run) == weights(whole)
+    assert metrics(run) == metrics(uninterrupted)
+    assert weights(run) == weights(uninterrupted)
 
 
 FAILING = """
@@ -173,7 +173,7 @@ from arcuate.cli import main
 def train(training, batches, *rest):
     next(batches)
     error = OSError(errno.ENOSPC, "No space left on device")
-    error.itself = error  # kept alive, and with it all that was going on, until the program ends
+    error.itself = error  # a reference cycle keeps the frames and their workers alive until the program ends
     raise error
 
 command.train_loop = train
@@ -181,8 +181,8 @@ main()
 """
 
 
-def test_a_run_that_fails_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
-    """Workers leave signals alone; the end of the program must not count on signals to be rid of them."""
+def test_failing_run_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
+    """Workers ignore signals, so the end of the program must not rely on signals to stop them."""
     _, _, _, *arguments = command(cohort_store, tmp_path / "run", "data.workers=1")
     done = subprocess.run(
         [sys.executable, "-c", FAILING, *arguments], capture_output=True, text=True, timeout=200
@@ -190,18 +190,20 @@ def test_a_run_that_fails_does_not_wait_for_its_workers(cohort_store: Path, tmp_
     assert_refused(done, "No space left")
 
 
-def test_another_recipe_or_other_data_are_refused(whole: Path, cohort_store: Path) -> None:
+def test_other_recipe_or_data_is_rejected(uninterrupted: Path, cohort_store: Path) -> None:
     done = subprocess.run(
-        command(cohort_store, whole, "--resume", "optimizer.eps=0.1"), capture_output=True, text=True
+        command(cohort_store, uninterrupted, "--resume", "optimizer.eps=0.1"), capture_output=True, text=True
     )
     assert_refused(done, "optimizer")
 
 
-def test_from_starts_a_new_run_that_names_its_parent(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+def test_from_starts_a_new_run_and_records_its_parent(
+    uninterrupted: Path, cohort_store: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "child"
     more = [
         "--from",
-        f"{whole}@last",
+        f"{uninterrupted}@last",
         "train.steps=2",
         "train.log_every=1",
         "encoder.width=32",
@@ -209,34 +211,34 @@ def test_from_starts_a_new_run_that_names_its_parent(whole: Path, cohort_store: 
     ]
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, *more, "data.batching.batch_size=8")
     assert done.returncode == 0, done.stderr
-    assert json.loads((run / "environment.json").read_text())["parent"] == f"{whole}@last"
-    assert weights(run)["model.safetensors"] == weights(whole)["model.safetensors"]
+    assert json.loads((run / "environment.json").read_text())["parent"] == f"{uninterrupted}@last"
+    assert weights(run)["model.safetensors"] == weights(uninterrupted)["model.safetensors"]
     assert_refused(
         arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", "nowhere"),
         "nowhere",
     )
-    other = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", whole)
-    assert_refused(other, "does not fit")
+    other = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "x", "--from", uninterrupted)
+    assert_refused(other, "does not match")
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.slow
-def test_the_guard_changes_nothing_on_a_healthy_run(whole: Path, cohort_store: Path, tmp_path: Path) -> None:
+def test_guard_does_not_change_a_healthy_run(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "unguarded"
     subprocess.run(command(cohort_store, run, "guard.enabled=false"), check=True, capture_output=True)
-    assert weights(run) == weights(whole)
-    assert metrics(run) == metrics(whole)
-    assert (whole / "incidents.jsonl").read_text() == ""
+    assert weights(run) == weights(uninterrupted)
+    assert metrics(run) == metrics(uninterrupted)
+    assert (uninterrupted / "incidents.jsonl").read_text() == ""
 
 
 def shared_command(store: Path, run: Path, *more: str) -> list[str]:
-    """The same training by two processes, started by torchrun."""
+    """The same training in two processes, started by torchrun."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--"]
     return [*launch, *command(store, run, *more)[2:]]
 
 
 def kill_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """A signal to a launcher and to all it has started."""
+    """Send a signal to a launcher and all its children."""
     family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     for pid in family:
         with contextlib.suppress(ProcessLookupError):
@@ -246,10 +248,10 @@ def kill_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 @pytest.mark.slow
 def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: Path, tmp_path: Path) -> None:
-    """Killed at random moments, then told to stop: all processes leave after the same step and save."""
-    whole, run, rng = tmp_path / "whole", tmp_path / "run", random.Random(3)
+    """Killed at random moments, then stopped by a signal: all processes stop after the same step and save."""
+    uninterrupted, run, rng = tmp_path / "uninterrupted", tmp_path / "run", random.Random(3)
     short = ["train.steps=24", "train.validate_every=8"]
-    subprocess.run(shared_command(cohort_store, whole, *short), check=True, capture_output=True)
+    subprocess.run(shared_command(cohort_store, uninterrupted, *short), check=True, capture_output=True)
     for n_rows, number in ((3, signal.SIGKILL), (6, signal.SIGTERM)):
         process = subprocess.Popen(
             shared_command(cohort_store, run, *short, "--resume"), stderr=subprocess.DEVNULL
@@ -261,14 +263,14 @@ def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: 
         shared_command(cohort_store, run, *short, "--resume", "--json"), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert one_object(done.stdout)["steps"] == 24  # one process speaks
-    assert metrics(run) == metrics(whole)
-    assert weights(run) == weights(whole)
-    assert weights(run, "best") == weights(whole, "best")
+    assert one_object(done.stdout)["steps"] == 24  # only rank 0 prints
+    assert metrics(run) == metrics(uninterrupted)
+    assert weights(run) == weights(uninterrupted)
+    assert weights(run, "best") == weights(uninterrupted, "best")
 
 
 TWO_HEADS = [
-    "encoder={kind: ssm, width: 16, depth: 2, heads: 4, state: 8, dropout: 0}",
+    "encoder={kind: ssm, width: 16, depth: 2, n_heads: 4, state_dim: 8, dropout: 0}",
     "transducer={enabled: true, predictor: lstm, width: 16, dropout: 0}",
 ]
 
@@ -276,7 +278,7 @@ TWO_HEADS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [["encoder.dropout=0"], TWO_HEADS], ids=["gru", "ssm and transducer"])
 def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path: Path) -> None:
-    """Half the batch each, gradients averaged: the same weights up to rounding."""
+    """Half the batch each with averaged gradients gives the same weights up to rounding."""
     import torch
     from safetensors.torch import load_file
 
@@ -294,7 +296,7 @@ def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_exploding_run_is_rewound_and_the_evidence_kept(cohort_store: Path, tmp_path: Path) -> None:
+def test_diverging_run_is_rewound_with_evidence(cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "wild"
     wild = [
         "schedule={kind: warmup_cosine, peak_lr: 3.0, warmup_steps: 60, decay_steps: 120}",

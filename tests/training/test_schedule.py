@@ -3,7 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.training.checks import cautions
+from arcuate.training.checks import find_ineffective_settings
 from arcuate.training.schedule import (
     HoldDecay,
     Linear,
@@ -17,21 +17,21 @@ from arcuate.training.schedule import (
 )
 
 
-def torch_rates(make, n_steps: int, rate: float) -> list[float]:  # type: ignore[no-untyped-def]
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    scheduler, rates = make(optimizer), []
+def torch_learning_rates(make, n_steps: int, lr: float) -> list[float]:  # type: ignore[no-untyped-def]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+    scheduler, learning_rates = make(optimizer), []
     for _ in range(n_steps):
-        rates.append(optimizer.param_groups[0]["lr"])
+        learning_rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return rates
+    return learning_rates
 
 
 LR = torch.optim.lr_scheduler
 
 
 @pytest.mark.parametrize(
-    ("schedule", "make", "rate"),
+    ("schedule", "make", "lr"),
     [
         (OneCycle(peak_lr=0.01, cycle_steps=61), lambda o: LR.OneCycleLR(o, 0.01, total_steps=61), 0.01),
         (Linear(peak_lr=0.02, min_lr=0.005), lambda o: LR.LinearLR(o, 1.0, 0.25, total_iters=60), 0.02),
@@ -48,13 +48,13 @@ LR = torch.optim.lr_scheduler
         ),
     ],
 )
-def test_rates_equal_those_of_torch(schedule, make, rate: float) -> None:  # type: ignore[no-untyped-def]
+def test_learning_rates_equal_those_of_torch(schedule, make, lr: float) -> None:  # type: ignore[no-untyped-def]
     assert [learning_rate(schedule, s, 60) for s in range(60)] == pytest.approx(
-        torch_rates(make, 60, rate), abs=1e-12
+        torch_learning_rates(make, 60, lr), abs=1e-12
     )
 
 
-def test_plateau_equals_that_of_torch() -> None:
+def test_plateau_equals_reduce_lr_on_plateau() -> None:
     pers = [0.9, 0.7, 0.71, 0.72, 0.7, 0.69, 0.7, 0.7, 0.7, 0.7, 0.7, 0.68, 0.9, 0.9, 0.9, 0.9]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     theirs = LR.ReduceLROnPlateau(optimizer, factor=0.5, patience=2, threshold=0.0, cooldown=1)
@@ -158,9 +158,10 @@ def test_all_contradictions_are_reported_together() -> None:
         load_recipe("tiny", ["schedule={kind: hold_decay, peak_lr: 0.1, hold_steps: 601}", "swa.start=700"])
 
 
-def test_what_will_not_act_is_said_before_training() -> None:
+def test_ineffective_settings_are_reported() -> None:
     cut = load_recipe("b2t25-gru", ["train.steps=20"])
-    assert any("schedule.warmup_steps 1000" in line for line in cautions(cut, True, "cuda"))
+    assert any("schedule.warmup_steps 1000" in line for line in find_ineffective_settings(cut, True, "cuda"))
     plateau = load_recipe("tiny", ["schedule={kind: plateau, peak_lr: 0.1}", "runtime.tf32=true"])
-    assert ["plateau" in line or "tf32" in line for line in cautions(plateau, False, "cpu")] == [True, True]
-    assert not list(cautions(load_recipe("tiny"), False, "cpu"))
+    found = find_ineffective_settings(plateau, False, "cpu")
+    assert ["plateau" in line or "tf32" in line for line in found] == [True, True]
+    assert not list(find_ineffective_settings(load_recipe("tiny"), False, "cpu"))

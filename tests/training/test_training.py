@@ -1,5 +1,6 @@
-"""Parts of the loop on their own: gradients, optimizer groups, averages, precision."""
+"""Parts of the training loop: gradients, optimizer groups, averages, precision."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
-from arcuate.training.averaging import Averages
+from arcuate.training.averaging import WeightAverages
 from arcuate.training.config import Ema, Precision, Swa
-from arcuate.training.distributed import World
-from arcuate.training.loop import backward
+from arcuate.training.distributed import Distributed, encode_for_training
 from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.precision import choose_precision
-from arcuate.training.state import Training
+from arcuate.training.state import TrainingState
+from arcuate.training.step import compute_gradients
 from support.training import recipe_of, training_of
 
 CPU = torch.device("cpu")
@@ -30,12 +31,12 @@ def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) ->
     )
 
 
-def gradients(training: Training, drawn: list[Batch]) -> dict[str, torch.Tensor]:
-    backward(training, training.model.encode, drawn, CPU, World())
+def gradients(training: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tensor]:
+    compute_gradients(training, partial(encode_for_training, training.model), drawn, CPU, Distributed())
     return {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
 
 
-def test_accumulated_batches_count_every_trial_once(cohort_store: Path, tmp_path: Path) -> None:
+def test_accumulation_weights_every_trial_equally(cohort_store: Path, tmp_path: Path) -> None:
     """Two batches of different size give the gradient of the mean over all their trials, not of their means."""
     store, recipe = Store.open(cohort_store), recipe_of("data.batching.batch_size=6")
     planned = batches_of(store, recipe)
@@ -51,7 +52,7 @@ def test_accumulated_batches_count_every_trial_once(cohort_store: Path, tmp_path
         torch.testing.assert_close(gradient, weighted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_process_without_a_trial_adds_nothing(cohort_store: Path, tmp_path: Path) -> None:
+def test_process_without_trials_has_zero_gradients(cohort_store: Path, tmp_path: Path) -> None:
     store, recipe = Store.open(cohort_store), recipe_of("data.batching.batch_size=1")
     idle = batches_of(store, recipe, share=(1, 2))[0]
     assert (idle.n_counted, idle.n_trials, len(idle.trials)) == (0, 1, 1)
@@ -59,7 +60,7 @@ def test_a_process_without_a_trial_adds_nothing(cohort_store: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("absent", "moves"), [("skip", False), ("decay", True)])
-def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
+def test_absent_sessions_are_skipped_or_updated_by_momentum(
     cohort_store: Path, tmp_path: Path, absent: str, moves: bool
 ) -> None:
     store = Store.open(cohort_store)
@@ -80,7 +81,7 @@ def test_sessions_without_a_trial_are_skipped_or_moved_on_by_momentum(
     assert bool((layer != before).any()) is moves
 
 
-def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> None:
+def test_learning_rates_of_parameter_groups(cohort_store: Path, tmp_path: Path) -> None:
     store = Store.open(cohort_store)
     recipe = recipe_of("schedule={kind: constant, lr: 0.1}", "session_schedule={kind: constant, lr: 0.01}")
     training = training_of(store, recipe, tmp_path / "run")
@@ -91,53 +92,57 @@ def test_rates_belong_to_their_groups(cohort_store: Path, tmp_path: Path) -> Non
     }
 
 
-def test_ema_and_mean_follow_their_formulas() -> None:
+def test_ema_and_swa_match_their_formulas() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
-    averages = Averages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
+    averages = WeightAverages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
     with torch.no_grad():
         model.weight.fill_(0.0)
-        averages = Averages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
+        averages = WeightAverages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
         for step, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
             model.weight.fill_(value)
             averages.update(model, step)
-    assert averages.ema[0].item() == pytest.approx(((0.5 * 0.5 + 1.0) * 0.5 + 1.5) * 0.5 + 2.0)
-    assert averages.mean[0].item() == pytest.approx(3.0)  # of the weights after steps 2 and 4
-    with averages.shown(model):
+    assert averages.tensors()["ema.weight"].item() == pytest.approx(
+        ((0.5 * 0.5 + 1.0) * 0.5 + 1.5) * 0.5 + 2.0
+    )
+    assert averages.tensors()["mean.weight"].item() == pytest.approx(
+        3.0
+    )  # of the weights after steps 2 and 4
+    with averages.applied(model):
         assert model.weight.item() == pytest.approx(3.0)
     assert model.weight.item() == 4.0
 
 
-def test_mixed_precision_is_tried_before_it_is_used() -> None:
+def test_mixed_precision_is_probed() -> None:
     choice = choose_precision(Precision(kind="bf16"), CPU)
     assert choice.kind == "bf16" or "fp32" in (choice.note or "")
     with pytest.raises(UserError, match="fp16"):
         choose_precision(Precision(kind="fp16"), CPU)
 
 
-def test_a_run_that_goes_on_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe is a measurement of time, and may come out otherwise the second time."""
+def test_resumed_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe measures time, so its result can vary."""
     bf16 = Precision(kind="bf16")
-    monkeypatch.setattr("arcuate.training.precision.probe", lambda kind, device: 0.5)
+    monkeypatch.setattr("arcuate.training.precision._probe", lambda kind, device: 0.5)
     assert choose_precision(bf16, CPU).kind == "bf16"
-    assert choose_precision(bf16, CPU, before="fp32").kind == "fp32"
-    monkeypatch.setattr("arcuate.training.precision.probe", lambda kind, device: 2.0)
+    assert choose_precision(bf16, CPU, previous="fp32").kind == "fp32"
+    monkeypatch.setattr("arcuate.training.precision._probe", lambda kind, device: 2.0)
     assert choose_precision(bf16, CPU).kind == "fp32"
-    assert choose_precision(bf16, CPU, before="bf16").kind == "bf16"
+    assert choose_precision(bf16, CPU, previous="bf16").kind == "bf16"
 
 
-def test_precision_waits_for_its_threshold(cohort_store: Path, tmp_path: Path) -> None:
+def test_mixed_precision_starts_below_its_threshold(cohort_store: Path, tmp_path: Path) -> None:
     recipe = recipe_of("train.precision={kind: bf16, below_per: 0.5}")
     training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")
-    training.mixed = "bf16"
+    training.mixed_precision = "bf16"
     assert training.precision == "fp32"
-    training.take_validation(0.6)
+    training.record_validation(0.6)
     assert training.precision == "fp32"
-    training.take_validation(0.4)
+    training.record_validation(0.4)
     assert training.precision == "bf16"
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
-def test_optimizers_take_their_settings(cohort_store: Path, tmp_path: Path, kind: str) -> None:
+def test_optimizer_settings(cohort_store: Path, tmp_path: Path, kind: str) -> None:
     momentum = "momentum: 0.9, nesterov: true" if kind == "sgd" else "eps: 0.1"
     recipe = recipe_of(f"optimizer={{kind: {kind}, {momentum}, weight_decay: {{weights: 0.01}}}}")
     training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")

@@ -1,1 +1,1 @@
-"""Following a day that drifts, without labels: what a decoder may learn from the trials it has just read."""
+"""Adaptation to new sessions: online without labels, calibration with a few labels, measures of drift."""

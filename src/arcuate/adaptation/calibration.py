@@ -1,4 +1,4 @@
-"""Which trials of a day calibrate, which are held back to score, and in which mix they are trained on."""
+"""Calibration with a few labelled sentences: which trials train, which are held out, and the calibration curve."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,25 +15,27 @@ from arcuate.evaluation.significance import bootstrap_interval, score_difference
 from arcuate.evaluation.trials import TrialResult
 from arcuate.models.config import Patch
 
-FLAT_TRIALS = 20  # looked at to find out whether anything is recorded at all
+_FLAT_CHECK_TRIALS = 20  # examined to find out whether any electrode is recorded
 
 
 @dataclass(frozen=True)
-class Sentences:
-    """A day in two parts, each in the order of recording."""
+class CalibrationSplit:
+    """The labelled trials of a session in two parts, each in recording order."""
 
-    first: tuple[TrialInfo, ...]  # to calibrate on
-    rest: tuple[TrialInfo, ...]  # to score on, later than those
+    calibration: tuple[TrialInfo, ...]
+    held_out: tuple[TrialInfo, ...]  # recorded later
 
 
-def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sentences:
-    """The first labelled training sentences of a day, and everything labelled that comes after them."""
+def split_session(store: Store, session: str, n_sentences: int, patch: Patch) -> CalibrationSplit:
+    """Take the first labelled training sentences of a session; hold out everything labelled after them."""
     if n_sentences < 1:
         raise UserError(
             f"--sentences {n_sentences} leaves nothing to calibrate on; give at least 1, or use --adapt instead"
         )
     if session not in store.sessions:
-        raise UserError(f"{store.path.name} has no session {session}; it holds {', '.join(store.sessions)}")
+        raise UserError(
+            f"{store.path.name} has no session {session}; it contains {', '.join(store.sessions)}"
+        )
     labelled = sorted(
         (t for t in store.trials if t.session == session and t.tokens is not None and t.split != "test"),
         key=lambda t: (t.block, t.split, t.number),
@@ -41,109 +43,96 @@ def split_day(store: Store, session: str, n_sentences: int, patch: Patch) -> Sen
     usable = [
         t
         for t in labelled
-        if is_to_learn(t) and t.usable and can_align(t.tokens or (), patch.count_frames(t.n_bins))
+        if _is_training_trial(t) and t.usable and can_align(t.tokens or (), patch.count_frames(t.n_bins))
     ]
     if labelled:
-        refuse_flat(store, session, labelled[:FLAT_TRIALS])
+        _check_not_flat(store, session, labelled[:_FLAT_CHECK_TRIALS])
     if not usable:
-        raise UserError(nothing_to_learn(store, session, [t for t in labelled if is_to_learn(t)]))
-    first = tuple(usable[:n_sentences])
-    after = {t.id for t in labelled} - {t.id for t in labelled[: labelled.index(first[-1]) + 1]}
-    return Sentences(first, tuple(t for t in labelled if t.id in after))
+        raise UserError(_nothing_usable(store, session, [t for t in labelled if _is_training_trial(t)]))
+    chosen = tuple(usable[:n_sentences])
+    return CalibrationSplit(chosen, tuple(labelled[labelled.index(chosen[-1]) + 1 :]))
 
 
-def nothing_to_learn(store: Store, session: str, labelled: Sequence[TrialInfo]) -> str:
-    """Why a day has no sentence to calibrate on, and what to do: labels are missing, or the recording is bad."""
-    instead = "or follow it without labels: arcuate evaluate RUN --adapt one-step"
+def _nothing_usable(store: Store, session: str, labelled: Sequence[TrialInfo]) -> str:
+    alternative = "or adapt without labels: arcuate evaluate RUN --adapt one-step"
     if not labelled:
         return (
             f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
-            f" {instead}"
+            f" {alternative}"
         )
     return (
-        f"none of the {len(labelled)} labelled training sentences of {session} can be learned from: rejected by"
-        f" quality, or too short for their labels; {store.path / 'quality.csv'} has the reasons; mend the recording"
-        f" and prepare it again, {instead}"
+        f"none of the {len(labelled)} labelled training sentences of {session} is usable: all were rejected by the"
+        f" quality checks or are too short for their labels; see {store.path / 'quality.csv'}, repair the recording"
+        f" and prepare it again, {alternative}"
     )
 
 
-def is_to_learn(trial: TrialInfo) -> bool:
-    """Training sentences, and all labelled ones of a live session, which knows no splits."""
+def _is_training_trial(trial: TrialInfo) -> bool:
+    """Training trials, and all labelled trials of a live session, which has no splits."""
     return trial.split == "train" or trial.corpus == LIVE_CORPUS
 
 
-def refuse_flat(store: Store, session: str, trials: Sequence[TrialInfo]) -> None:
-    """A day on which no electrode says anything cannot be learned."""
-    if not live_channels(store, trials).any():
-        raise UserError(
-            f"every channel of {session} is flat in these sentences: no electrode is recorded, so there is nothing"
-            " to calibrate on; check the recording"
-        )
-
-
-def live_channels(store: Store, trials: Sequence[TrialInfo]) -> np.ndarray:
-    """Channels that vary within some trial. (C,) bool"""
-    alive = np.zeros(store.n_channels, dtype=bool)
+def _check_not_flat(store: Store, session: str, trials: Sequence[TrialInfo]) -> None:
     for trial in trials:
         bins = store.read_bins(trial)
-        alive |= np.ptp(bins, axis=0) > 0 if len(bins) else False
-    return alive
+        if len(bins) and (np.ptp(bins, axis=0) > 0).any():
+            return
+    raise UserError(
+        f"every channel of {session} is flat in these sentences: no electrode is recorded, so there is nothing to"
+        " calibrate on; check the recording"
+    )
 
 
 @dataclass(frozen=True)
-class MixedPlan:
-    """Batches of new and old trials: the first `n_new` of a list, and those after them."""
+class MixedBatches:
+    """Batches of new and known trials, given as indices: the new trials come first, the known ones after them."""
 
     n_new: int
-    n_old: int
+    n_known: int
     batch_size: int
-    old_share: float
+    known_fraction: float
     seed: int
 
     def draw(self, position: int) -> list[int]:
-        """Indices of the trials in the batch at this position, a function of (seed, position)."""
+        """Indices of the batch at this position, a function of (seed, position)."""
         rng = np.random.default_rng((self.seed, 3, position))
-        n_old = min(round(self.batch_size * self.old_share), self.n_old)
-        n_new = self.batch_size - n_old
-        rounds = -(-n_new // self.n_new)  # every sentence once before any comes again
+        n_known = min(round(self.batch_size * self.known_fraction), self.n_known)
+        n_new = self.batch_size - n_known
+        rounds = -(-n_new // self.n_new)  # every new trial once before any is repeated
         new = np.concatenate([rng.permutation(self.n_new) for _ in range(rounds)])[:n_new]
-        old = self.n_new + rng.permutation(self.n_old)[:n_old]
-        return [int(i) for i in (*new, *old)]
-
-
-# How much a sentence is worth: error rate of the rest of the day over sentences of calibration.
+        known = self.n_new + rng.permutation(self.n_known)[:n_known]
+        return [int(i) for i in (*new, *known)]
 
 
 @dataclass(frozen=True)
-class Point:
-    """One point of the curve, with its 95 % interval over the trials scored."""
+class CurvePoint:
+    """PER on the held-out trials after calibration with a number of sentences, with its 95 % interval."""
 
     sentences: int
     per: float | None
     low: float | None
     high: float | None
     n_trials: int
-    gain: float | None = None  # PER less than without calibration, on the same trials
+    gain: float | None = None  # decrease of PER against no calibration, on the same trials
     gain_low: float | None = None
     gain_high: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def curve_points(n_sentences: int) -> tuple[int, ...]:
-    """None, a quarter, half and all of the sentences."""
+def curve_sizes(n_sentences: int) -> tuple[int, ...]:
+    """Numbers of sentences at which the curve is measured: none, a quarter, half and all."""
     return tuple(sorted({0, max(n_sentences // 4, 1), max(n_sentences // 2, 1), n_sentences}))
 
 
-def measure(
-    sentences: int, results: Sequence[TrialResult], without: Sequence[TrialResult] | None = None
-) -> Point:
-    """A point from the trials held back; `without` are the same trials read without calibration."""
+def curve_point(
+    n_sentences: int, results: Sequence[TrialResult], uncalibrated: Sequence[TrialResult] | None = None
+) -> CurvePoint:
+    """Score held-out trials; `uncalibrated` are the same trials decoded without calibration."""
     scores = [r.score for r in results if r.score is not None]
     low, high = bootstrap_interval(scores)
-    rate = total(scores).rate
-    before = [r.score for r in without or () if r.score is not None]
-    found = score_difference(before, scores) if before and scores else None
-    gain = (found.rate, found.low, found.high) if found else (None, None, None)
-    return Point(sentences, rate, low, high, len(scores), *gain)
+    before = [r.score for r in uncalibrated or () if r.score is not None]
+    difference = score_difference(before, scores) if before and scores else None
+    gain = (difference.rate, difference.low, difference.high) if difference else (None, None, None)
+    return CurvePoint(n_sentences, total(scores).rate, low, high, len(scores), *gain)

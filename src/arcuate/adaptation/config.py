@@ -1,96 +1,148 @@
-"""Settings of adaptation without labels."""
+"""Settings of online adaptation and of calibration."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from arcuate.config import Settings
+from arcuate.errors import UserError
 
 Method = Literal["none", "statistics", "one-step", "replay", "entropy"]
 METHODS: tuple[Method, ...] = ("none", "statistics", "one-step", "replay", "entropy")
+GRADIENT_METHODS: tuple[Method, ...] = ("one-step", "replay", "entropy")
 
 
 class Safety(Settings):
-    """When not to learn, and when to take back what was learned."""
+    """When to skip an update, and when to fall back to the unadapted model."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "full_doubt": "full_step_uncertainty",
+        "evidence": "min_standard_errors",
+        "max_drop": "max_confidence_drop",
+        "min_length": "min_length_ratio",
+        "cool": "lr_factor",
+        "max_falls": "max_fallbacks",
+    }
 
     min_confidence: float = Field(
-        0.35, ge=0.0, le=1.0, description="a trial read less surely than this teaches nothing"
+        0.35, ge=0.0, le=1.0, description="Confidence below which a trial causes no update."
     )
     max_disagreement: float = Field(
         0.4,
         ge=0.0,
         le=10.0,
-        description="a sentence with more edits than this per phoneme heard teaches nothing (labels through words)",
+        description="Edits per greedily decoded phoneme above which a pseudo-label from words causes no update.",
     )
-    full_doubt: float = Field(
+    full_step_uncertainty: float = Field(
         0.5,
         gt=0.0,
         le=100.0,
-        description="how much more doubt than on known days calls for whole steps (0.5 = half more); none, for none",
+        description="Relative increase of uncertainty over known sessions at which steps reach their full length.",
     )
-    evidence: float = Field(
+    min_standard_errors: float = Field(
         1.0,
         ge=0.0,
         le=100.0,
-        description="standard errors by which a day must be read less surely than known days to teach anything",
+        description="Standard errors by which confidence must lie below that on known sessions before any update.",
     )
-    window: int = Field(8, ge=1, le=1000, description="trials over which adapted and unadapted are compared")
-    max_drop: float = Field(
+    window: int = Field(
+        8, ge=1, le=1000, description="Trials over which the adapted and the unadapted model are compared."
+    )
+    max_confidence_drop: float = Field(
         0.02,
         ge=0.0,
         le=1.0,
-        description="confidence below that of the unadapted model at which it falls back",
+        description="Confidence lost against the unadapted model that causes a fall-back.",
     )
-    min_length: float = Field(
+    min_length_ratio: float = Field(
         0.7,
         ge=0.0,
         le=1.0,
-        description="tokens read per token of the unadapted model below which it falls back",
+        description="Decoded tokens per token of the unadapted model below which it falls back.",
     )
-    cool: float = Field(0.5, gt=0.0, le=1.0, description="factor on the rate after each fall-back")
-    max_falls: int = Field(
-        3, ge=0, le=100, description="fall-backs that are forgiven; after one more the day is left unadapted"
+    lr_factor: float = Field(
+        0.5, gt=0.0, le=1.0, description="Factor on the learning rate after each fall-back."
+    )
+    max_fallbacks: int = Field(
+        3, ge=0, le=100, description="Fall-backs after which one more ends adaptation of the session."
     )
 
 
 class Adaptation(Settings):
-    """How a day is followed. A step moves no weight by more than `rate`; all of them together stay within `reach`."""
+    """Online adaptation. A step moves no weight by more than `lr`; all steps together stay within `max_distance`."""
 
-    method: Method = "one-step"
-    rate: float = Field(1e-3, ge=0.0, le=0.1, description="most that one step moves a weight")
-    reach: float = Field(
-        0.5, gt=0.0, le=10.0, description="most that a layer may move, relative to the norm it began with"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "rate": "lr",
+        "reach": "max_distance",
+        "past": "replay_trials",
+        "memory": "replay_buffer",
+        "own_input": "use_current_trial",
+    }
+
+    method: Method = Field("one-step", description="Adaptation method.")
+    lr: float = Field(1e-3, ge=0.0, le=0.1, description="Learning rate: upper bound on a weight's step.")
+    max_distance: float = Field(
+        0.5,
+        gt=0.0,
+        le=10.0,
+        description="Largest distance of a layer from its initial value, relative to the norm of that.",
     )
-    copies: int = Field(16, ge=1, le=1024, description="noisy copies of the last trial in a step")
-    past: int = Field(16, ge=1, le=1024, description="replay: past trials beside them")
-    memory: int = Field(200, ge=1, le=10_000, description="replay: trials of the day that are remembered")
+    copies: int = Field(16, ge=1, le=1024, description="Augmented copies of the current trial in a step.")
+    replay_trials: int = Field(16, ge=1, le=1024, description="Past trials in a step (replay).")
+    replay_buffer: int = Field(
+        200, ge=1, le=10_000, description="Trials of the session kept for replay (replay)."
+    )
     prior_bins: int = Field(
-        10_000, ge=1, le=10_000_000, description="statistics: bins that the nearest known day counts as"
+        10_000,
+        ge=1,
+        le=10_000_000,
+        description="Weight of the nearest known session's statistics, in bins (statistics).",
     )
-    own_input: bool = Field(
+    use_current_trial: bool = Field(
         True,
-        description="statistics: a trial's own input counts before it is read; in a stream it is not there yet",
+        description="Include a trial's own input before decoding it; never in a stream (statistics).",
     )
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of augmentation and replay.")
     safety: Safety = Safety()
 
 
-# Settings of calibration.
+def resolve_adaptation(adapt: str | Adaptation) -> Adaptation:
+    """Return the settings of a method given by name, or settings as they are."""
+    if isinstance(adapt, Adaptation):
+        return adapt
+    if adapt not in METHODS:
+        raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
+    return Adaptation.model_validate({"method": adapt})
 
 
 class Calibration(Settings):
-    """How a session layer is fitted to a new day. Rates are for AdamW on a loss per token, whatever the recipe had."""
+    """How a session layer is fitted to a new session. Learning rates are for AdamW on a loss per token."""
 
-    like: Literal["nearest", "mean"] = Field(
-        "nearest", description="begin with the layer of the nearest known day, or with the mean of all layers"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "like": "init",
+        "rate": "lr",
+        "rest": "other_lr_factor",
+        "old_share": "replay_fraction",
+    }
+
+    init: Literal["nearest", "mean"] = Field(
+        "nearest",
+        description="Initial value of the new layer: that of the nearest known session, or the mean of all layers.",
     )
-    steps: int = Field(150, ge=1, le=100_000, description="optimizer steps")
-    rate: float = Field(3e-3, gt=0.0, le=1.0, description="of the new layer, falling to 0")
-    rest: float = Field(
-        0.1, ge=0.0, le=1.0, description="rate of all other weights as a share of that; 0 freezes them"
+    steps: int = Field(150, ge=1, le=100_000, description="Number of optimizer steps.")
+    lr: float = Field(3e-3, gt=0.0, le=1.0, description="Learning rate of the new layer, decaying to 0.")
+    other_lr_factor: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="Learning rate of all other weights relative to `lr`; 0 freezes them.",
     )
-    old_share: float = Field(
-        0.5, ge=0.0, le=0.9, description="share of old trials in a batch, where other weights move"
+    replay_fraction: float = Field(
+        0.5,
+        ge=0.0,
+        le=0.9,
+        description="Fraction of trials from known sessions in a batch when other weights are trained.",
     )
-    batch_size: int = Field(16, ge=2, le=1024, description="trials in one step")
-    seed: int = Field(0, ge=0, lt=2**63)
+    batch_size: int = Field(16, ge=2, le=1024, description="Trials per step.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of batches and augmentation.")

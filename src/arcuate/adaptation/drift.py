@@ -1,239 +1,393 @@
-"""Which channels belong to which array, as far as the layout of a release says."""
+"""Drift of the recordings over sessions: level, spread and tuning of channels against a reference session."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arcuate.data.arrays import ElectrodeArray
+from arcuate.adaptation.config import resolve_adaptation
+from arcuate.data.arrays import ElectrodeArray, list_arrays
+from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store, TrialInfo
-from arcuate.progress import Progress
+from arcuate.data.trial import SPLITS
+from arcuate.errors import UserError
+from arcuate.files import to_frame
+from arcuate.progress import Progress, counted, logger
+from arcuate.run import RunLike, open_run
 
-# Numbers about each day: level, spread and shape of every channel, and which channels move together.
+if TYPE_CHECKING:
+    from arcuate.adaptation.evaluate import AdaptationResult
 
-SMOOTH = 9  # bins: shorter is noise of single spikes
-DIMENSIONS = 10  # of the subspace in which tuned activity lies
-SHARE = 3  # at most a third of the channels: crossings and power of an electrode go together, so half of them say all
-FLAT_SHARE = 0.99  # a channel that is flat in this share of the trials is dead
-SAME_MAPPING = 0.4  # likeness of channel fingerprints below which channels look re-ordered
-FEWEST_BINS = 300  # six seconds; of less no channel has a fingerprint
+SAME_ORDER = 0.4  # channel-order similarity below which channels are reported as re-ordered
+
+_SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
+_MAX_DIMENSIONS = 10  # of the subspace in which tuned activity lies
+_CHANNELS_PER_DIMENSION = (
+    3  # crossings and power of an electrode correlate: half of all directions span everything
+)
+_FLAT_FRACTION = 0.99  # a channel that is flat in this fraction of the trials is dead
+_MIN_BINS = 300  # 6 s; shorter recordings do not characterise a channel
+_WARNING_TRIALS = 20  # per session, examined by `warn_about_recording`
+
+
+# --- API ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrayDrift:
+    """Change of one array against the reference session."""
+
+    subspace_similarity: float | None
+    profile_similarity: float | None
+    mean_shift: float | None  # median over channels, in SD of the reference session
+    sd_ratio: float | None  # median over channels, at least 1
+    flat: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class ChannelDrift:
+    """Change of every channel against the reference session; None where a channel is flat."""
+
+    mean: list[float | None]  # per bin
+    mean_shift: list[float | None]
+    sd_ratio: list[float | None]
+    profile_similarity: list[float | None]
+
+
+@dataclass(frozen=True)
+class SessionDrift:
+    """One session against the reference session, and its channels against the session before."""
+
+    session: str
+    n_trials: int
+    flat: list[int]
+    newly_flat: list[int]
+    recovered: list[int]
+    channel_order_similarity: float | None
+    reordered: bool
+    profile_similarity: float | None
+    arrays: dict[str, ArrayDrift]
+    channels: ChannelDrift
 
 
 @dataclass(frozen=True, eq=False)
-class DayNumbers:
-    """One session."""
+class DriftResult:
+    """Drift of all sessions of a store; with a run also its error rates."""
+
+    store: Path
+    reference: str
+    n_channels: int
+    sessions: tuple[SessionDrift, ...]
+    similarity: np.ndarray  # (sessions, sessions) of subspaces
+    error_rates: "AdaptationResult | None" = None
+
+    @property
+    def days_since_first(self) -> list[int | None]:
+        """Days from the first dated session to each session; None for names without a date."""
+        return days_since_first([row.session for row in self.sessions])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "store": str(self.store),
+            "reference": self.reference,
+            "n_channels": self.n_channels,
+            "sessions": [asdict(row) for row in self.sessions],
+            "similarity": self.similarity.tolist(),
+            "error_rates": self.error_rates.to_dict() if self.error_rates else None,
+        }
+
+    def to_frame(self) -> Any:
+        """One row per session and array, as a pandas DataFrame."""
+        return to_frame(
+            {"session": row.session, "array": name, **asdict(array)}
+            for row in self.sessions
+            for name, array in row.arrays.items()
+        )
+
+
+def measure_drift(
+    store: str | Path | Store,
+    run: RunLike | None = None,
+    *,
+    adapt: str = "one-step",
+    split: str = "val",
+    reference: str | None = None,
+    max_trials: int = 40,
+    progress: Progress | None = None,
+) -> DriftResult:
+    """Measure how the recordings of a store change over sessions, and with a run how its error rate does.
+
+    Sessions are compared with `reference`: by default the last session that the run's model was trained on, or the
+    first session of the store. `adapt` and `split` belong to the run's evaluation, which is written to its results
+    under the label `drift-<adapt>`. `max_trials` per session are examined.
+    """
+    opened = open_run(run) if run is not None else None
+    store = store if isinstance(store, Store) else Store.open(Path(store))
+    _check_names(store, adapt, split, reference)
+    sessions = measure_sessions(store, max_trials, progress)
+    if not sessions:
+        raise UserError(f"{store.path} has no trial long enough to measure; prepare more recordings")
+    error_rates = None
+    if opened is not None:
+        from arcuate.adaptation.evaluate import evaluate_adaptation
+
+        error_rates = evaluate_adaptation(
+            opened, adapt, split=split, data=store.path, label=f"drift-{adapt}", progress=progress
+        )
+    chosen = _choose_reference(sessions, reference, error_rates)
+    arrays = list_arrays(store.layout, store.n_channels)
+    return DriftResult(
+        store.path,
+        chosen.session,
+        store.n_channels,
+        tuple(compare_sessions(sessions, arrays, chosen)),
+        _similarity_matrix(sessions, np.arange(store.n_channels)),
+        error_rates,
+    )
+
+
+def _check_names(store: Store, adapt: str, split: str, reference: str | None) -> None:
+    if reference is not None and reference not in store.sessions:
+        known = ", ".join(store.sessions)
+        raise UserError(f"{store.path.name} has no session {reference} to compare with; it contains {known}")
+    resolve_adaptation(adapt)
+    if split not in ("dev", *SPLITS):
+        raise UserError(f"there is no split {split!r}; choose {', '.join(SPLITS)} or dev")
+
+
+def _choose_reference(
+    sessions: Sequence["SessionStatistics"], named: str | None, error_rates: "AdaptationResult | None"
+) -> "SessionStatistics":
+    if named is not None:
+        found = [s for s in sessions if s.session == named]
+        if not found:
+            raise UserError(f"session {named} has no trial long enough to compare with; choose another")
+        return found[0]
+    known = {s.session for s in error_rates.sessions if s.known} if error_rates else set()
+    return next((s for s in reversed(sessions) if s.session in known), sessions[0])
+
+
+def warn_about_recording(store: Store, session: str, reference: str) -> None:
+    """Log flat channels of a new session, and channels in another order than in the reference session."""
+    new = session_statistics(store, session, _some_trials(store, session))
+    n_flat = int(new.flat.sum())
+    if n_flat == len(new.flat):
+        logger.warning(f"every channel of {session} is flat, so nothing can be learned; check the recording")
+        return
+    if n_flat:
+        logger.info(f"note: {counted(n_flat, 'channel')} of {len(new.flat)} flat in {session}")
+    if reference not in store.sessions:
+        return
+    known = session_statistics(store, reference, _some_trials(store, reference))
+    similarity = channel_order_similarity(known, new)
+    if similarity is not None and similarity < SAME_ORDER:
+        logger.warning(
+            f"the channels of {session} look re-ordered against {reference} (similarity {similarity:.2f}); restore"
+            " their order and prepare the session again, because adaptation cannot undo it"
+        )
+
+
+def _some_trials(store: Store, session: str) -> list[TrialInfo]:
+    return _evenly_spaced([t for t in store.trials if t.session == session and t.n_bins > 1], _WARNING_TRIALS)
+
+
+# --- statistics of one session -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SessionStatistics:
+    """Statistics of every channel in one session, and which channels vary together."""
 
     session: str
-    n_trials: int  # looked at
+    n_trials: int  # examined
     n_bins: int
     mean: np.ndarray  # (C,)
     sd: np.ndarray  # (C,)
-    skew: np.ndarray  # (C,) falls as a rate rises, even where a release is z-scored
-    memory: np.ndarray  # (C,) correlation of neighbouring bins
+    skew: np.ndarray  # (C,) falls as a firing rate rises, also in z-scored releases
+    autocorrelation: np.ndarray  # (C,) of neighbouring bins
     flat: np.ndarray  # (C,) bool
     correlation: np.ndarray  # (C, C) of smoothed activity
 
 
-def measure_days(store: Store, max_trials: int = 40, progress: Progress | None = None) -> list[DayNumbers]:
-    """Every session of the store, from some of its trials spread over the day."""
-    days = []
+def measure_sessions(
+    store: Store, max_trials: int = 40, progress: Progress | None = None
+) -> list[SessionStatistics]:
+    """Statistics of every session, from at most `max_trials` trials spread evenly over it."""
+    measured = []
     for i, session in enumerate(store.sessions, start=1):
-        trials = [t for t in store.trials if t.session == session and t.n_bins > SMOOTH]
-        days.append(measure_day(store, session, spread(trials, max_trials)))
+        trials = [t for t in store.trials if t.session == session and t.n_bins > _SMOOTHING_BINS]
+        measured.append(session_statistics(store, session, _evenly_spaced(trials, max_trials)))
         if progress:
-            progress(i, len(store.sessions), "measuring days")
-    return [day for day in days if day.n_trials]
+            progress(i, len(store.sessions), "measuring sessions")
+    return [statistics for statistics in measured if statistics.n_trials]
 
 
-def spread(trials: Sequence[TrialInfo], n: int) -> list[TrialInfo]:
-    """At most n of them, evenly over the list."""
-    if len(trials) <= n:
-        return list(trials)
-    return [trials[int(i)] for i in np.linspace(0, len(trials) - 1, n)]
-
-
-def measure_day(store: Store, session: str, trials: Sequence[TrialInfo]) -> DayNumbers:
+def session_statistics(store: Store, session: str, trials: Sequence[TrialInfo]) -> SessionStatistics:
     n = store.n_channels
     parts = [store.read_bins(t).astype(np.float64) for t in trials]
     if not parts:
         zero = np.zeros(n)
-        return DayNumbers(session, 0, 0, zero, zero, zero, zero, np.ones(n, dtype=bool), np.eye(n))
-    flat = np.mean([np.ptp(p, axis=0) == 0 for p in parts], axis=0) >= FLAT_SHARE
+        return SessionStatistics(session, 0, 0, zero, zero, zero, zero, np.ones(n, dtype=bool), np.eye(n))
+    flat = np.mean([np.ptp(p, axis=0) == 0 for p in parts], axis=0) >= _FLAT_FRACTION
     bins = np.concatenate(parts)
     mean, sd = bins.mean(0), bins.std(0)
     centred = [(p - mean) / np.maximum(sd, 1e-9) for p in parts]
     z = np.concatenate(centred)
-    memory = sum((p[1:] * p[:-1]).sum(0) for p in centred) / max(sum(len(p) - 1 for p in centred), 1)
-    smooth = np.concatenate([boxcar(p) for p in centred if len(p) >= SMOOTH] or [z])
-    return DayNumbers(
+    autocorrelation = sum((p[1:] * p[:-1]).sum(0) for p in centred) / max(sum(len(p) - 1 for p in centred), 1)
+    smoothed = np.concatenate([_moving_average(p) for p in centred if len(p) >= _SMOOTHING_BINS] or [z])
+    return SessionStatistics(
         session,
         len(parts),
         len(bins),
         mean,
         sd,
         (z**3).mean(0),
-        np.asarray(memory),
+        np.asarray(autocorrelation),
         flat,
-        correlations(smooth, flat),
+        _correlation(smoothed, flat),
     )
 
 
-def boxcar(bins: np.ndarray) -> np.ndarray:
-    """Running means over SMOOTH bins. (T, C) -> (T - SMOOTH + 1, C)"""
+def _evenly_spaced(trials: Sequence[TrialInfo], n: int) -> list[TrialInfo]:
+    if len(trials) <= n:
+        return list(trials)
+    return [trials[int(i)] for i in np.linspace(0, len(trials) - 1, n)]
+
+
+def _moving_average(bins: np.ndarray) -> np.ndarray:
+    """(T, C) -> (T - _SMOOTHING_BINS + 1, C)"""
     sums = np.cumsum(np.vstack([np.zeros(bins.shape[1]), bins]), axis=0)
-    smoothed: np.ndarray = (sums[SMOOTH:] - sums[:-SMOOTH]) / SMOOTH
+    smoothed: np.ndarray = (sums[_SMOOTHING_BINS:] - sums[:-_SMOOTHING_BINS]) / _SMOOTHING_BINS
     return smoothed
 
 
-def correlations(bins: np.ndarray, flat: np.ndarray) -> np.ndarray:
-    """Between channels (C, C); flat ones are like no other."""
+def _correlation(bins: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    """Correlation of channels (C, C), 0 for flat ones."""
     sd = bins.std(0)
     z = (bins - bins.mean(0)) / np.where(sd > 0, sd, 1.0)
-    found: np.ndarray = z.T @ z / max(len(z), 1)
-    found[flat] = 0.0
-    found[:, flat] = 0.0
-    np.fill_diagonal(found, 1.0)
-    return found
+    correlation: np.ndarray = z.T @ z / max(len(z), 1)
+    correlation[flat] = 0.0
+    correlation[:, flat] = 0.0
+    np.fill_diagonal(correlation, 1.0)
+    return correlation
 
 
-def subspace_likeness(a: DayNumbers, b: DayNumbers, channels: np.ndarray) -> float | None:
-    """Overlap of the two days' main directions, 1 = the same, corrected for what chance would give."""
+# --- comparison of two sessions ----------------------------------------------------------------------------------
+
+
+def compare_sessions(
+    sessions: Sequence[SessionStatistics], arrays: Sequence[ElectrodeArray], reference: SessionStatistics
+) -> list[SessionDrift]:
+    """Compare every session with the reference session, and its channels with the session before."""
+    rows = []
+    for i, current in enumerate(sessions):
+        before = sessions[i - 1] if i else current
+        order = channel_order_similarity(before, current)
+        rows.append(
+            SessionDrift(
+                session=current.session,
+                n_trials=current.n_trials,
+                flat=np.flatnonzero(current.flat).tolist(),
+                newly_flat=np.flatnonzero(current.flat & ~before.flat).tolist(),
+                recovered=np.flatnonzero(before.flat & ~current.flat).tolist(),
+                channel_order_similarity=order,
+                reordered=order is not None and order < SAME_ORDER,
+                profile_similarity=_median(profile_similarity(reference, current)),
+                arrays={a.name: _array_drift(reference, current, a.channels) for a in arrays},
+                channels=_channel_drift(reference, current),
+            )
+        )
+    return rows
+
+
+def _array_drift(
+    reference: SessionStatistics, current: SessionStatistics, channels: np.ndarray
+) -> ArrayDrift:
+    alive = channels[~(reference.flat | current.flat)[channels]]
+    shift, ratio = _mean_shift(reference, current)[alive], _sd_ratio(reference, current)[alive]
+    return ArrayDrift(
+        subspace_similarity=subspace_similarity(reference, current, channels),
+        profile_similarity=_median(profile_similarity(reference, current)[channels]),
+        mean_shift=float(np.median(np.abs(shift))) if len(alive) else None,
+        sd_ratio=float(np.exp(np.median(np.abs(np.log(ratio))))) if len(alive) else None,
+        flat=int(current.flat[channels].sum()),
+        channels=len(channels),
+    )
+
+
+def _channel_drift(reference: SessionStatistics, current: SessionStatistics) -> ChannelDrift:
+    return ChannelDrift(
+        mean=_rounded(current.mean),
+        mean_shift=_rounded(_mean_shift(reference, current)),
+        sd_ratio=_rounded(_sd_ratio(reference, current)),
+        profile_similarity=_rounded(profile_similarity(reference, current)),
+    )
+
+
+def subspace_similarity(a: SessionStatistics, b: SessionStatistics, channels: np.ndarray) -> float | None:
+    """Overlap of the leading principal subspaces, 1 = identical, corrected for chance."""
     alive = channels[~(a.flat[channels] | b.flat[channels])]
-    k = min(DIMENSIONS, len(alive) // SHARE)
+    k = min(_MAX_DIMENSIONS, len(alive) // _CHANNELS_PER_DIMENSION)
     if k < 1:
         return None
-    bases = [main_directions(day.correlation[np.ix_(alive, alive)], k) for day in (a, b)]
+    bases = [np.linalg.eigh(s.correlation[np.ix_(alive, alive)])[1][:, -k:] for s in (a, b)]
     overlap = float(np.square(bases[0].T @ bases[1]).sum() / k)
     chance = k / len(alive)
     return max((overlap - chance) / (1 - chance), 0.0)
 
 
-def main_directions(correlation: np.ndarray, k: int) -> np.ndarray:
-    """The k directions of most variance, as columns."""
-    vectors: np.ndarray = np.linalg.eigh(correlation)[1][:, -k:]
-    return vectors
-
-
-def profile_likeness(a: DayNumbers, b: DayNumbers) -> np.ndarray:
-    """Of every channel: how alike its correlations with all others are on two days. (C,) in 0 … 1, NaN where flat"""
+def profile_similarity(a: SessionStatistics, b: SessionStatistics) -> np.ndarray:
+    """For every channel, similarity of its correlations with all others. (C,) in 0 … 1, NaN where flat"""
     n = len(a.flat)
-    off = ~np.eye(n, dtype=bool)
-    rows = [day.correlation[off].reshape(n, n - 1) for day in (a, b)]
+    off_diagonal = ~np.eye(n, dtype=bool)
+    rows = [s.correlation[off_diagonal].reshape(n, n - 1) for s in (a, b)]
     centred = [r - r.mean(1, keepdims=True) for r in rows]
     norms = np.linalg.norm(centred[0], axis=1) * np.linalg.norm(centred[1], axis=1)
-    likeness = (centred[0] * centred[1]).sum(1) / np.maximum(norms, 1e-12)
-    return np.where(a.flat | b.flat, np.nan, np.clip(likeness, 0.0, 1.0))
+    similarity = (centred[0] * centred[1]).sum(1) / np.maximum(norms, 1e-12)
+    return np.where(a.flat | b.flat, np.nan, np.clip(similarity, 0.0, 1.0))
 
 
-def fingerprint_likeness(a: DayNumbers, b: DayNumbers) -> float | None:
-    """Whether channel i of one day is channel i of the other: correlation over channels of skew and memory."""
+def channel_order_similarity(a: SessionStatistics, b: SessionStatistics) -> float | None:
+    """Rank correlation over channels of skew and autocorrelation: low if channel i of `a` is not channel i of `b`."""
     alive = ~(a.flat | b.flat)
-    if alive.sum() < 4 or min(a.n_bins, b.n_bins) < FEWEST_BINS:
+    if alive.sum() < 4 or min(a.n_bins, b.n_bins) < _MIN_BINS:
         return None
     found = []
-    for x, y in ((a.skew, b.skew), (a.memory, b.memory)):
+    for x, y in ((a.skew, b.skew), (a.autocorrelation, b.autocorrelation)):
         ranks = [np.argsort(np.argsort(v[alive])) for v in (x, y)]
         found.append(float(np.corrcoef(ranks[0], ranks[1])[0, 1]))
     return float(np.mean(found))
 
 
-def died(before: DayNumbers, after: DayNumbers) -> np.ndarray:
-    """Channels that were alive and are flat now."""
-    return np.flatnonzero(after.flat & ~before.flat)
+def _mean_shift(reference: SessionStatistics, current: SessionStatistics) -> np.ndarray:
+    """Shift of every channel's mean in SD of the reference session. (C,) NaN where flat"""
+    shift = (current.mean - reference.mean) / np.maximum(reference.sd, 1e-9)
+    return np.where(reference.flat | current.flat, np.nan, shift)
 
 
-def came_back(before: DayNumbers, after: DayNumbers) -> np.ndarray:
-    return np.flatnonzero(before.flat & ~after.flat)
+def _sd_ratio(reference: SessionStatistics, current: SessionStatistics) -> np.ndarray:
+    """SD of every channel relative to the reference session. (C,) NaN where flat"""
+    ratio = np.maximum(current.sd, 1e-9) / np.maximum(reference.sd, 1e-9)
+    return np.where(reference.flat | current.flat, np.nan, ratio)
 
 
-def level_change(before: DayNumbers, after: DayNumbers) -> np.ndarray:
-    """How far the mean of every channel moved, in SD of the first day. (C,) NaN where flat"""
-    moved = (after.mean - before.mean) / np.maximum(before.sd, 1e-9)
-    return np.where(before.flat | after.flat, np.nan, moved)
+def _similarity_matrix(sessions: Sequence[SessionStatistics], channels: np.ndarray) -> np.ndarray:
+    """Subspace similarity of all pairs. (sessions, sessions)"""
+    matrix = np.ones((len(sessions), len(sessions)))
+    for i, a in enumerate(sessions):
+        for j in range(i):
+            similarity = subspace_similarity(a, sessions[j], channels)
+            matrix[i, j] = matrix[j, i] = np.nan if similarity is None else similarity
+    return matrix
 
 
-def spread_factor(before: DayNumbers, after: DayNumbers) -> np.ndarray:
-    """By how much the SD of every channel grew. (C,) NaN where flat"""
-    factor = np.maximum(after.sd, 1e-9) / np.maximum(before.sd, 1e-9)
-    return np.where(before.flat | after.flat, np.nan, factor)
-
-
-def group_change(
-    before: DayNumbers, after: DayNumbers, group: ElectrodeArray
-) -> tuple[float | None, float | None]:
-    """Median change of level (in SD of the first day) and of spread (as a factor) over an array's living channels."""
-    alive = group.channels[~(before.flat | after.flat)[group.channels]]
-    if not len(alive):
-        return None, None
-    level, factor = level_change(before, after)[alive], spread_factor(before, after)[alive]
-    return float(np.median(np.abs(level))), float(np.exp(np.median(np.abs(np.log(factor)))))
-
-
-# The numbers of all days against a reference day, as one tree for JSON and for the page.
-
-
-def summarise(
-    days: Sequence[DayNumbers], groups: Sequence[ElectrodeArray], reference: DayNumbers
-) -> list[dict[str, Any]]:
-    """A row per day: likeness to the reference day by array, dead channels, and whether channels look re-ordered."""
-    rows = []
-    for i, day in enumerate(days):
-        before = days[i - 1] if i else day
-        same = fingerprint_likeness(before, day)
-        rows.append(
-            {
-                "session": day.session,
-                "n_trials": day.n_trials,
-                "flat": np.flatnonzero(day.flat).tolist(),
-                "died": died(before, day).tolist(),
-                "came_back": came_back(before, day).tolist(),
-                "mapping_likeness": same,
-                "reordered": same is not None and same < SAME_MAPPING,
-                "profile_likeness": median(profile_likeness(reference, day)),
-                "arrays": {g.name: array_row(reference, day, g) for g in groups},
-                "channels": channel_rows(reference, day),
-            }
-        )
-    return rows
-
-
-def array_row(reference: DayNumbers, day: DayNumbers, group: ElectrodeArray) -> dict[str, float | int | None]:
-    level, factor = group_change(reference, day, group)
-    return {
-        "subspace_likeness": subspace_likeness(reference, day, group.channels),
-        "profile_likeness": median(profile_likeness(reference, day)[group.channels]),
-        "level_change": level,
-        "spread_factor": factor,
-        "flat": int(day.flat[group.channels].sum()),
-        "channels": len(group.channels),
-    }
-
-
-def channel_rows(reference: DayNumbers, day: DayNumbers) -> dict[str, list[float | None]]:
-    """Every channel: its mean in a bin (of crossings, the rate), and how it changed against the reference day."""
-    return {
-        "mean": listed(day.mean),
-        "level_change": listed(level_change(reference, day)),
-        "spread_factor": listed(spread_factor(reference, day)),
-        "profile_likeness": listed(profile_likeness(reference, day)),
-    }
-
-
-def listed(values: np.ndarray) -> list[float | None]:
+def _rounded(values: np.ndarray) -> list[float | None]:
     return [round(float(v), 4) if np.isfinite(v) else None for v in values]
 
 
-def likeness_table(days: Sequence[DayNumbers], channels: np.ndarray) -> np.ndarray:
-    """Of every day with every other: likeness of their subspaces. (days, days)"""
-    table = np.ones((len(days), len(days)))
-    for i, a in enumerate(days):
-        for j in range(i):
-            found = subspace_likeness(a, days[j], channels)
-            table[i, j] = table[j, i] = np.nan if found is None else found
-    return table
-
-
-def median(values: np.ndarray) -> float | None:
-    kept = values[np.isfinite(values)]
-    return float(np.median(kept)) if len(kept) else None
+def _median(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None

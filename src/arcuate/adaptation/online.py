@@ -1,7 +1,15 @@
-"""Running statistics: the layer's outputs keep the mean and SD that they had on the known day.
+"""Online adaptation of a session layer without labels: after each trial, one bounded update.
 
-Only mean and SD of each output channel. Matching the whole covariance was tried and made things worse: a rotation
-of the tuning cannot be seen in it, and the map of least change that fits it is a wrong one (docs/new-days.md).
+Methods:
+
+    statistics  normalisation by running statistics: the layer's outputs keep the mean and SD of the known session
+    one-step    DietCORP (Feghhi et al. 2025, arXiv:2507.02800): one gradient step on augmented copies of the trial
+                just decoded, with the decoded tokens as pseudo-label. Here the session layer is updated, not the patch
+                embedding.
+    replay      CORP (Fan et al. 2023): as one-step, with past trials of the session in the batch, decoded again
+    entropy     entropy minimisation (TENT, Wang et al. 2021) over gains and offsets of the layer's outputs
+
+All other weights stay fixed. `safety.py` decides whether a trial is used and when the layer is discarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +23,21 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.safety import (
     compare,
     fall_back,
-    gave_up,
-    judged,
-    must_fall_back,
-    need,
-    recorded,
-    worth_learning,
+    fallback_reason,
+    has_signal,
+    is_disabled,
+    is_usable,
+    step_factor,
+    track_confidence,
 )
-from arcuate.adaptation.state import Day, Expected, Heard, Layer, Moments, Sums
+from arcuate.adaptation.state import (
+    AdamMoments,
+    AffineLayer,
+    DecodedTrial,
+    ExpectedConfidence,
+    InputStatistics,
+    SessionState,
+)
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.sessions import nearest_session
@@ -31,271 +46,304 @@ from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
-from arcuate.models.interfaces import Outputs
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
 from arcuate.seeds import derive_seed
 
-FLOOR = 1e-6  # of a variance: a channel that never moves is left as it is
-WIDEST = 4.0  # a gain further from 1 than this factor is not believed
+Labeller = Callable[[np.ndarray], Sequence[int]]  # log-probabilities (F, V) to pseudo-label tokens
+
+_MIN_VARIANCE = 1e-6  # the gain of a channel with less stays 1
+_MAX_GAIN = 4.0  # gains are clipped to [1/4, 4]
+_LOSS_PER_TOKEN = CTCSettings(reduction="mean_per_token", zero_infinity=True)
+_BETAS = (0.9, 0.99)  # short averages: a session has a few hundred steps
+_NO_AUGMENTATION = AugmentationConfig()
 
 
-def input_sums(model: Model, bins: Tensor) -> Sums:
-    """Of what the session layer reads, from normalised bins (T, C)."""
+@dataclass(frozen=True, eq=False)
+class OnlineAdapter:
+    """A model, an adaptation method and the augmentation of the model's training. The model is never changed."""
+
+    model: Model
+    settings: Adaptation
+    augmentation: AugmentationConfig
+    labeller: Labeller = greedy
+
+    def start(
+        self,
+        session: str,
+        reference: InputStatistics | None = None,
+        expected: ExpectedConfidence | None = None,
+    ) -> SessionState:
+        """Start a session with its own layer if the model has one, else with that of the nearest known session.
+
+        `reference` is the input of that known session (`input_statistics` of its trials), required by `statistics`;
+        without `expected`, the confidence on known sessions, every step has full length.
+        """
+        if self.settings.method == "statistics" and reference is None:
+            raise UserError(
+                "adapt=statistics needs recordings of the nearest known session; give a store that contains them, or"
+                " choose another method"
+            )
+        init_session = self.init_session(session)
+        layer = AffineLayer(*copy_session_layer(self.model, init_session))
+        return SessionState(session, init_session, layer, layer, AdamMoments.zero(layer), reference, expected)
+
+    def init_session(self, session: str) -> str:
+        """Return the known session whose layer a session starts with."""
+        known = self.model.config.sessions
+        return session if session in known else nearest_session(session, known)
+
+    def adapted_model(self, state: SessionState, bins: Tensor | None = None) -> Model:
+        """Return the model for the next trial, as session 0; `bins` (T, C) are the trial's own, normalised."""
+        layer = self.layer(state, bins)
+        return single_session_model(self.model, state.session, layer.weight, layer.bias)
+
+    def unadapted_model(self, state: SessionState) -> Model:
+        """Return the model with the session's initial layer."""
+        return single_session_model(self.model, state.session, state.initial.weight, state.initial.bias)
+
+    def layer(self, state: SessionState, bins: Tensor | None = None) -> AffineLayer:
+        """Return the layer for the next trial: the initial one unless the session has drifted."""
+        safety = self.settings.safety
+        if is_disabled(state, safety) or step_factor(state, safety) == 0.0:
+            return state.initial
+        if self.settings.method != "statistics":
+            return state.layer
+        return self._matched_layer(state, bins if self.settings.use_current_trial else None)
+
+    def update(
+        self, state: SessionState, trial: DecodedTrial, unadapted: np.ndarray | None = None
+    ) -> tuple[SessionState, str | None]:
+        """Update the state after a trial; also return why it fell back to the unadapted model, if it did.
+
+        `unadapted` are the log-probabilities (F, V) of the unadapted model, if the caller has them already.
+        """
+        safety = self.settings.safety
+        state = replace(state, n_trials=state.n_trials + 1)
+        if self.settings.method == "none" or is_disabled(state, safety):
+            return state, None
+        if unadapted is None:
+            unadapted = compute_log_probs(self.unadapted_model(state), trial.bins)
+        comparison = compare(state.comparison, trial.log_probs, unadapted, safety)
+        state = track_confidence(replace(state, comparison=comparison), unadapted)
+        if reason := fallback_reason(state.comparison, safety):
+            return fall_back(state), reason
+        if self.settings.method == "statistics":
+            return self._add_statistics(state, trial), None
+        if step_factor(state, safety) == 0.0 or not is_usable(trial, safety):
+            return state, None
+        return self._gradient_step(state, trial), None
+
+    def _add_statistics(self, state: SessionState, trial: DecodedTrial) -> SessionState:
+        if not has_signal(trial.bins):
+            return state
+        added = input_statistics(self.model, trial.bins)
+        observed = added if state.observed is None else state.observed + added
+        return replace(state, observed=observed, n_steps=state.n_steps + 1)
+
+    def _matched_layer(self, state: SessionState, bins: Tensor | None) -> AffineLayer:
+        assert state.reference is not None
+        settings = self.settings
+        prior_bins = settings.prior_bins / settings.safety.lr_factor**state.comparison.n_fallbacks
+        current = state.reference.reweighted(prior_bins)
+        if state.observed is not None:
+            current = current + state.observed
+        if bins is not None and has_signal(bins):
+            current = current + input_statistics(self.model, bins)
+        matched = match_statistics(state.initial, state.reference, current)
+        return clip_distance(matched, state.initial, settings.max_distance)
+
+    def _gradient_step(self, state: SessionState, trial: DecodedTrial) -> SessionState:
+        settings = self.settings
+        if settings.method == "entropy":
+            outputs, parameters = _forward(
+                self.model, state.layer, [trial], _NO_AUGMENTATION, settings.seed, 0
+            )
+            gradients = _entropy_gradients(outputs, parameters)
+        else:
+            trials = [trial] * settings.copies
+            if settings.method == "replay":
+                state, past = self._sample_buffer(state)
+                trials += past
+                state = replace(state, buffer=(*state.buffer, trial)[-settings.replay_buffer :])
+            outputs, parameters = _forward(
+                self.model, state.layer, trials, self.augmentation, settings.seed, state.n_trials
+            )
+            gradients = _ctc_gradients(outputs, trials, parameters)
+        safety = settings.safety
+        lr = settings.lr * safety.lr_factor**state.comparison.n_fallbacks * step_factor(state, safety)
+        gains = settings.method == "entropy"
+        layer, moments = adam_step(
+            state.layer, state.moments, gradients, state.initial, lr, settings.max_distance, gains
+        )
+        return replace(state, layer=layer, moments=moments, n_steps=state.n_steps + 1)
+
+    def _sample_buffer(self, state: SessionState) -> tuple[SessionState, list[DecodedTrial]]:
+        """Draw past trials and decode them again with the current layer, which gives better pseudo-labels."""
+        n = min(self.settings.replay_trials, len(state.buffer))
+        rng = np.random.default_rng(derive_seed(self.settings.seed, state.session, state.n_trials))
+        chosen = rng.choice(len(state.buffer), size=n, replace=False).tolist() if n else []
+        model = single_session_model(self.model, state.session, state.layer.weight, state.layer.bias)
+        buffer = list(state.buffer)
+        for i in chosen:
+            log_probs = compute_log_probs(model, buffer[i].bins)
+            decoded = DecodedTrial(buffer[i].bins, log_probs, tuple(self.labeller(log_probs)))
+            if is_usable(decoded, self.settings.safety):
+                buffer[i] = decoded
+        return replace(state, buffer=tuple(buffer)), [buffer[i] for i in chosen]
+
+
+def make_adapter(
+    model: Model, settings: Adaptation, augmentation: AugmentationConfig, labeller: Labeller = greedy
+) -> OnlineAdapter:
+    """Create an adapter; puts the model in evaluation mode without gradients."""
+    return OnlineAdapter(model.eval().requires_grad_(False), settings, augmentation, labeller)
+
+
+@torch.inference_mode()
+def compute_log_probs(model: Model, bins: Tensor) -> np.ndarray:
+    """Log-probabilities (F, V) of one trial of normalised bins (T, C) under session 0 of the model."""
+    zero = torch.zeros(1, dtype=torch.int64, device=bins.device)
+    outputs = model.encode(ModelInputs(bins[None], zero + len(bins), zero))
+    log_probs: np.ndarray = outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
+    return log_probs
+
+
+# --- running statistics ------------------------------------------------------------------------------------------
+
+
+def input_statistics(model: Model, bins: Tensor) -> InputStatistics:
+    """Statistics of the session layer's input, which is smoothed, from normalised bins (T, C)."""
     kernel = model.front_end.kernel
-    ready = smooth(bins[None], kernel)[0] if len(bins) >= len(kernel) else bins
-    return Sums.of(ready)
+    smoothed = smooth(bins[None], kernel)[0] if len(bins) >= len(kernel) else bins
+    return InputStatistics.of(smoothed)
 
 
-def matched(start: Layer, reference: Sums, today: Sums) -> Layer:
-    """The layer under which today's outputs have the mean and SD of the reference day's."""
-    weight, bias = start.weight.double(), start.bias.double()
-    before, now = output_variance(reference, weight), output_variance(today, weight)
+def match_statistics(
+    initial: AffineLayer, reference: InputStatistics, current: InputStatistics
+) -> AffineLayer:
+    """Return the layer under which current outputs have the mean and SD of the reference session's.
+
+    Only mean and SD of each output channel are matched. Matching the complete covariance made results worse: a
+    rotation of the tuning does not show in it, and the smallest map that fits it is a wrong one (docs/new-days.md).
+    """
+    weight, bias = initial.weight.double(), initial.bias.double()
+    before, now = _output_variance(reference, weight), _output_variance(current, weight)
     gain = torch.where(
-        (before > FLOOR) & (now > FLOOR), (before / now.clamp(min=FLOOR)).sqrt(), torch.ones_like(now)
-    ).clamp(1 / WIDEST, WIDEST)
+        (before > _MIN_VARIANCE) & (now > _MIN_VARIANCE),
+        (before / now.clamp(min=_MIN_VARIANCE)).sqrt(),
+        torch.ones_like(now),
+    ).clamp(1 / _MAX_GAIN, _MAX_GAIN)
     scaled = weight * gain
-    offset = bias + reference.mean @ weight - today.mean @ scaled
-    return Layer(scaled.to(start.weight.dtype), offset.to(start.bias.dtype))
+    offset = bias + reference.mean @ weight - current.mean @ scaled
+    return AffineLayer(scaled.to(initial.weight.dtype), offset.to(initial.bias.dtype))
 
 
-def output_variance(sums: Sums, weight: Tensor) -> Tensor:
-    """Of every output channel of x W. (C,)"""
-    return ((sums.covariance @ weight) * weight).sum(0).clamp(min=0.0)
+def _output_variance(statistics: InputStatistics, weight: Tensor) -> Tensor:
+    """Variance of every output channel of x W. (C,)"""
+    return ((statistics.covariance @ weight) * weight).sum(0).clamp(min=0.0)
 
 
-# One bounded step of a session layer: towards labels, or towards surer frames. Everything else stays as it is.
-
-PER_TOKEN = CTCSettings(reduction="mean_per_token", zero_infinity=True)
-BETAS = (0.9, 0.99)  # of the running means; a day is a few hundred steps, so they are short
+# --- gradient steps ----------------------------------------------------------------------------------------------
 
 
-def read_copies(
-    model: Model, layer: Layer, trials: Sequence[Heard], noise: AugmentationConfig, seed: int, position: int
+def _forward(
+    model: Model,
+    layer: AffineLayer,
+    trials: Sequence[DecodedTrial],
+    augmentation: AugmentationConfig,
+    seed: int,
+    position: int,
 ) -> tuple[Outputs, tuple[Tensor, Tensor]]:
-    """Noisy copies of trials through the layer, with the two tensors to take gradients of."""
+    """Run augmented trials through the layer and the model; also return the layer's weight and bias tensors."""
     n_bins = torch.tensor([len(t.bins) for t in trials], device=layer.weight.device)
     bins = layer.weight.new_zeros(len(trials), int(n_bins.max()), layer.weight.shape[0])
     for row, trial in zip(bins, trials, strict=True):
         row[: len(trial.bins)] = trial.bins
-    names = ["trial"] * len(trials)  # copies of one name are told apart by their place
-    bins, n_bins = augment(bins, n_bins, names, noise, seed, position)
-    day = single_session_model(model, "today", layer.weight.detach(), layer.bias.detach())
-    session = day.front_end.session_layer
-    outputs = day.encode(bins, n_bins, torch.zeros_like(n_bins))
-    return outputs, (session.weights[0], session.biases[0])
+    names = ["trial"] * len(trials)  # draws differ by position in the batch
+    bins, n_bins = augment(bins, n_bins, names, augmentation, seed, position)
+    adapted = single_session_model(model, "current", layer.weight.detach(), layer.bias.detach())
+    session_layer = adapted.front_end.session_layer
+    outputs = adapted.encode(ModelInputs(bins, n_bins, torch.zeros_like(n_bins)))
+    return outputs, (session_layer.weights[0], session_layer.biases[0])
 
 
-def label_gradients(
-    outputs: Outputs, trials: Sequence[Heard], of: tuple[Tensor, Tensor]
+def _ctc_gradients(
+    outputs: Outputs, trials: Sequence[DecodedTrial], parameters: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Of the mean CTC loss per token, each trial counting alike."""
-    lengths = torch.tensor([len(t.tokens) for t in trials], device=of[0].device)
-    tokens = torch.zeros(len(trials), int(lengths.max()), dtype=torch.int64, device=of[0].device)
+    """Gradients of the CTC loss per token, averaged over trials."""
+    device = parameters[0].device
+    lengths = torch.tensor([len(t.pseudo_label) for t in trials], device=device)
+    tokens = torch.zeros(len(trials), int(lengths.max()), dtype=torch.int64, device=device)
     for row, trial in zip(tokens, trials, strict=True):
-        row[: len(trial.tokens)] = torch.tensor(trial.tokens)
+        row[: len(trial.pseudo_label)] = torch.tensor(trial.pseudo_label)
     log_probs = outputs.log_probs["ctc"].float()
-    losses = ctc_loss(log_probs, outputs.n_frames, tokens, lengths, PER_TOKEN)
-    return torch.autograd.grad(losses.mean(), of)
+    losses = ctc_loss(log_probs, outputs.n_frames, tokens, lengths, _LOSS_PER_TOKEN)
+    return torch.autograd.grad(losses.mean(), parameters)
 
 
-def entropy_gradients(outputs: Outputs, of: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Of the mean entropy of the frames of a trial, by gain of each output channel and by offset."""
+def _entropy_gradients(outputs: Outputs, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Gradients of the mean frame entropy with respect to each output channel's gain and offset."""
     log_probs = outputs.log_probs["ctc"]
     entropy = -(log_probs.exp() * log_probs).sum(-1)  # (B, F)
-    true = torch.arange(entropy.shape[1], device=entropy.device) < outputs.n_frames[:, None]
-    d_weight, d_bias = torch.autograd.grad(entropy[true].mean(), of)
-    weight = of[0].detach()
+    is_frame = torch.arange(entropy.shape[1], device=entropy.device) < outputs.n_frames[:, None]
+    d_weight, d_bias = torch.autograd.grad(entropy[is_frame].mean(), parameters)
+    weight = parameters[0].detach()
     gain = (d_weight * weight).sum(0)  # a gain g multiplies a column: d/dg = sum over rows of dW * W
     return gain.expand_as(weight), d_bias
 
 
-def move(
-    layer: Layer,
-    moments: Moments,
+def adam_step(
+    layer: AffineLayer,
+    moments: AdamMoments,
     gradients: Sequence[Tensor],
-    start: Layer,
-    rate: float,
-    reach: float,
+    initial: AffineLayer,
+    lr: float,
+    max_distance: float,
     gains: bool = False,
-) -> tuple[Layer, Moments]:
-    """The layer one step on: no weight by more than `rate`, the whole no further than `reach` from its start.
+) -> tuple[AffineLayer, AdamMoments]:
+    """Adam step (Kingma & Ba 2015) that moves no weight by more than `lr` and stays within `max_distance`.
 
-    With `gains` the gradients of the weights are those of the gains of their columns, and columns keep their direction.
+    With `gains` the weight gradients are those of the gains of columns, and columns keep their direction.
     """
     n = moments.n + 1
     moved, means, squares = [], [], []
-    along = layer.weight / layer.weight.abs().max().clamp(min=1.0) if gains else 1.0
+    direction = layer.weight / layer.weight.abs().max().clamp(min=1.0) if gains else 1.0
     for weight, gradient, mean, square, scale in zip(
-        (layer.weight, layer.bias), gradients, moments.mean, moments.square, (along, 1.0), strict=True
+        (layer.weight, layer.bias), gradients, moments.mean, moments.square, (direction, 1.0), strict=True
     ):
         gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-        means.append(torch.lerp(gradient, mean, BETAS[0]))
-        squares.append(torch.lerp(gradient.square(), square, BETAS[1]))
-        step = means[-1] / (1 - BETAS[0] ** n) / ((squares[-1] / (1 - BETAS[1] ** n)).sqrt() + 1e-8)
-        moved.append(weight - rate * step.clamp(-1.0, 1.0) * scale)
-    free = Layer(moved[0], moved[1])
-    new = within(free, start, reach)
-    if new is not free:
-        new = no_faster(layer, new, rate)
-    return new, Moments((means[0], means[1]), (squares[0], squares[1]), n)
+        means.append(torch.lerp(gradient, mean, _BETAS[0]))
+        squares.append(torch.lerp(gradient.square(), square, _BETAS[1]))
+        step = means[-1] / (1 - _BETAS[0] ** n) / ((squares[-1] / (1 - _BETAS[1] ** n)).sqrt() + 1e-8)
+        moved.append(weight - lr * step.clamp(-1.0, 1.0) * scale)
+    unbounded = AffineLayer(moved[0], moved[1])
+    bounded = clip_distance(unbounded, initial, max_distance)
+    if bounded is not unbounded:  # the projection can move single weights by more than lr
+        bounded = _limit_step(layer, bounded, lr)
+    return bounded, AdamMoments((means[0], means[1]), (squares[0], squares[1]), n)
 
 
-def within(layer: Layer, start: Layer, reach: float) -> Layer:
-    """The layer, drawn back to `reach` from its start where it is further away."""
-    far = layer.distance(start)
-    if far <= reach:
+def clip_distance(layer: AffineLayer, initial: AffineLayer, max_distance: float) -> AffineLayer:
+    """Pull a layer back towards its initial value if it is further away than `max_distance`."""
+    distance = layer.distance(initial)
+    if distance <= max_distance:
         return layer
-    return between(start, layer, reach / far)
+    return _interpolate(initial, layer, max_distance / distance)
 
 
-def no_faster(layer: Layer, new: Layer, rate: float) -> Layer:
-    """As far towards the new layer as no weight moves by more than `rate`: being drawn back moves some by more."""
-    fastest = max(float((b - a).abs().max()) for a, b in pairs(layer, new))
-    return new if fastest <= rate else between(layer, new, rate / fastest)
+def _limit_step(layer: AffineLayer, new: AffineLayer, lr: float) -> AffineLayer:
+    """Shorten the step from `layer` to `new` so that no weight moves by more than `lr`."""
+    largest = max(float((b - a).abs().max()) for a, b in _parameter_pairs(layer, new))
+    return new if largest <= lr else _interpolate(layer, new, lr / largest)
 
 
-def between(layer: Layer, other: Layer, share: float) -> Layer:
-    weight, bias = (torch.lerp(a, b, share) for a, b in pairs(layer, other))
-    return Layer(weight, bias)
+def _interpolate(layer: AffineLayer, other: AffineLayer, fraction: float) -> AffineLayer:
+    weight, bias = (torch.lerp(a, b, fraction) for a, b in _parameter_pairs(layer, other))
+    return AffineLayer(weight, bias)
 
 
-def pairs(layer: Layer, other: Layer) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _parameter_pairs(
+    layer: AffineLayer, other: AffineLayer
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (layer.weight, other.weight), (layer.bias, other.bias)
-
-
-# The adapter: which model reads the next trial of a day, and what is learned from it once it was read.
-
-Label = Callable[[np.ndarray], Sequence[int]]
-STILL = AugmentationConfig()  # no noise at all
-
-
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """A model, a method, and the noise of the model's training. The model's weights are never changed."""
-
-    model: Model
-    settings: Adaptation
-    noise: AugmentationConfig
-    label: Label = greedy  # frame scores to the tokens to learn from
-
-    def start(self, session: str, reference: Sums | None = None, expected: Expected | None = None) -> Day:
-        """A day begins: with its own layer where the model has one, else with that of the nearest known day.
-
-        `reference` is what that known day's input looked like (`input_sums` of its trials), for `statistics`;
-        `expected` is how sure the model is of trials of days it knows, without which every step is a whole one.
-        """
-        if self.settings.method == "statistics" and reference is None:
-            raise UserError(
-                "adapting by statistics needs recordings of the nearest known day to compare with; give a store"
-                " that holds them, or choose another method"
-            )
-        like = self.start_like(session)
-        layer = Layer(*copy_session_layer(self.model, like))
-        return Day(session, like, layer, layer, Moments.zero(layer), reference, expected)
-
-    def start_like(self, session: str) -> str:
-        """The known session whose layer a day begins with."""
-        known = self.model.config.sessions
-        return session if session in known else nearest_session(session, known)
-
-    def before(self, day: Day, bins: Tensor | None = None) -> Model:
-        """The model for the next trial, its session numbered 0; `bins` (T, C) are the trial's own, normalised."""
-        layer = self.layer(day, bins)
-        return single_session_model(self.model, day.session, layer.weight, layer.bias)
-
-    def layer(self, day: Day, bins: Tensor | None = None) -> Layer:
-        """The session layer that the next trial is read with: the one it began with where nothing calls for another."""
-        safety = self.settings.safety
-        if gave_up(day, safety) or need(day, safety) == 0.0:
-            return day.start
-        if self.settings.method != "statistics":
-            return day.layer
-        return self._matched(day, bins if self.settings.own_input else None)
-
-    def unadapted(self, day: Day) -> Model:
-        """The model as it would read this day had nothing been learned."""
-        return single_session_model(self.model, day.session, day.start.weight, day.start.bias)
-
-    def after(self, day: Day, heard: Heard, unadapted: np.ndarray | None = None) -> tuple[Day, str | None]:
-        """The day after a trial was read, and why it fell back to the unadapted model if it did.
-
-        `unadapted` are the frame scores (F, V) of the unadapted model, where the caller has them already.
-        """
-        safety = self.settings.safety
-        day = replace(day, n_trials=day.n_trials + 1)
-        if self.settings.method == "none" or gave_up(day, safety):
-            return day, None
-        if unadapted is None:
-            unadapted = read(self.unadapted(day), heard.bins)
-        day = judged(replace(day, trust=compare(day.trust, heard.log_probs, unadapted, safety)), unadapted)
-        if reason := must_fall_back(day.trust, safety):
-            return fall_back(day), reason
-        if self.settings.method == "statistics":
-            return self._count(day, heard), None
-        if need(day, safety) == 0.0 or not worth_learning(heard, safety):
-            return day, None
-        return self._learn(day, heard), None
-
-    def _count(self, day: Day, heard: Heard) -> Day:
-        if not recorded(heard.bins):
-            return day
-        fresh = input_sums(self.model, heard.bins)
-        return replace(day, seen=fresh if day.seen is None else day.seen + fresh, n_steps=day.n_steps + 1)
-
-    def _learn(self, day: Day, heard: Heard) -> Day:
-        settings = self.settings
-        if settings.method == "entropy":
-            outputs, of = read_copies(self.model, day.layer, [heard], STILL, settings.seed, 0)
-            gradients = entropy_gradients(outputs, of)
-        else:
-            trials = [heard] * settings.copies
-            if settings.method == "replay":
-                day, past = self._recall(day)
-                trials += past
-                day = replace(day, memory=(*day.memory, heard)[-settings.memory :])
-            outputs, of = read_copies(self.model, day.layer, trials, self.noise, settings.seed, day.n_trials)
-            gradients = label_gradients(outputs, trials, of)
-        rate = settings.rate * settings.safety.cool**day.trust.n_falls * need(day, settings.safety)
-        gains = settings.method == "entropy"
-        layer, moments = move(day.layer, day.moments, gradients, day.start, rate, settings.reach, gains)
-        return replace(day, layer=layer, moments=moments, n_steps=day.n_steps + 1)
-
-    def _recall(self, day: Day) -> tuple[Day, list[Heard]]:
-        """Some past trials of the day, read anew: the model knows the day better than when it first heard them."""
-        n = min(self.settings.past, len(day.memory))
-        rng = np.random.default_rng(derive_seed(self.settings.seed, day.session, day.n_trials))
-        chosen = rng.choice(len(day.memory), size=n, replace=False).tolist() if n else []
-        model = single_session_model(self.model, day.session, day.layer.weight, day.layer.bias)
-        memory = list(day.memory)
-        for i in chosen:
-            log_probs = read(model, memory[i].bins)
-            fresh = Heard(memory[i].bins, log_probs, tuple(self.label(log_probs)))
-            if worth_learning(fresh, self.settings.safety):
-                memory[i] = fresh
-        return replace(day, memory=tuple(memory)), [memory[i] for i in chosen]
-
-    def _matched(self, day: Day, bins: Tensor | None) -> Layer:
-        assert day.reference is not None
-        prior = self.settings.prior_bins / self.settings.safety.cool**day.trust.n_falls
-        today = day.reference.counting_as(prior)
-        if day.seen is not None:
-            today = today + day.seen
-        if bins is not None and recorded(bins):
-            today = today + input_sums(self.model, bins)
-        return within(matched(day.start, day.reference, today), day.start, self.settings.reach)
-
-
-def make_adapter(
-    model: Model, settings: Adaptation, noise: AugmentationConfig, label: Label = greedy
-) -> Adapter:
-    """An adapter for a model, which is put in reading mode: nothing but session layers is ever adapted."""
-    return Adapter(model.eval().requires_grad_(False), settings, noise, label)
-
-
-@torch.inference_mode()
-def read(model: Model, bins: Tensor) -> np.ndarray:
-    """Frame scores (F, V) of one trial of normalised bins (T, C), by a model of one day."""
-    zero = torch.zeros(1, dtype=torch.int64, device=bins.device)
-    outputs = model.encode(bins[None], zero + len(bins), zero)
-    scores: np.ndarray = outputs.log_probs["ctc"][0, : int(outputs.n_frames[0])].float().cpu().numpy()
-    return scores

@@ -1,4 +1,4 @@
-"""When a trial teaches nothing, and when what was learned is taken back."""
+"""When a trial causes no update, and when the adapted layer is discarded."""
 
 import math
 from dataclasses import replace
@@ -7,92 +7,98 @@ import numpy as np
 from torch import Tensor
 
 from arcuate.adaptation.config import Safety
-from arcuate.adaptation.state import Day, Heard, Moments, Trust, confidence
+from arcuate.adaptation.state import AdamMoments, DecodedTrial, ModelComparison, SessionState, confidence
 from arcuate.decoding.greedy import greedy
 from arcuate.evaluation.metrics import score
 
-N_JUDGED = 40  # trials by which the drift of a day is judged
-OWN_LAYER = 3.0  # times the evidence that a day needs which the model knows
-FEWEST_TOKENS = 2  # a reading shorter than this says too little to learn from
+_CONFIDENCE_TRIALS = 40  # trials from which the drift of a session is estimated
+_KNOWN_SESSION_FACTOR = 3.0  # on the standard errors required for a session the model was trained on
+_MIN_TOKENS = 2  # shorter outputs are not used as pseudo-labels
 
 
-def worth_learning(heard: Heard, settings: Safety) -> bool:
-    """Whether a reading is sure enough, and long enough, to be taken for the truth; a flat trial never is.
+def is_usable(trial: DecodedTrial, settings: Safety) -> bool:
+    """Whether a trial's pseudo-label is confident and long enough to train on; flat trials never are.
 
-    A label through words must be near the phonemes that were heard: where a language model had to change much, it
-    has mostly made something up.
+    A pseudo-label from a word search must be close to the greedy phonemes: where the language model changed many of
+    them, its sentence is mostly invented.
     """
-    long_enough = len(heard.tokens) >= FEWEST_TOKENS
-    phonemes = greedy(heard.log_probs)
-    agrees = score(phonemes, heard.tokens).errors <= settings.max_disagreement * len(phonemes)
-    sure = confidence(heard.log_probs) >= settings.min_confidence
-    return long_enough and recorded(heard.bins) and agrees and sure
+    phonemes = greedy(trial.log_probs)
+    agrees = score(phonemes, trial.pseudo_label).errors <= settings.max_disagreement * len(phonemes)
+    confident = confidence(trial.log_probs) >= settings.min_confidence
+    return len(trial.pseudo_label) >= _MIN_TOKENS and has_signal(trial.bins) and agrees and confident
 
 
-def recorded(bins: Tensor) -> bool:
-    """Whether anything moves in a trial (T, C) at all."""
+def has_signal(bins: Tensor) -> bool:
+    """Whether any channel of a trial (T, C) varies."""
     return len(bins) > 0 and bool((bins.amax(0) > bins.amin(0)).any())
 
 
-def need(day: Day, settings: Safety) -> float:
-    """How much of a step this day calls for: 0 where it is read as surely as known days are, 1 far from that.
+def step_factor(state: SessionState, settings: Safety) -> float:
+    """Fraction of a full step that the drift of a session justifies, from 0 (no drift detected) to 1.
 
-    A day without drift has nothing to learn, and learning from one's own readings would only add their errors. Known
-    days differ too, and a few trials say little: what either explains is no reason to learn. A known day has a layer of
-    its own that was learned with labels; it takes more to doubt it.
+    A session without drift has nothing to gain, and training on pseudo-labels would only add their errors. Confidence
+    also varies between known sessions and between trials, so it must fall below the expected value by a number of
+    standard errors; by three times as many if the session has its own layer, which was trained with labels.
     """
-    if day.expected is None or not day.plain:
+    if state.expected is None or not state.unadapted_confidence:
         return 1.0
-    usual = day.expected
-    short = usual.confidence - float(np.mean(day.plain))
-    evidence = settings.evidence * (OWN_LAYER if day.like == day.session else 1.0)
-    if short <= evidence * math.hypot(usual.day_sd, usual.trial_sd / math.sqrt(len(day.plain))):
+    expected, n = state.expected, len(state.unadapted_confidence)
+    deficit = expected.mean - float(np.mean(state.unadapted_confidence))
+    is_known = state.init_session == state.session
+    required = settings.min_standard_errors * (_KNOWN_SESSION_FACTOR if is_known else 1.0)
+    if deficit <= required * math.hypot(expected.session_sd, expected.trial_sd / math.sqrt(n)):
         return 0.0
-    return min(short / (settings.full_doubt * max(1.0 - usual.confidence, 1e-6)), 1.0)
+    return min(deficit / (settings.full_step_uncertainty * max(1.0 - expected.mean, 1e-6)), 1.0)
 
 
-def judged(day: Day, unadapted: np.ndarray) -> Day:
-    """The day after one more reading (F, V) of the unadapted model; one in which it reads nothing says nothing."""
-    sure = confidence(unadapted)
-    return replace(day, plain=(*day.plain, sure)[-N_JUDGED:]) if sure else day
+def track_confidence(state: SessionState, unadapted: np.ndarray) -> SessionState:
+    """Add the unadapted model's confidence on one trial (F, V); all-blank trials are left out."""
+    value = confidence(unadapted)
+    if not value:
+        return state
+    return replace(state, unadapted_confidence=(*state.unadapted_confidence, value)[-_CONFIDENCE_TRIALS:])
 
 
-def gave_up(day: Day, settings: Safety) -> bool:
-    return day.trust.n_falls > settings.max_falls
+def is_disabled(state: SessionState, settings: Safety) -> bool:
+    """Whether a session fell back too often to be adapted any further."""
+    return state.comparison.n_fallbacks > settings.max_fallbacks
 
 
-def compare(trust: Trust, adapted: np.ndarray, unadapted: np.ndarray, settings: Safety) -> Trust:
-    """Trust after one more trial that both models have read: their frame scores (F, V)."""
+def compare(
+    comparison: ModelComparison, adapted: np.ndarray, unadapted: np.ndarray, settings: Safety
+) -> ModelComparison:
+    """Add one trial's log-probabilities (F, V) from both models, keeping the last `window` trials."""
     last = slice(-settings.window, None)
     return replace(
-        trust,
-        adapted=(*trust.adapted, confidence(adapted))[last],
-        unadapted=(*trust.unadapted, confidence(unadapted))[last],
-        n_adapted=(*trust.n_adapted, len(greedy(adapted)))[last],
-        n_unadapted=(*trust.n_unadapted, len(greedy(unadapted)))[last],
+        comparison,
+        adapted_confidence=(*comparison.adapted_confidence, confidence(adapted))[last],
+        unadapted_confidence=(*comparison.unadapted_confidence, confidence(unadapted))[last],
+        adapted_tokens=(*comparison.adapted_tokens, len(greedy(adapted)))[last],
+        unadapted_tokens=(*comparison.unadapted_tokens, len(greedy(unadapted)))[last],
     )
 
 
-def must_fall_back(trust: Trust, settings: Safety) -> str | None:
-    """Why the adapted model is no longer to be trusted; None where it is, or where it is too early to say."""
-    if len(trust.adapted) < settings.window:
+def fallback_reason(comparison: ModelComparison, settings: Safety) -> str | None:
+    """Why the adapted model must be discarded; None if it performs well or the window is not full yet."""
+    if len(comparison.adapted_confidence) < settings.window:
         return None
-    adapted, unadapted = float(np.mean(trust.adapted)), float(np.mean(trust.unadapted))
-    if adapted < unadapted - settings.max_drop:
-        return f"confidence {adapted:.2f} fell below the {unadapted:.2f} of the unadapted model"
-    n_adapted, n_unadapted = sum(trust.n_adapted), sum(trust.n_unadapted)
-    if n_adapted < settings.min_length * n_unadapted:
-        return f"it reads {n_adapted / n_unadapted:.2f} of the tokens that the unadapted model reads"
+    adapted = float(np.mean(comparison.adapted_confidence))
+    unadapted = float(np.mean(comparison.unadapted_confidence))
+    if adapted < unadapted - settings.max_confidence_drop:
+        return f"confidence fell to {adapted:.2f}, below {unadapted:.2f} of the unadapted model"
+    n_adapted, n_unadapted = sum(comparison.adapted_tokens), sum(comparison.unadapted_tokens)
+    if n_adapted < settings.min_length_ratio * n_unadapted:
+        return f"output shrank to {n_adapted / n_unadapted:.2f} of the tokens of the unadapted model"
     return None
 
 
-def fall_back(day: Day) -> Day:
-    """The day with the layer it began with; what was remembered of its trials and of its input goes as well."""
+def fall_back(state: SessionState) -> SessionState:
+    """Restore the initial layer; discard the replay buffer and the input statistics with it."""
     return replace(
-        day,
-        layer=day.start,
-        moments=Moments.zero(day.start),
-        memory=(),
-        seen=None,
-        trust=Trust(n_falls=day.trust.n_falls + 1),
+        state,
+        layer=state.initial,
+        moments=AdamMoments.zero(state.initial),
+        buffer=(),
+        observed=None,
+        comparison=ModelComparison(n_fallbacks=state.comparison.n_fallbacks + 1),
     )

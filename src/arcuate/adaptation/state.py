@@ -1,4 +1,4 @@
-"""What adaptation knows of a day. Values: every step returns a new one, so anything can be taken back."""
+"""State of online adaptation in one session. All types are immutable: a step returns a new state."""
 
 from dataclasses import dataclass, field
 
@@ -10,28 +10,28 @@ from arcuate.data.alphabet import BLANK
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """A session's affine map."""
+class AffineLayer:
+    """Weight and bias of one session's input layer."""
 
     weight: Tensor  # (C, C)
     bias: Tensor  # (C,)
 
-    def distance(self, other: "Layer") -> float:
-        """How far this is from another one, relative to the norm of that."""
+    def distance(self, other: "AffineLayer") -> float:
+        """Euclidean distance to another layer, relative to the norm of that layer."""
         moved = torch.cat([(self.weight - other.weight).flatten(), self.bias - other.bias]).norm()
         return float(moved / torch.cat([other.weight.flatten(), other.bias]).norm().clamp(min=1e-12))
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Running means of gradients and of their squares, for weight and bias."""
+class AdamMoments:
+    """Running means of gradients and of squared gradients, for weight and bias."""
 
     mean: tuple[Tensor, Tensor]
     square: tuple[Tensor, Tensor]
     n: int = 0
 
     @classmethod
-    def zero(cls, layer: Layer) -> "Moments":
+    def zero(cls, layer: AffineLayer) -> "AdamMoments":
         return cls(
             (torch.zeros_like(layer.weight), torch.zeros_like(layer.bias)),
             (torch.zeros_like(layer.weight), torch.zeros_like(layer.bias)),
@@ -39,26 +39,28 @@ class Moments:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """Mean and covariance of many bins, as sums; float64."""
+class InputStatistics:
+    """Mean and covariance of bins, kept as float64 sums so that two sets can be added."""
 
     total: Tensor  # (C,)
     products: Tensor  # (C, C)
     n_bins: float
 
     @classmethod
-    def of(cls, bins: Tensor) -> "Sums":
-        """Of bins (T, C)."""
+    def of(cls, bins: Tensor) -> "InputStatistics":
+        """Statistics of bins (T, C)."""
         exact = bins.double()
         return cls(exact.sum(0), exact.t() @ exact, float(len(bins)))
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.total + other.total, self.products + other.products, self.n_bins + other.n_bins)
+    def __add__(self, other: "InputStatistics") -> "InputStatistics":
+        return InputStatistics(
+            self.total + other.total, self.products + other.products, self.n_bins + other.n_bins
+        )
 
-    def counting_as(self, n_bins: float) -> "Sums":
-        """The same mean and covariance with another weight."""
+    def reweighted(self, n_bins: float) -> "InputStatistics":
+        """The same mean and covariance with the weight of `n_bins` bins."""
         scale = n_bins / max(self.n_bins, 1.0)
-        return Sums(self.total * scale, self.products * scale, n_bins)
+        return InputStatistics(self.total * scale, self.products * scale, n_bins)
 
     @property
     def mean(self) -> Tensor:
@@ -70,57 +72,55 @@ class Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
-    """One trial after it was read: its normalised bins and what was made of them."""
+class DecodedTrial:
+    """One decoded trial with its pseudo-label."""
 
     bins: Tensor  # (T, C) normalised
     log_probs: np.ndarray  # (F, V)
-    tokens: tuple[
-        int, ...
-    ]  # the label to learn from: what was read, through a language model where there is one
+    pseudo_label: tuple[int, ...]  # decoded tokens, through a language model where there is one
 
 
 @dataclass(frozen=True)
-class Trust:
-    """Confidence and tokens of the last trials, read by the adapted and by the unadapted model."""
+class ModelComparison:
+    """Confidence and output length of the adapted and the unadapted model on the last trials."""
 
-    adapted: tuple[float, ...] = ()
-    unadapted: tuple[float, ...] = ()
-    n_adapted: tuple[int, ...] = ()  # tokens
-    n_unadapted: tuple[int, ...] = ()
-    n_falls: int = 0
+    adapted_confidence: tuple[float, ...] = ()
+    unadapted_confidence: tuple[float, ...] = ()
+    adapted_tokens: tuple[int, ...] = ()  # number of decoded tokens
+    unadapted_tokens: tuple[int, ...] = ()
+    n_fallbacks: int = 0
 
 
 @dataclass(frozen=True)
-class Expected:
-    """How surely the model reads days that it knows."""
+class ExpectedConfidence:
+    """Confidence of the model on known sessions."""
 
-    confidence: float  # mean of the days' means
-    day_sd: float = 0.0  # of days' means
-    trial_sd: float = 0.0  # of trials within a day
+    mean: float  # of session means
+    session_sd: float = 0.0  # SD of session means
+    trial_sd: float = 0.0  # SD of trials within a session
 
 
 @dataclass(frozen=True, eq=False)
-class Day:
-    """One day so far: where its layer began, where it is, and what it remembers."""
+class SessionState:
+    """Adaptation of one session so far: its layer, where that started, and what was collected."""
 
     session: str
-    like: str  # the known session whose layer it began with
-    start: Layer
-    layer: Layer
-    moments: Moments
-    reference: Sums | None = None  # of the session it began with
-    expected: Expected | None = None  # None: the model cannot be asked about days it knows
-    plain: tuple[float, ...] = ()  # how surely the unadapted model read the last trials, silent ones left out
-    seen: Sums | None = None  # of this day
-    memory: tuple[Heard, ...] = ()
-    trust: Trust = field(default_factory=Trust)
+    init_session: str  # known session whose layer it started with
+    initial: AffineLayer
+    layer: AffineLayer
+    moments: AdamMoments
+    reference: InputStatistics | None = None  # input of `init_session`
+    expected: ExpectedConfidence | None = None  # None: no recordings of known sessions
+    unadapted_confidence: tuple[float, ...] = ()  # of the last trials, all-blank ones left out
+    observed: InputStatistics | None = None  # input of this session
+    buffer: tuple[DecodedTrial, ...] = ()  # for replay
+    comparison: ModelComparison = field(default_factory=ModelComparison)
     n_trials: int = 0
     n_steps: int = 0
 
 
 def confidence(log_probs: np.ndarray) -> float:
-    """Geometric mean probability of the best class over frames that say something; 0 where none does."""
+    """Geometric mean probability of the best class over non-blank frames; 0 if all frames are blank."""
     best = log_probs.max(-1)
-    said = log_probs.argmax(-1) != BLANK
-    return float(np.exp(best[said].mean())) if said.any() else 0.0
+    nonblank = log_probs.argmax(-1) != BLANK
+    return float(np.exp(best[nonblank].mean())) if nonblank.any() else 0.0

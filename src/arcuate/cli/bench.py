@@ -1,6 +1,6 @@
 """`arcuate bench`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,10 @@ from arcuate.cli.options import (
     Weights,
 )
 
-bench_app = typer.Typer(help="Measure how fast things are on this machine.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from arcuate.live.bench import LiveBenchmark
+
+bench_app = typer.Typer(help="Measure the speed on this machine.", no_args_is_help=True)
 
 
 app.add_typer(bench_app, name="bench")
@@ -27,34 +30,63 @@ app.add_typer(bench_app, name="bench")
 @bench_app.command("live")
 def bench_live(
     run: RunPath,
-    seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="Of recording to replay.")] = 60.0,
-    fast: Annotated[bool, typer.Option("--fast", help="As fast as it goes, not in real time.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=86_400.0, help="Length of the replayed recording.")
+    ] = 60.0,
+    fast: Annotated[bool, typer.Option("--fast", help="As fast as possible, not in real time.")] = False,
     lm: Lm = "default",
     lexicon: LexiconFile = "default",
     no_words: NoWords = False,
     config: Weights = None,
     beam: Beam = None,
     data: Data = None,
-    split: Annotated[str, typer.Option(help="What to replay: val, test, train or all.")] = "val",
+    split: Annotated[str, typer.Option(help="Trials to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
     adapt: Adapt = None,
     setting: AdaptSetting = None,
     as_json: Json = False,
 ) -> None:
     """Time every frame from its last bin to the text, bin by bin in real time, on one thread."""
-    from arcuate.cli._live import Asked, bench_command
+    from arcuate.cli.console import emit_json, progress
+    from arcuate.cli.set_option import read_adaptation
+    from arcuate.live.bench import bench_live
 
-    words = None if no_words else lm
-    asked = Asked(
-        run,
-        lm=words,
-        lexicon=lexicon,
-        weights=config,
-        beam=beam,
-        data=data,
-        split=split,
-        session=session,
-        adapt=adapt,
-        adapting=tuple(setting or ()),
+    adaptation = read_adaptation(adapt, setting)
+    with progress("loading the model, the lexicon and the language model") as report:
+        result = bench_live(
+            run,
+            seconds=seconds,
+            real_time=not fast,
+            lm=None if no_words else lm,
+            lexicon=lexicon,
+            decoding=config,
+            beam=beam,
+            data=data,
+            split=split,
+            session=session,
+            adapt=adaptation,
+            progress=report,
+        )
+    emit_json(result.to_dict()) if as_json else print_benchmark(result)
+
+
+def print_benchmark(result: "LiveBenchmark") -> None:
+    """Print the quantiles of the time per frame."""
+    from arcuate.cli.console import out
+
+    summary, status = result.to_dict(), result.adaptation
+    stolen = summary["missed_while_stolen"]
+    out.print(
+        f"per frame of {result.deadline_ms:g} ms: p50 {summary['frame_ms_p50']:.2f} ms,"
+        f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
+        f" {summary['missed_deadlines']} of {summary['n_frames']:,} deadlines missed"
+        + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
+        + f" delay of the model {result.delay_ms:g} ms",
+        soft_wrap=True,
     )
-    bench_command(asked, seconds, not fast, as_json)
+    if status is not None:
+        out.print(
+            f"adaptation of {status.session} ({status.state}): {status.n_steps} updates after {status.n_sentences}"
+            f" sentences, {status.n_fallbacks} fall-backs, {status.n_skipped} sentences skipped",
+            soft_wrap=True,
+        )

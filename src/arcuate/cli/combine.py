@@ -1,57 +1,119 @@
 """`arcuate combine`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import Json, app
+
+if TYPE_CHECKING:
+    from arcuate.evaluation.combine.combine import WordCombination
+    from arcuate.evaluation.combine.frames import FrameCombination
 
 
 @app.command()
 def combine(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="A .jsonl with candidates per trial; or several runs, .jsonl or .npz files."),
+        typer.Argument(
+            help="A .jsonl file with candidates per trial; or several runs, .jsonl or .npz files."
+        ),
     ],
     method: Annotated[
-        str, typer.Option(help="linear, mbr or rover for words; arithmetic or geometric for frame scores.")
+        str,
+        typer.Option(help="linear, mbr or rover on words; arithmetic or geometric on frame scores; or auto."),
     ] = "auto",
-    split: Annotated[str, typer.Option(help="Of runs: whose results to take.")] = "val",
-    label: Annotated[str | None, typer.Option(help="Of runs: results/<split>.<label>.jsonl.")] = None,
-    voters: Annotated[str, typer.Option(help="equal, or weighted by their agreement.")] = "equal",
-    scale: Annotated[float, typer.Option(min=0.0, help="Of scores, before they become probabilities.")] = 1.0,
-    lm: Annotated[str | None, typer.Option(help="An n-gram model as one more criterion.")] = None,
-    llm: Annotated[Path | None, typer.Option(help="A causal language model as one more criterion.")] = None,
+    split: Annotated[str, typer.Option(help="Runs: split of the results.")] = "val",
+    label: Annotated[str | None, typer.Option(help="Runs: results/<split>.<label>.jsonl.")] = None,
+    votes: Annotated[
+        str, typer.Option(help="Vote weights of the systems: equal, or by their agreement.")
+    ] = "equal",
+    scale: Annotated[float, typer.Option(min=0.0, help="Factor on scores before the softmax.")] = 1.0,
+    lm: Annotated[str | None, typer.Option(help="n-gram model as a feature of linear.")] = None,
+    llm: Annotated[Path | None, typer.Option(help="Causal language model as a feature of linear.")] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Fit the weights of the criteria; each trial by the other folds.")
+        bool, typer.Option("--fit", help="Fit the weights of linear, for each trial on the other folds.")
     ] = False,
-    folds: Annotated[int, typer.Option(min=2, max=100)] = 5,
-    weights: Annotated[Path | None, typer.Option(help="Weights fitted before.")] = None,
-    save_weights: Annotated[Path | None, typer.Option(help="Write the weights fitted on all trials.")] = None,
-    references: Annotated[Path | None, typer.Option(help="Lines with id and text, to score against.")] = None,
+    folds: Annotated[int, typer.Option(min=2, max=100, help="Folds of --fit.")] = 5,
+    weights: Annotated[Path | None, typer.Option(help="File of fitted weights to use.")] = None,
+    save_weights: Annotated[
+        Path | None, typer.Option(help="Write the weights fitted on all trials to this file.")
+    ] = None,
+    references: Annotated[
+        Path | None, typer.Option(help="JSON lines with id and text to score against.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the combined texts (.jsonl) or scores (.npz).")
+        Path | None, typer.Option(help="File for the combined texts (.jsonl) or frame scores (.npz).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Combine several decoders' readings, word by word or frame by frame."""
-    from arcuate.cli._combine import Asked, combine_command
+    """Combine several decoders, by words or by frame scores."""
+    from arcuate.cli.console import emit_json, progress
+    from arcuate.evaluation.combine.combine import combine as combine_sources
+    from arcuate.evaluation.combine.frames import FrameCombination
 
-    asked = Asked(
-        sources,
-        method,
-        split,
-        label,
-        voters,
-        scale,
-        lm,
-        llm,
-        fit,
-        folds,
-        weights,
-        save_weights,
-        references,
-        out,
-    )
-    combine_command(asked, as_json)
+    with progress("combining") as report:
+        result = combine_sources(
+            *sources,
+            method=method,
+            split=split,
+            label=label,
+            votes=votes,
+            scale=scale,
+            lm=lm,
+            llm=llm,
+            fit=fit,
+            folds=folds,
+            weights=weights,
+            save_weights=save_weights,
+            references=references,
+            out=out,
+            progress=report,
+        )
+    if as_json:
+        emit_json(result.to_dict())
+    elif isinstance(result, FrameCombination):
+        _print_frames(result)
+    else:
+        _print_words(result)
+
+
+def _print_frames(result: "FrameCombination") -> None:
+    from arcuate.cli.console import out
+
+    rate = "no labels, so no PER" if result.per is None else f"greedy PER {100 * result.per:.2f} %"
+    out.print(f"{result.method} mean of {result.n_models} models, {result.n_trials} trials: {rate}")
+
+
+def _print_words(result: "WordCombination") -> None:
+    from rich.table import Table
+
+    from arcuate.cli.console import out
+
+    metrics = result.metrics
+    words, single = metrics.words, metrics.single
+    if words.wer is None or words.cer is None:
+        out.print(f"{words.n_trials} trials combined ({result.method}); no references, so no WER")
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("")
+    table.add_column("WER", justify="right")
+    for title, rate in (
+        ("mean of the single systems", single.single_wer_mean if single else None),
+        ("best single system, chosen on these trials", single.best_single_wer if single else None),
+        ("best candidates (oracle)", metrics.oracle_wer),
+    ):
+        if rate is not None:
+            table.add_row(title, f"{100 * rate:.2f} %")
+    method = result.method + (", cross-fitted" if result.linear and result.linear.cross_fitted else "")
+    table.add_row(f"combined ({method}; lm: {words.lm or 'none'})", f"{100 * words.wer:.2f} %")
+    out.print(table)
+    low, high = words.wer_low, words.wer_high
+    interval = "no interval" if low is None or high is None else f"{100 * low:.2f} to {100 * high:.2f} %"
+    out.print(f"95 % interval {interval} on {words.n_scored} trials, CER {100 * words.cer:.2f} %")
+    if single and (gap := single.against_best_single):
+        out.print(
+            f"against the best system {100 * gap.rate:+.2f} points"
+            f" ({100 * gap.low:+.2f} to {100 * gap.high:+.2f}), p = {gap.p:.4f}"
+        )

@@ -75,15 +75,14 @@ def print_transcription(transcription: "Transcription") -> None:
     from arcuate.cli.console import out
     from arcuate.progress import percent
 
-    metrics = transcription.metrics
+    metrics, words = transcription.metrics, transcription.metrics.words
     for transcript in transcription[:3]:
         out.print(f"  {transcript.text}", soft_wrap=True, markup=False)
-    if metrics.words.wer is not None:
+    if words.wer is not None:
         caveat = " (the weights were tuned on these trials)" if transcription.tuned_on_these else ""
-        low, high = metrics.words.wer_interval
         out.print(
-            f"WER {percent(metrics.words.wer)}, 95 % interval {percent(low)} to {percent(high)};"
-            f" CER {percent(metrics.words.cer)}; language model {transcription.search.lm}{caveat}",
+            f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
+            f" CER {percent(words.cer)}; language model {transcription.search.lm}{caveat}",
             soft_wrap=True,
         )
     seconds = metrics.seconds_per_sentence

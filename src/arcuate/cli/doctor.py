@@ -1,27 +1,101 @@
 """`arcuate doctor`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import Json, app
 
+if TYPE_CHECKING:
+    from arcuate.insight.doctor import Diagnosis
+
+_COLOURS = {
+    "healthy": "green",
+    "unfinished": "cyan",
+    "too_short": "cyan",
+    "plateaued": "yellow",
+    "overfit": "yellow",
+}
+
 
 @app.command()
 def doctor(
-    path: Annotated[Path, typer.Argument(help="A run folder, or a log that any trainer or tracker wrote.")],
-    dataset: Annotated[str | None, typer.Option(help="b2t24 or b2t25; left out: inferred.")] = None,
+    path: Annotated[Path, typer.Argument(help="Run folder, or log of any trainer or tracker.")],
+    dataset: Annotated[str | None, typer.Option(help="b2t24 or b2t25; default: inferred.")] = None,
     planned_steps: Annotated[
-        int | None, typer.Option(min=1, help="How long the run was meant to be; left out: inferred.")
+        int | None, typer.Option(min=1, help="Planned length of the run; default: inferred.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
+    html: Annotated[Path | None, typer.Option(help="HTML page with the curves to write.")] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """What happened in a training run: a verdict, since when, the evidence, causes and what to try."""
-    from arcuate.cli._doctor import doctor_command
+    """Diagnose a training run: verdict, since when, evidence, likely causes and what to try."""
+    from arcuate.cli.console import check_output, emit_json, err, say
+    from arcuate.insight.doctor import diagnose
+    from arcuate.insight.doctor.page import write_diagnosis_page
 
-    doctor_command(path, dataset, planned_steps, allow_pickle, html, as_json)
+    check_output(html, "<!doctype html", "page.html")
+    with err.status(f"reading {path}"):
+        diagnosis = diagnose(path, dataset=dataset, planned_steps=planned_steps, allow_pickle=allow_pickle)
+    if html is not None:
+        say(f"page: {write_diagnosis_page(diagnosis, html)}")
+    emit_json(diagnosis.to_dict()) if as_json else print_diagnosis(diagnosis)
+
+
+def print_diagnosis(diagnosis: "Diagnosis") -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from arcuate.cli.console import out
+
+    _print_headline(diagnosis)
+    for sentence in diagnosis.evidence:
+        out.print(Padding(Text(f"· {sentence}"), (0, 0, 0, 2)))
+    if diagnosis.runs:
+        _print_runs(diagnosis)
+    if diagnosis.causes:
+        out.print("\nlikely causes, the most likely first")
+        for i, cause in enumerate(diagnosis.causes, start=1):
+            out.print(Padding(Text(f"{i}. {cause.cause}: {cause.because}"), (0, 0, 0, 2)))
+            out.print(Padding(Text(f"try {cause.change}", style="dim"), (0, 0, 0, 5)))
+    if diagnosis.suggestion:
+        prefix = ("\ntry first ", "bold") if diagnosis.causes else "\n"
+        out.print(Text.assemble(prefix, diagnosis.suggestion))
+    remarks = [*diagnosis.inferences, *diagnosis.notes, f"read as {diagnosis.source}"]
+    out.print(Padding(Text("\n".join(remarks), style="dim"), (1, 0, 0, 0)))
+
+
+def _print_headline(diagnosis: "Diagnosis") -> None:
+    from rich.text import Text
+
+    from arcuate.cli.console import out, percent
+
+    colour = _COLOURS.get(diagnosis.primary, "red")
+    line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
+    if diagnosis.since:
+        line.append(f"  {diagnosis.since}")
+    if diagnosis.secondary:
+        line.append(f"  (also: {', '.join(diagnosis.secondary)})", "dim")
+    if diagnosis.best_per is not None and diagnosis.best_step is not None:
+        best, last = percent(diagnosis.best_per), percent(diagnosis.last_per)
+        line.append(f"\nbest {best} at {diagnosis.best_step:,}, last {last}")
+    out.print(line)
+
+
+def _print_runs(diagnosis: "Diagnosis") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from arcuate.cli.console import out, percent
+
+    table = Table(box=None, header_style="bold")
+    for heading in ("run", "verdict", "best PER", "at step", "last PER", "last step"):
+        table.add_column(heading, justify="left" if heading in ("run", "verdict") else "right")
+    for run in diagnosis.runs:
+        steps = [f"{step:,}" if step is not None else "–" for step in (run.best_step, run.last_step)]
+        cells = (run.name, run.primary, percent(run.best_per), steps[0], percent(run.last_per), steps[1])
+        table.add_row(*map(Text, cells))
+    out.print(table)

@@ -8,6 +8,7 @@ import typer
 from arcuate.cli.app import SPLITS, Json, app, complete_from
 
 if TYPE_CHECKING:
+    from arcuate.adaptation.evaluate import AdaptationResult
     from arcuate.evaluation.evaluate import Evaluation
 
 
@@ -45,7 +46,7 @@ def evaluate(
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+        list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
     ] = None,
     lm: Annotated[
         str | None,
@@ -59,15 +60,28 @@ def evaluate(
     from arcuate.cli.console import emit_json, progress
 
     if adapt is not None:
-        from arcuate.cli._follow import Following, follow_run, show
-        from arcuate.evaluation.evaluate import SearchOptions
-        from arcuate.run import open_run
+        from arcuate.adaptation.evaluate import evaluate_adaptation
+        from arcuate.cli.set_option import read_adaptation
 
-        following = Following(adapt, tuple(session or ()), tuple(setting or ()), lm, lexicon, config)
-        options = SearchOptions(search, beam, head)
-        opened = open_run(run)
-        told = follow_run(opened, split, data, checkpoint, label, scores, following, options)
-        emit_json(told) if as_json else show(opened, told)
+        with progress("checking trials") as report:
+            result = evaluate_adaptation(
+                run,
+                read_adaptation(adapt, setting) or "none",
+                split=split,
+                data=data,
+                checkpoint=checkpoint,
+                label=label,
+                sessions=session or (),
+                lm=lm,
+                lexicon=lexicon,
+                decoding=config,
+                search=search,
+                beam=beam,
+                head=head,
+                scores=scores,
+                progress=report,
+            )
+        emit_json(result.to_dict()) if as_json else print_adaptation(result)
         return
     if session or setting or lm or config or lexicon != "default":
         raise typer.BadParameter("--session, --set, --lm, --lexicon and --config require --adapt METHOD")
@@ -104,14 +118,16 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     )
     table.add_column("session")
     table.add_column("PER", justify="right")
-    for session, rate in metrics.by_session.items():
+    for session, rate in metrics.per_by_session.items():
         table.add_row(session, percent(rate))
-    if metrics.by_session:
+    if metrics.per_by_session:
         out.print(table)
-    if metrics.by_mode:
+    if metrics.per_by_mode:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
-        out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.by_mode.items()) + correct)
+        out.print(
+            ", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct
+        )
     out.print(headline(evaluation), soft_wrap=True)
     say(f"one line per trial in {evaluation.results_file}")
 
@@ -127,14 +143,58 @@ def headline(evaluation: "Evaluation") -> str:
         " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
     )
     caveat = " (the training data)" if split == "train" else caveat
-    greedy = "" if metrics.greedy_score is None else f" (greedy {percent(metrics.greedy_score.rate)})"
+    greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
     low, high = metrics.interval
     interval = f"95 % interval {percent(low)} to {percent(high)}"
     if low is None:
         interval = "no interval from a single trial"
-    counts = metrics.score
     return (
         f"PER {percent(metrics.per)}{greedy}, {interval}, on {counted(metrics.n_scored, split + ' trial')}{caveat}:"
-        f" {counts.substitutions} substitutions, {counts.insertions} insertions, {counts.deletions} deletions in"
-        f" {counts.length} phonemes"
+        f" {metrics.substitutions} substitutions, {metrics.insertions} insertions, {metrics.deletions} deletions in"
+        f" {metrics.n_tokens} phonemes"
+    )
+
+
+def print_adaptation(result: "AdaptationResult") -> None:
+    """Print PER by session, adapted and unadapted, and in total."""
+    from rich.table import Table
+
+    from arcuate.cli.console import out, percent, say
+
+    title = f"PER by session ({result.provenance.split})"
+    table = Table(box=None, header_style="bold", title=title, title_justify="left")
+    for name in ("session", "initial layer", "trials", "unadapted", "adapted", "steps", "fall-backs"):
+        table.add_column(name, justify="left" if name in ("session", "initial layer") else "right")
+    for row in result.sessions:
+        table.add_row(
+            row.session,
+            "its own" if row.known else row.init_session,
+            str(row.n_trials),
+            percent(row.per_unadapted),
+            percent(row.per),
+            str(row.n_steps),
+            str(row.n_fallbacks),
+        )
+    out.print(table)
+    out.print(adaptation_headline(result), soft_wrap=True)
+    say(f"one line per trial in {result.results_file}")
+
+
+def adaptation_headline(result: "AdaptationResult") -> str:
+    """The result in one sentence."""
+    from arcuate.progress import counted, percent
+
+    metrics, method = result.metrics, result.settings.method
+    if metrics.per is None:
+        return f"{counted(metrics.n_trials, 'trial')} decoded; without labels there is no PER"
+    low, high = metrics.interval
+    interval = f"95 % interval {percent(low)} to {percent(high)}"
+    if low is None:
+        interval = "no interval from a single trial"
+    if method == "none":
+        return f"PER {percent(metrics.per)} unadapted, {interval}"
+    p = "" if result.difference is None else f" (p = {result.difference.p:.4f})"
+    return (
+        f"PER {percent(metrics.per)} with {method}, {interval}; {percent(result.per_unadapted)} unadapted{p};"
+        f" {1000 * (result.seconds_per_trial or 0.0):.0f} ms of adaptation per trial, {result.peak_rss_mb:.0f} MB"
     )

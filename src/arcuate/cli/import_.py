@@ -6,22 +6,37 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Json, app, complete_from
+from arcuate.cli.console import counted, emit_json, out, say
 
 
 @app.command("import")
 def import_(
-    checkpoint: Annotated[Path, typer.Argument(help="An official PyTorch checkpoint, file or folder.")],
-    out: Annotated[Path, typer.Argument(help="Model folder to write.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Official PyTorch checkpoint, file or folder.")],
+    out_path: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write.")],
     kind: Annotated[
         str,
         typer.Option(help="nejm ('25) or cffan ('24).", autocompletion=complete_from("nejm", "cffan")),
     ] = ...,  # type: ignore[assignment]
     sessions: Annotated[
-        str | None, typer.Option(help="Session names, comma between them, where the checkpoint has none.")
+        str | None,
+        typer.Option(help="Comma-separated session names, where the checkpoint does not store them."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert an official checkpoint; nothing in it is executed."""
-    from arcuate.cli._import import import_command
+    """Convert an official checkpoint into a model folder; nothing in the checkpoint is executed."""
+    from arcuate.models.import_checkpoint import import_checkpoint
 
-    import_command(checkpoint, out, kind, sessions, as_json)
+    names = [name.strip() for name in sessions.split(",")] if sessions else None
+    result = import_checkpoint(checkpoint, out_path, kind, names)
+    if as_json:
+        emit_json(result.to_dict())
+        return
+    if result.ignored:
+        say(f"ignored {counted(len(result.ignored), 'unused tensor')}, such as {result.ignored[0]}")
+    sizes = (
+        (result.n_parameters, "parameter"),
+        (result.n_channels, "channel"),
+        (len(result.sessions), "session"),
+    )
+    size = ", ".join(counted(n, noun) for n, noun in sizes)
+    out.print(f"{result.model}: {size}", soft_wrap=True, markup=False)

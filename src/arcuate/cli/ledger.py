@@ -10,10 +10,18 @@ from arcuate.cli.app import app
 
 @app.command()
 def ledger(
-    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; left out: printed.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print.")] = None,
 ) -> None:
     """Write the run diary from the run folders: purpose, changes, result, finding."""
-    from arcuate.cli._ledger import ledger_command
+    from arcuate.cli.console import check_output, progress, say
+    from arcuate.cli.console import out as console
+    from arcuate.insight.ledger import write_ledger
 
-    ledger_command(folder, out)
+    check_output(out, "# Run diary", "DIARY.md")
+    with progress("reading runs") as report:
+        text = write_ledger(folder, out, progress=report)
+    if out is None:
+        console.print(text, markup=False, soft_wrap=True, end="")
+    else:
+        say(f"wrote {out}")

@@ -1,132 +1,207 @@
-"""`arcuate lm`."""
+"""`arcuate lm`: import, build, score, mix, describe and export n-gram language models."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from arcuate.cli.app import Force, Json, SeveralNumbers, app
-from arcuate.errors import UserError
+from arcuate.cli.console import emit_json, out, percent, progress
+from arcuate.progress import Progress
 
-lm_app = typer.Typer(help="Language models: import, build, score, mix, look at.", no_args_is_help=True)
+lm_app = typer.Typer(
+    help="Language models: import, build, score, mix, describe, export.", no_args_is_help=True
+)
 
-
-LmName = Annotated[str, typer.Argument(help="A model file, an ARPA file, or `default` (English, embedded).")]
-
-
-LmOut = Annotated[Path, typer.Argument(help="Model file to write.")]
+ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
+OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
+Against = Annotated[
+    Path | None, typer.Option(help="Evaluation text: count its sentences in the training text.")
+]
 
 
 @lm_app.command("import")
 def lm_import(
-    source: Annotated[str, typer.Argument(help="An ARPA file, plain or gzipped, or `default`.")],
-    out: LmOut,
+    source: Annotated[str, typer.Argument(help="ARPA file, plain or gzipped, or `default`.")],
+    out: OutFile,
     recount: Annotated[
-        bool, typer.Option("--recount", help="Accept a file whose head states wrong counts.")
+        bool, typer.Option("--recount", help="Accept a file whose header has wrong counts.")
     ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Turn an ARPA file of any order and any tool into a model file that is mapped, not loaded."""
-    from arcuate.cli._lm import import_command
+    """Convert an ARPA file of any order to a model file, which is mapped and not loaded."""
+    from arcuate.language.ngram.io import import_model
 
-    import_command(source, out, recount, force, as_json)
+    with progress("importing") as report:
+        result = import_model(source, out, recount=recount, force=force, progress=report)
+    _print(result.to_dict(), as_json)
 
 
 @lm_app.command("build", cls=SeveralNumbers)
 def lm_build(
-    corpus: Annotated[Path, typer.Argument(help="Text with a sentence per line, plain or gzipped.")],
-    out: LmOut,
-    order: Annotated[int, typer.Option(help="Longest n-grams.")] = 4,
+    corpus: Annotated[Path, typer.Argument(help="Text with one sentence per line, plain or gzipped.")],
+    out: OutFile,
+    order: Annotated[int, typer.Option(help="Length of the longest n-grams.")] = 4,
     prune: Annotated[
         list[int] | None,
-        typer.Option(help="Per order, leave out n-grams seen no more often, as in --prune 0 0 1."),
+        typer.Option(help="Per order, largest count of n-grams to prune, as in --prune 0 0 1."),
     ] = None,
-    more: Annotated[
-        list[Path] | None, typer.Option("--more", help="Further text, any number of times.")
-    ] = None,
+    more: Annotated[list[Path] | None, typer.Option("--more", help="Further text; can be repeated.")] = None,
     normalise: Annotated[
-        bool, typer.Option("--normalise", help="Normalise sentences as for scoring: lower case, no marks.")
+        bool, typer.Option("--normalise", help="Normalise sentences as for the word error rate.")
     ] = False,
     leave_out: Annotated[
-        Path | None, typer.Option(help="Do not train on the sentences of this text (evaluation data).")
+        Path | None, typer.Option(help="Text whose sentences are excluded from training.")
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Count how many sentences of this text were trained on.")
-    ] = None,
+    against: Against = None,
     no_hashes: Annotated[
         bool,
-        typer.Option("--no-hashes", help="Keep no hashes of the sentences; leakage cannot be told later."),
+        typer.Option("--no-hashes", help="Do not store sentence hashes; leakage cannot be measured later."),
     ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Estimate a model from text: modified Kneser–Ney with interpolation."""
-    from arcuate.cli._lm import Asked, build_command
+    from arcuate.language.ngram.estimate import build_model
 
-    asked = Asked(
-        [corpus, *(more or ())], out, order, prune or (), normalise, leave_out, against, not no_hashes, force
-    )
-    build_command(asked, as_json)
+    with progress("building") as report:
+        result = build_model(
+            [corpus, *(more or ())],
+            out,
+            order=order,
+            prune=prune or (),
+            normalise=normalise,
+            leave_out=leave_out,
+            against=against,
+            keep_hashes=not no_hashes,
+            force=force,
+            progress=report,
+        )
+    _print(result.to_dict(), as_json)
 
 
 @lm_app.command("score")
 def lm_score(
-    model: LmName,
-    text: Annotated[str, typer.Argument(help="Text with a sentence per line; - for standard input.")] = "-",
+    model: ModelName,
+    text: Annotated[str, typer.Argument(help="Text with one sentence per line; - for standard input.")] = "-",
     normalise: Annotated[
-        bool, typer.Option("--normalise", help="Normalise sentences first: lower case, no marks.")
+        bool, typer.Option("--normalise", help="Normalise sentences as for the word error rate.")
     ] = False,
-    against: Annotated[
-        Path | None, typer.Option(help="Count how many sentences of this text were trained on.")
-    ] = None,
+    against: Against = None,
     as_json: Json = False,
 ) -> None:
-    """Perplexity of a text, unknown words, and sentences the model was trained on."""
-    from arcuate.cli._lm import score_command
+    """Perplexity of a text, unknown words, and sentences of the model's training text."""
+    from arcuate.language.ngram.perplexity import score_text
 
-    score_command(model, text, normalise, against, as_json)
+    with progress("scoring") as report:
+        result = score_text(model, text, normalise=normalise, against=against, progress=report)
+    if as_json:
+        emit_json(result.to_dict())
+        return
+    out.print(
+        f"perplexity {_format(result.perplexity)}, with unknown words {_format(result.perplexity_with_oov)}"
+    )
+    words = f"{result.n_words:,} words in {result.n_sentences:,} sentences"
+    out.print(f"{words}, {result.n_oov:,} unknown ({percent(result.oov_rate)})")
+    if result.oov_words:
+        out.print("unknown: " + " ".join(result.oov_words), markup=False, soft_wrap=True)
+    if result.n_in_training_text:
+        out.print(
+            f"{result.n_in_training_text:,} of the sentences are in the model's training text; perplexity of the"
+            f" others {_format(result.perplexity_unseen)}"
+        )
 
 
 @lm_app.command("mix", cls=SeveralNumbers)
 def lm_mix(
     models: Annotated[list[str], typer.Argument(help="Two or more models, then the file to write.")],
-    tune: Annotated[Path | None, typer.Option(help="Held-out text; finds the weights.")] = None,
-    weight: Annotated[list[float] | None, typer.Option(help="One per model, if they are known.")] = None,
+    tune: Annotated[Path | None, typer.Option(help="Held-out text to tune the weights on.")] = None,
+    weight: Annotated[list[float] | None, typer.Option(help="Weights, one per model.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Interpolate several models into one."""
-    from arcuate.cli._lm import mix_command
+    from arcuate.language.ngram.mix import mix_models
 
-    if len(models) < 3:
-        raise UserError("name at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
-    mix_command(models[:-1], Path(models[-1]), tune, weight or (), force, as_json)
+    with progress("mixing") as report:
+        result = mix_models(
+            models[:-1], models[-1], tune=tune, weights=weight or (), force=force, progress=report
+        )
+    _print(result.to_dict(), as_json)
 
 
 @lm_app.command("info")
 def lm_info(
-    model: LmName,
-    check: Annotated[bool, typer.Option("--check", help="Read the whole file and check all of it.")] = False,
+    model: ModelName,
+    check: Annotated[bool, typer.Option("--check", help="Read the complete file and verify it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Order, sizes and origin of a model."""
-    from arcuate.cli._lm import info_command
+    from arcuate.language.ngram.io import model_info
 
-    info_command(model, check, as_json)
+    with _progress_if_needed("opening") as report:
+        result = model_info(model, check=check, progress=report)
+    _print(result.to_dict(), as_json)
 
 
 @lm_app.command("export")
 def lm_export(
-    model: LmName,
+    model: ModelName,
     out: Annotated[Path, typer.Argument(help="ARPA file to write, .arpa or .arpa.gz.")],
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write a model as an ARPA file for other tools."""
-    from arcuate.cli._lm import export_command
+    from arcuate.language.ngram.io import export_model
 
-    export_command(model, out, force, as_json)
+    with progress("exporting") as report:
+        result = export_model(model, out, force=force, progress=report)
+    _print(result.to_dict(), as_json)
+
+
+@contextmanager
+def _progress_if_needed(description: str) -> Iterator[Progress]:
+    """A progress bar that appears with the first report: most models open at once."""
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def report(done: int, total: int, what: str) -> None:
+            if not bars:
+                bars.append(stack.enter_context(progress(description)))
+            bars[0](done, total, what)
+
+        yield report
+
+
+def _print(result: dict[str, Any], as_json: bool) -> None:
+    """Print a result as JSON, or as a table of names and values."""
+    if as_json:
+        emit_json(result)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False)
+    for key, value in result.items():
+        if isinstance(value, dict):
+            for inner, item in value.items():
+                table.add_row(Text(f"{key}.{inner}"), Text(_format(item)))
+        elif value is not None:
+            table.add_row(Text(key), Text(_format(value)))
+    out.print(table)
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_format(item) for item in value)
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 app.add_typer(lm_app, name="lm")

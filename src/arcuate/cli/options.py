@@ -5,7 +5,21 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import complete_from
+from arcuate.cli.app import complete_from, complete_recipe
+
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        help="Packaged recipe, YAML file or run folder; see: arcuate recipes list.",
+        autocompletion=complete_recipe,
+    ),
+]
+
+OverrideList = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as train.steps=200.")
+]
+
+StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
 
 ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
 
@@ -13,20 +27,26 @@ LexiconName = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `d
 
 LmOption = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
 
-RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, a trial each.")]
+RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
 
-ConfigPath = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
+ConfigPath = Annotated[Path | None, typer.Option("--config", help="Search weights of `arcuate tune`.")]
 
-Beam = Annotated[int | None, typer.Option("--beam", min=1, max=1_000_000, help="Readings kept per frame.")]
+Beam = Annotated[
+    int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
+]
 
-Threshold = Annotated[float | None, typer.Option("--threshold", help="Worst reading kept, in nat.")]
+Threshold = Annotated[
+    float | None, typer.Option("--threshold", help="Largest score difference to the best beam entry, in nat.")
+]
 
-SplitName = Annotated[str, typer.Option("--split", help="Of a run folder: val, test, dev or train.")]
+SplitName = Annotated[str, typer.Option("--split", help="Run folder: val, test, dev or train.")]
 
-DataPath = Annotated[Path | None, typer.Option("--data", help="Of a run folder: the store, if it moved.")]
+DataPath = Annotated[
+    Path | None, typer.Option("--data", help="Run folder: store, if it was moved since training.")
+]
 
 Words = Annotated[
-    list[str] | None, typer.Option("--word", help="Add a word: word, word=weight or word=weight=PHONEMES.")
+    list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
 ]
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")]
@@ -39,19 +59,21 @@ NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lex
 
 Weights = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
 
-Data = Annotated[Path | None, typer.Option("--data", help="The store to replay, if not the run's own.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: the run's own.")]
 
-SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay or to hear through.")]
+SessionName = Annotated[
+    str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")
+]
 
 Adapt = Annotated[
     str | None,
     typer.Option(
         "--adapt",
-        help="Follow the day, a new one too: none, statistics, one-step, replay or entropy.",
+        help="Adapt online, also to a new session: none, statistics, one-step, replay or entropy.",
         autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
     ),
 ]
 
 AdaptSetting = Annotated[
-    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as rate=5e-4.")
+    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
 ]

@@ -10,13 +10,18 @@ from arcuate.cli.app import SPLITS, Json, app, complete_from
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     split: Annotated[
-        str | None, typer.Option(help="Which results to show.", autocompletion=complete_from(*SPLITS))
+        str | None, typer.Option(help="Results to show.", autocompletion=complete_from(*SPLITS))
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """One self-contained HTML page about a run."""
-    from arcuate.cli._report import report_command
+    """Write one self-contained HTML page about a run."""
+    from arcuate.cli.console import emit_json, out
+    from arcuate.insight.report import write_report
 
-    report_command(run, split, as_json)
+    written = write_report(run, split)
+    if as_json:
+        emit_json({"report": str(written)})
+    else:
+        out.print(f"{written}", soft_wrap=True, markup=False)

@@ -11,26 +11,62 @@ from arcuate.cli.app import Json, app
 @app.command()
 def rescore(
     hyps: Annotated[Path, typer.Argument(help="Decodings with n-best lists, from `arcuate decode --out`.")],
-    llm: Annotated[Path, typer.Option(help="A causal language model: a folder or a .gguf file.")] = ...,  # type: ignore[assignment]
+    llm: Annotated[Path, typer.Option(help="Causal language model: a folder or a .gguf file.")] = ...,  # type: ignore[assignment]
     references: Annotated[
-        Path | None, typer.Option(help="Lines with id and text, to fit on and score.")
+        Path | None, typer.Option(help="JSON lines with id and text, for fitting and scoring.")
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Share of the causal model; left out: fitted.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Share of the causal model in the LM score; default: fitted."),
     ] = None,
-    acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the sound.")] = None,
-    length: Annotated[float | None, typer.Option(help="Per word.")] = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Only the first entries of each list.")] = None,
+    acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
+    length: Annotated[float | None, typer.Option(help="Score per word, in nat.")] = None,
+    n_best: Annotated[
+        int | None,
+        typer.Option("--n-best", "--nbest", min=1, help="Use only the first entries of each list."),
+    ] = None,
     context: Annotated[
-        Path | None, typer.Option(help="A text the model reads before every sentence.")
+        Path | None, typer.Option(help="File with a text that precedes every sentence.")
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, max=100, help="Of sessions, for fitting.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Write the decodings with their new scores.")] = None,
+    folds: Annotated[int, typer.Option(min=2, max=100, help="Folds of sessions for fitting.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="JSON lines to write, with the new scores.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Score n-best lists anew with a causal language model (extra: llm)."""
-    from arcuate.cli._rescore import Asked, rescore_command
+    """Rescore n-best lists with a causal language model (extra: llm)."""
+    from arcuate.cli.console import emit_json, progress
+    from arcuate.cli.console import out as stdout
+    from arcuate.evaluation.rescoring.rescore import rescore as rescore_lists
+    from arcuate.progress import percent
 
-    rescore_command(
-        Asked(hyps, llm, references, alpha, acoustic, length, n_best, context, folds, out), as_json
+    with progress("loading the language model") as report:
+        result = rescore_lists(
+            hyps,
+            llm,
+            references=references,
+            alpha=alpha,
+            acoustic=acoustic,
+            length=length,
+            n_best=n_best,
+            context=context,
+            folds=folds,
+            out=out,
+            progress=report,
+        )
+    if as_json:
+        emit_json(result.to_dict())
+        return
+    if result.wer is not None:
+        origin = "fitted on other sessions" if result.folds else result.weights_from
+        low, high = result.metrics.wer_low, result.metrics.wer_high
+        stdout.print(
+            f"WER {percent(result.wer_before)} before, {100 * result.wer:.2f} % after"
+            f" ({percent(low)} to {percent(high)}); weights {origin}; language models: {result.metrics.lm}",
+            soft_wrap=True,
+        )
+    weights = result.weights
+    stdout.print(
+        f"{len(result.texts)} trials, {result.cost.n_texts_scored} texts,"
+        f" {result.cost.seconds_per_sentence:.2f} s of CPU per sentence; alpha {weights.alpha:.2f},"
+        f" acoustic {weights.acoustic:.2f}, length {weights.length:.2f}",
+        soft_wrap=True,
     )

@@ -1,21 +1,82 @@
 """`arcuate runs`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import app
 
+if TYPE_CHECKING:
+    from arcuate.insight.ledger import RunEntry, RunList
+
+_MAX_CHANGES = 4
+
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON list on one line on stdout, all else on stderr.")
     ] = False,
 ) -> None:
-    """List runs: verdict, best PER, steps, and what changed against the parent."""
-    from arcuate.cli._ledger import runs_command
+    """List runs: verdict, best PER, steps, and changes against the parent run."""
+    from arcuate.cli.console import emit_json, progress
+    from arcuate.insight.ledger import list_runs
 
-    runs_command(folder, as_json)
+    with progress("reading runs") as report:
+        found = list_runs(folder, progress=report)
+    emit_json(found.to_dicts()) if as_json else print_runs(found)
+
+
+def print_runs(found: "RunList") -> None:
+    """One line per run with its changes below, because names and settings are long."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from arcuate.cli.console import out, say
+
+    head = ("run", "verdict", "best PER", "steps")
+    table = [head, *((e.name, _verdict(e), _best(e), _steps(e)) for e in found)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    narrow = sum(widths) + 2 * len(widths) > out.width
+    for i, line in enumerate(table):
+        padded = [cell.ljust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        name = f"{line[0]}\n    " if narrow else f"{line[0].ljust(widths[0])}  "
+        out.print(Text(name + "  ".join(padded).rstrip(), style="bold" if i == 0 else ""), soft_wrap=True)
+        if i and (changes := _changes(found.entries[i - 1])):
+            out.print(Padding(Text(changes, style="dim"), (0, 0, 0, 4)))
+    for entry in found:
+        for problem in entry.problems:
+            say(f"{entry.name}: {problem}")
+
+
+def _verdict(entry: "RunEntry") -> str:
+    secondary = entry.diagnosis.secondary if entry.diagnosis else ()
+    also = f" ({', '.join(secondary)})" if secondary else ""
+    return f"{entry.verdict or ('damaged' if entry.problems else '–')}{also}"
+
+
+def _best(entry: "RunEntry") -> str:
+    from arcuate.cli.console import percent
+
+    step = entry.logged.best_step
+    return percent(entry.logged.best_per) + (f" at {step}" if step is not None else "")
+
+
+def _steps(entry: "RunEntry") -> str:
+    done, planned = entry.logged.steps, entry.planned_steps
+    return "–" if done is None else str(done) if planned in (None, done) else f"{done} of {planned}"
+
+
+def _changes(entry: "RunEntry") -> str:
+    """The parent and the first few changes against it."""
+    from arcuate.insight.ledger.runs import value_text
+
+    if entry.parent is None:
+        return ""
+    changes = entry.parent.changes
+    shown = [f"{c.path} {value_text(c.before)} → {value_text(c.after)}" for c in changes[:_MAX_CHANGES]]
+    if len(changes) > _MAX_CHANGES:
+        shown.append(f"and {len(changes) - _MAX_CHANGES} more")
+    return f"against {entry.parent.name}: {', '.join(shown) or 'no changes'}"

@@ -1,12 +1,15 @@
 """`--set key=value`: settings of one class from the command line, and what is wrong with them in one sentence."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from arcuate.config import Settings, apply_override, known_paths, nearest
 from arcuate.errors import UserError
+
+if TYPE_CHECKING:
+    from arcuate.adaptation.config import Adaptation
 
 S = TypeVar("S", bound=Settings)
 
@@ -27,6 +30,20 @@ def read_set(
         return kind.model_validate({**tree, **chosen})
     except ValidationError as error:
         raise UserError(mistake(error, kind, chosen)) from None
+
+
+def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Adaptation | None":
+    """Settings of online adaptation from --adapt and --set; None without --adapt."""
+    from arcuate.adaptation.config import Adaptation, resolve_adaptation
+
+    if method is None:
+        if overrides:
+            raise UserError(
+                "--set changes settings of adaptation; name a method with --adapt, such as one-step"
+            )
+        return None
+    resolve_adaptation(method)
+    return read_set(Adaptation, overrides or (), "lr=5e-4", {"method": method})
 
 
 def mistake(error: ValidationError, kind: type[Settings], chosen: Mapping[str, str]) -> str:

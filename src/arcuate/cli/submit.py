@@ -10,17 +10,20 @@ from arcuate.cli.app import Json, app
 
 @app.command()
 def submit(
-    run: Annotated[Path, typer.Argument(help="A run folder with word decodings, or a file of them.")],
+    run: Annotated[Path, typer.Argument(help="Run folder with word decodings, or a file of decodings.")],
     out: Annotated[Path, typer.Option(help="File to write: CSV for '25, text for '24.")] = ...,  # type: ignore[assignment]
-    split: Annotated[str, typer.Option(help="test, or another to try out.")] = "test",
-    label: Annotated[str | None, typer.Option(help="Of results/<split>.<label>.jsonl.")] = None,
+    split: Annotated[str, typer.Option(help="test, or another split for a trial run.")] = "test",
+    label: Annotated[str | None, typer.Option(help="Run folder: results/<split>.<label>.jsonl.")] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="b2t25 or b2t24; else by the session names.")
+        str | None, typer.Option("--format", help="b2t25 or b2t24; default: by the session names.")
     ] = None,
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Hand in empty texts too.")] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Submit empty texts too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write decoded texts as the benchmarks want them handed in."""
-    from arcuate.cli._submit import submit_command
+    """Write decoded texts in the submission format of the benchmarks."""
+    from arcuate.cli.console import emit_json
+    from arcuate.cli.console import out as stdout
+    from arcuate.evaluation.submission import submit as write_submission
 
-    submit_command(run, out, split, label, format_, allow_empty, as_json)
+    submission = write_submission(run, out, split=split, label=label, format=format_, allow_empty=allow_empty)
+    emit_json(submission.to_dict()) if as_json else stdout.print(f"{out}", soft_wrap=True, markup=False)

@@ -10,11 +10,12 @@ from rich.text import Text
 from arcuate.cli.console import bar, counted, err, percent, say
 from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
+from arcuate.training.callbacks import Callback
 
 _SAMPLE_WIDTH = 100
 
 
-class TrainingDisplay:
+class TrainingDisplay(Callback):
     """Callback with a progress bar and a line per validation, incident and stage (without a terminal, per log row).
 
     Each validation shows one decoded trial under its reference.
@@ -25,18 +26,15 @@ class TrainingDisplay:
         self._loss = ""
         self._sample: tuple[Text, ...] = ()  # printed below the next validation row
 
-    def __enter__(self) -> "TrainingDisplay":
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self.close()
 
     def report(self, done: int, total: int, description: str) -> None:
         """Progress function: the search for speaking modes, then the training steps."""
         if self._bar is not None and not self._bar.tasks[0].description.startswith(description):
-            self._close()
+            self.close()
         if self._bar is None:
             self._bar = bar()
             self._bar.add_task(description, total=total)
@@ -45,15 +43,13 @@ class TrainingDisplay:
             self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss
         )
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Stop the progress bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar, self._loss = None, ""
 
-    def step(self, step: int) -> None:
-        pass  # `report` moves the bar
-
-    def row(self, row: dict[str, Any]) -> None:
+    def on_metrics(self, row: dict[str, Any]) -> None:
         loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
         if row["split"] != "train":
             say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}  loss {loss}")
@@ -66,21 +62,21 @@ class TrainingDisplay:
             norm = "–" if row["grad_norm"] is None else f"{row['grad_norm']:.2f}"
             say(f"step {row['step']:>6}  loss {loss}  grad norm {norm}  lr {row['lr']:.2e}")
 
-    def incident(self, row: dict[str, Any]) -> None:
+    def on_incident(self, row: dict[str, Any]) -> None:
         after = ""
         if "rewound_to" in row:
-            after = f" to step {row['rewound_to']}, learning rate now × {row['rate_scale']:.2g}"
+            after = f" to step {row['rewound_to']}, learning rate now × {row['lr_scale']:.2g}"
         say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
 
-    def stage(self, row: dict[str, Any]) -> None:
+    def on_stage_end(self, row: dict[str, Any]) -> None:
         """Losses of the next stage are of another size; the line says why."""
-        n, best = row["without_gain"], row["best_per"]
+        n, best = row["without_improvement"], row["best_per"]
         why = f", {counted(n, 'validation')} without improvement" if n else ""
         best = "" if best is None else f", best PER {percent(best)}"
         following = "" if row["next"] is None else f"; next stage: {row['next']}"
         say(f"step {row['step']:>6}  stage {row['stage']} complete{why}{best}{following}")
 
-    def sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
+    def on_sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
         self._sample = align_lines(reference, hypothesis)
 
 

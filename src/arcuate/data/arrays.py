@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arcuate.data.trial import Layout
+
 # The '25 release documents its four arrays; for the two arrays in area 6v of the '24 release only the order is known.
-_ARRAY_NAMES = {
+_ARRAY_NAMES: dict[Layout, tuple[str, ...]] = {
     "b2t25": ("ventral 6v", "area 4", "55b", "dorsal 6v"),
     "b2t24": ("6v array 1", "6v array 2"),
 }
@@ -44,7 +46,7 @@ def list_features(n_channels: int) -> tuple[Feature, ...]:
     return Feature("threshold crossings", range(half)), Feature("spike-band power", range(half, n_channels))
 
 
-def list_arrays(layout: str, n_channels: int) -> tuple[ElectrodeArray, ...]:
+def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
     """The arrays of a layout; one array of all electrodes where there are too few to tell arrays apart."""
     features = list_features(n_channels)
     n_electrodes, names = len(features[0].channels), _ARRAY_NAMES[layout]
@@ -57,6 +59,6 @@ def list_arrays(layout: str, n_channels: int) -> tuple[ElectrodeArray, ...]:
     )
 
 
-def layout_of_session(session: str) -> str:
+def layout_of_session(session: str) -> Layout:
     """The layout by the participant in a session's name: t12 is the '24 release, anything else the '25 release."""
-    return "b2t24" if session.startswith("t12") else "b2t25"
+    return "b2t24" if session.lower().startswith("t12") else "b2t25"

@@ -1,4 +1,8 @@
-"""Letter-to-sound rules for English: for a word that no dictionary entry and no ending explains."""
+"""Pronunciation: text to phonemes as the official label preparation of the benchmarks gives them.
+
+Words come from the CMU dictionary; a homograph is resolved by its neighbours. Words outside the dictionary are
+pronounced from a known stem, as a compound, or by letter-to-sound rules.
+"""
 
 import importlib.util
 import re
@@ -12,161 +16,30 @@ from arcuate.data.alphabet import SILENCE_NAME, encode
 from arcuate.data.text import label_text
 from arcuate.errors import UserError
 
-# Longest match first, read left to right: letters, optional condition on what follows, phonemes.
-_RULES: tuple[tuple[str, str, str], ...] = (
-    ("tion", "", "SH AH N"),
-    ("sion", "", "ZH AH N"),
-    ("tious", "", "SH AH S"),
-    ("cious", "", "SH AH S"),
-    ("ture", "", "CH ER"),
-    ("ough", "", "AH F"),
-    ("augh", "", "AO"),
-    ("eigh", "", "EY"),
-    ("ight", "", "AY T"),
-    ("ould", "", "UH D"),
-    ("tch", "", "CH"),
-    ("dge", "", "JH"),
-    ("sch", "", "SH"),
-    ("igh", "", "AY"),
-    ("air", "", "EH R"),
-    ("are", "$", "EH R"),
-    ("ear", "", "IH R"),
-    ("eer", "", "IH R"),
-    ("ore", "$", "AO R"),
-    ("our", "", "AO R"),
-    ("oor", "", "AO R"),
-    ("ire", "$", "AY ER"),
-    ("ous", "$", "AH S"),
-    ("que", "$", "K"),
-    ("ch", "", "CH"),
-    ("sh", "", "SH"),
-    ("th", "", "TH"),
-    ("ph", "", "F"),
-    ("wh", "", "W"),
-    ("gh", "", "G"),
-    ("kn", "", "N"),
-    ("wr", "", "R"),
-    ("ck", "", "K"),
-    ("qu", "", "K W"),
-    ("ng", "", "NG"),
-    ("sc", "[eiy]", "S"),
-    ("cc", "[eiy]", "K S"),
-    ("ai", "", "EY"),
-    ("ay", "", "EY"),
-    ("ea", "", "IY"),
-    ("ee", "", "IY"),
-    ("ei", "", "IY"),
-    ("ey", "", "IY"),
-    ("ie", "", "IY"),
-    ("oa", "", "OW"),
-    ("oe", "", "OW"),
-    ("oi", "", "OY"),
-    ("oy", "", "OY"),
-    ("oo", "", "UW"),
-    ("ou", "", "AW"),
-    ("ow", "$", "OW"),
-    ("ow", "", "AW"),
-    ("au", "", "AO"),
-    ("aw", "", "AO"),
-    ("ew", "", "UW"),
-    ("ue", "$", "UW"),
-    ("ui", "", "UW"),
-    ("ar", "", "AA R"),
-    ("er", "", "ER"),
-    ("ir", "", "ER"),
-    ("ur", "", "ER"),
-    ("yr", "", "ER"),
-    ("or", "", "AO R"),
-    ("al", "l", "AO"),
-    ("le", "$", "AH L"),
-    ("a", "[^aeiouywx]e$", "EY"),
-    ("e", "[^aeiouywx]e$", "IY"),
-    ("i", "[^aeiouywx]e$", "AY"),
-    ("o", "[^aeiouywx]e$", "OW"),
-    ("u", "[^aeiouywx]e$", "UW"),
-    ("c", "[eiy]", "S"),
-    ("g", "[eiy]", "JH"),
-    ("e", "$", ""),
-    ("a", "$", "AH"),
-    ("i", "$", "IY"),
-    ("o", "$", "OW"),
-    ("u", "$", "UW"),
-    ("y", "$", "IY"),
-    ("y", "[aeiou]", "Y"),
-    ("a", "", "AE"),
-    ("b", "", "B"),
-    ("c", "", "K"),
-    ("d", "", "D"),
-    ("e", "", "EH"),
-    ("f", "", "F"),
-    ("g", "", "G"),
-    ("h", "", "HH"),
-    ("i", "", "IH"),
-    ("j", "", "JH"),
-    ("k", "", "K"),
-    ("l", "", "L"),
-    ("m", "", "M"),
-    ("n", "", "N"),
-    ("o", "", "AA"),
-    ("p", "", "P"),
-    ("q", "", "K"),
-    ("r", "", "R"),
-    ("s", "", "S"),
-    ("t", "", "T"),
-    ("u", "", "AH"),
-    ("v", "", "V"),
-    ("w", "", "W"),
-    ("x", "", "K S"),
-    ("y", "", "IH"),
-    ("z", "", "Z"),
-)
-_COMPILED = tuple(
-    (re.compile(letters + (f"(?={after})" if after else "")), tuple(phones.split()))
-    for letters, after, phones in _RULES
-)
-_DOUBLED = re.compile(r"([bdfgklmnprstvz])\1")
-
-
-def apply_letter_rules(word: str) -> tuple[str, ...]:
-    """Phonemes of a lower-case word by rule; never empty for a word with letters."""
-    letters = _DOUBLED.sub(r"\1", word)
-    phones: list[str] = []
-    at = 0
-    while at < len(letters):
-        for pattern, sounds in _COMPILED:
-            if found := pattern.match(letters, at):
-                phones.extend(sounds)
-                at = found.end()
-                break
-        else:
-            raise ValueError(f"no rule for {letters[at]!r} in {word!r}")
-    return tuple(phones) or ("AH",)
-
-
-# Text to phonemes, as the official label preparation of the benchmarks would give them.
-
 Phonemes = tuple[str, ...]
 
-# As the '24 preparation cuts words: inner apostrophes and hyphens belong to the word; any other mark (as in
-# "maids'") is a token of its own, without phonemes but with its silence: the doubled silences of real labels.
+# Word splitting of the '24 preparation: inner apostrophes and hyphens belong to the word. Any other mark ("maids'")
+# is a separate token without phonemes but with a silence, hence the doubled silences in the official labels.
 _TOKEN = re.compile(r"[a-z](?:[a-z'\-])+[a-z]|[a-z]+|\S")
 _VARIANT = re.compile(r"\(\d+\)$")
 
 
 @dataclass(frozen=True)
 class Pronunciation:
-    names: list[str]  # phoneme names; SIL after every word
+    """Phonemes of a sentence."""
+
+    names: list[str]  # phoneme names, with SIL after every word
     unknown: tuple[str, ...]  # words outside the dictionary, pronounced by rule
 
 
 def pronounce(text: str) -> Pronunciation:
-    """Phoneme names of a sentence: every space a silence, one final silence."""
-    spoken = _TOKEN.findall(label_text(text))
+    """Phoneme names of a sentence, with a silence for every space and one at the end."""
+    words = _TOKEN.findall(label_text(text))
     names: list[str] = []
     unknown: list[str] = []
-    for position, word in enumerate(spoken):
+    for position, word in enumerate(words):
         if word[0].isalpha():
-            phones = _in_context(word, spoken[:position], spoken[position + 1 :])
+            phones = _look_up_in_context(word, words[:position], words[position + 1 :])
             if phones is None:
                 unknown.append(word)
                 phones = pronounce_by_rule(word)
@@ -176,14 +49,14 @@ def pronounce(text: str) -> Pronunciation:
 
 
 def text_to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
-    """Class indices of a sentence, and the words that the dictionary does not hold."""
-    said = pronounce(text)
-    return encode(said.names), said.unknown
+    """Class indices of a sentence, and its words that are not in the dictionary."""
+    pronunciation = pronounce(text)
+    return encode(pronunciation.names), pronunciation.unknown
 
 
 @lru_cache(maxsize=1)
 def dictionary() -> Mapping[str, tuple[Phonemes, ...]]:
-    """Word to its pronunciations in dictionary order; read once per process."""
+    """Pronunciations by word, in dictionary order; loaded once per process."""
     known: dict[str, tuple[Phonemes, ...]] = {}
     for word, phones in dictionary_entries():
         known[word] = (*known.get(word, ()), tuple(map(sys.intern, phones)))
@@ -191,7 +64,7 @@ def dictionary() -> Mapping[str, tuple[Phonemes, ...]]:
 
 
 def dictionary_entries() -> Iterator[tuple[str, list[str]]]:
-    """Words and pronunciations one by one, for those who keep them in a form of their own."""
+    """Words and pronunciations one by one, without the memory of `dictionary`."""
     with _dictionary_path().open(encoding="utf-8") as lines:
         for line in lines:
             word, *phones = line.split()
@@ -204,16 +77,20 @@ def _dictionary_path() -> Path:
         path = Path(folder) / "model" / "en-us" / "cmudict-en-us.dict"
         if path.is_file():
             return path
-    raise UserError(
-        "The pronunciation dictionary is missing: run `pip install pocketsphinx`, which carries it."
-    )
+    raise UserError("the pronunciation dictionary is missing; install it with: pip install pocketsphinx")
+
+
+def look_up(word: str) -> Phonemes | None:
+    """The first pronunciation in the dictionary; None if the word is unknown."""
+    variants = dictionary().get(word)
+    return variants[0] if variants else None
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Words that sound different as a verb: (noun or adjective, verb).
+# Homographs: (pronunciation as noun or adjective, as verb).
 _HOMOGRAPHS: dict[str, tuple[Phonemes, Phonemes]] = {
     word: (tuple(nominal.split()), tuple(verbal.split()))
     for word, nominal, verbal in (
@@ -250,19 +127,19 @@ _ADVERBS = _words("not also just still even only really")
 _DETERMINERS = _words("a an the this that these those it them my your his her our their me him us one")
 
 
-def _in_context(word: str, before: list[str], after: list[str]) -> Phonemes | None:
-    """The dictionary's first pronunciation; for a homograph the one its neighbours call for."""
+def _look_up_in_context(word: str, before: list[str], after: list[str]) -> Phonemes | None:
+    """The first pronunciation in the dictionary; for a homograph, the one that fits its neighbours."""
     if word in _HOMOGRAPHS:
         nominal, verbal = _HOMOGRAPHS[word]
         return verbal if _verb_expected(before, after) else nominal
-    return _known(word)
+    return look_up(word)
 
 
 def _verb_expected(before: list[str], after: list[str]) -> bool:
-    heard = [word for word in before if word not in _ADVERBS]
-    if heard and heard[-1] != "and":
-        return heard[-1] in _BEFORE_VERB
-    return bool(after) and after[0] in _DETERMINERS  # a command: "use a pencil"
+    context = [word for word in before if word not in _ADVERBS]
+    if context and context[-1] != "and":
+        return context[-1] in _BEFORE_VERB
+    return bool(after) and after[0] in _DETERMINERS  # imperative: "use a pencil"
 
 
 _SIBILANTS = _words("S Z SH ZH CH JH")
@@ -270,28 +147,23 @@ _VOICELESS = _words("P T K F TH")
 
 
 def pronounce_by_rule(word: str) -> Phonemes:
-    """Phonemes of a word outside the dictionary: by its parts, else a known stem, else its letters."""
+    """Phonemes of a word outside the dictionary: by its parts, a known stem, a compound or its letters."""
     if "-" in word:
-        return tuple(p for part in word.split("-") if part for p in _known(part) or pronounce_by_rule(part))
-    return pronounce_inflected(word) or _compound(word) or _letters(word)
+        return tuple(p for part in word.split("-") if part for p in look_up(part) or pronounce_by_rule(part))
+    return pronounce_inflected(word) or _pronounce_compound(word) or _pronounce_letters(word)
 
 
-def _known(word: str) -> Phonemes | None:
-    variants = dictionary().get(word)
-    return variants[0] if variants else None
-
-
-def _letters(word: str) -> Phonemes:
+def _pronounce_letters(word: str) -> Phonemes:
     plain = word.replace("'", "")
-    if not any(letter in "aeiouy" for letter in plain):  # an acronym: letter names
-        return tuple(p for letter in plain for p in _known(letter + ".") or _known(letter) or ())
+    if not any(letter in "aeiouy" for letter in plain):  # acronym: letter names
+        return tuple(p for letter in plain for p in look_up(letter + ".") or look_up(letter) or ())
     return apply_letter_rules(plain)
 
 
 def pronounce_inflected(word: str) -> Phonemes | None:
-    """A known stem with a regular ending, pronounced as English pronounces that ending after that stem."""
+    """Phonemes of a known stem with a regular ending; None if there is no such stem."""
     if word.endswith("'s") or word.endswith("s'"):
-        stem = _known(word[:-2] if word.endswith("'s") else word[:-1])
+        stem = look_up(word[:-2] if word.endswith("'s") else word[:-1])
         if stem is None and word.endswith("'s"):
             stem = pronounce_by_rule(word[:-2]) if len(word) > 2 else None
         if stem is None:
@@ -303,13 +175,13 @@ def pronounce_inflected(word: str) -> Phonemes | None:
         for cut, restore in spellings:
             root = word[: len(word) - len(cut)]
             for candidate in (root + restore, *_undoubled(root, restore)):
-                stem = _known(candidate) if len(candidate) > 2 else None
+                stem = look_up(candidate) if len(candidate) > 2 else None
                 if stem is not None:
                     return stem + _suffix(ending, stem)
     return None
 
 
-# ending -> (letters to cut, letters to put back), tried in order
+# ending -> (letters to remove, letters to restore), tried in order
 _ENDINGS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("ies", (("ies", "y"),)),
     ("s", (("s", ""), ("es", ""))),
@@ -333,7 +205,7 @@ _ENDINGS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def _undoubled(root: str, restore: str) -> tuple[str, ...]:
-    """ "stopp" -> "stop": the consonant that English doubles before an ending."""
+    """Undo the doubling of a consonant before an ending: "stopp" -> "stop"."""
     doubled = not restore and len(root) > 3 and root[-1] == root[-2] and root[-1] not in "aeiou"
     return (root[:-1],) if doubled else ()
 
@@ -369,11 +241,51 @@ def _suffix(ending: str, stem: Phonemes) -> Phonemes:
     }[ending]
 
 
-def _compound(word: str) -> Phonemes | None:
+def _pronounce_compound(word: str) -> Phonemes | None:
     """Two known words written as one ("snowplow"), the most even split first."""
     cuts = sorted(range(3, len(word) - 2), key=lambda cut: abs(2 * cut - len(word)))
     for cut in cuts:
-        first, second = _known(word[:cut]), _known(word[cut:])
+        first, second = look_up(word[:cut]), look_up(word[cut:])
         if first and second:
             return first + second
     return None
+
+
+# Letter-to-sound rules, longest match first, applied left to right: letters[/what must follow]=phonemes.
+_LETTER_RULES = """
+tion=SH AH N; sion=ZH AH N; tious=SH AH S; cious=SH AH S; ture=CH ER; ough=AH F; augh=AO; eigh=EY; ight=AY T;
+ould=UH D; tch=CH; dge=JH; sch=SH; igh=AY; air=EH R; are/$=EH R; ear=IH R; eer=IH R; ore/$=AO R; our=AO R;
+oor=AO R; ire/$=AY ER; ous/$=AH S; que/$=K; ch=CH; sh=SH; th=TH; ph=F; wh=W; gh=G; kn=N; wr=R; ck=K; qu=K W;
+ng=NG; sc/[eiy]=S; cc/[eiy]=K S; ai=EY; ay=EY; ea=IY; ee=IY; ei=IY; ey=IY; ie=IY; oa=OW; oe=OW; oi=OY; oy=OY;
+oo=UW; ou=AW; ow/$=OW; ow=AW; au=AO; aw=AO; ew=UW; ue/$=UW; ui=UW; ar=AA R; er=ER; ir=ER; ur=ER; yr=ER; or=AO R;
+al/l=AO; le/$=AH L; a/[^aeiouywx]e$=EY; e/[^aeiouywx]e$=IY; i/[^aeiouywx]e$=AY; o/[^aeiouywx]e$=OW;
+u/[^aeiouywx]e$=UW; c/[eiy]=S; g/[eiy]=JH; e/$=; a/$=AH; i/$=IY; o/$=OW; u/$=UW; y/$=IY; y/[aeiou]=Y; a=AE; b=B;
+c=K; d=D; e=EH; f=F; g=G; h=HH; i=IH; j=JH; k=K; l=L; m=M; n=N; o=AA; p=P; q=K; r=R; s=S; t=T; u=AH; v=V; w=W;
+x=K S; y=IH; z=Z
+"""
+
+
+def _compile_rule(rule: str) -> tuple[re.Pattern[str], Phonemes]:
+    pattern, _, phones = rule.partition("=")
+    letters, _, following = pattern.partition("/")
+    return re.compile(letters + (f"(?={following})" if following else "")), tuple(phones.split())
+
+
+_COMPILED_RULES = tuple(_compile_rule(rule.strip()) for rule in _LETTER_RULES.split(";"))
+_DOUBLED = re.compile(r"([bdfgklmnprstvz])\1")
+
+
+def apply_letter_rules(word: str) -> Phonemes:
+    """Phonemes of a lower-case word by letter-to-sound rules; never empty for a word with letters."""
+    letters = _DOUBLED.sub(r"\1", word)
+    phones: list[str] = []
+    position = 0
+    while position < len(letters):
+        for pattern, sounds in _COMPILED_RULES:
+            if found := pattern.match(letters, position):
+                phones.extend(sounds)
+                position = found.end()
+                break
+        else:
+            raise ValueError(f"no rule for {letters[position]!r} in {word!r}")
+    return tuple(phones) or ("AH",)

@@ -30,7 +30,7 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
     trials with such a label are excluded.
     """
     _check_sizes(store, settings)
-    sessions = select_sessions(store, settings)
+    sessions = _select_sessions(store, settings)
     labelled = [t for t in store.trials if t.session in sessions and t.tokens is not None]
     train: list[TrialInfo] = []
     unaligned: list[TrialInfo] = []
@@ -76,7 +76,7 @@ def select_split(
     return tuple(t for t in store.trials if t.split == split and t.session in sessions)
 
 
-def select_sessions(store: Store, settings: DataConfig) -> tuple[str, ...]:
+def _select_sessions(store: Store, settings: DataConfig) -> tuple[str, ...]:
     """The sessions that `data.sessions` and `data.max_sessions` leave, in the order of the store."""
     sessions = store.sessions
     if settings.sessions is not None:
@@ -97,7 +97,7 @@ def _check_sizes(store: Store, settings: DataConfig) -> None:
             f"the recipe expects {settings.channels} channels but {store.path.name} has {store.n_channels};"
             " use a recipe of that size, or set data.channels=null to accept any number"
         )
-    n_sessions = len(select_sessions(store, settings))
+    n_sessions = len(_select_sessions(store, settings))
     if settings.n_sessions is not None and settings.n_sessions != n_sessions:
         raise UserError(
             f"the recipe expects {settings.n_sessions} sessions but {n_sessions} are selected from"

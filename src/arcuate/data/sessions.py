@@ -44,5 +44,5 @@ def nearest_session(session: str, known: Sequence[str]) -> str:
         raise UserError(
             "the model has no session layer to use for a new session; train on at least one session"
         )
-    gaps = [(abs(gap), -gap, other) for other in known if (gap := days_between(session, other)) is not None]
-    return min(gaps, key=lambda found: (found[0], -found[1]))[2] if gaps else known[-1]
+    gaps = {other: gap for other in known if (gap := days_between(session, other)) is not None}
+    return min(gaps, key=lambda other: (abs(gaps[other]), -gaps[other])) if gaps else known[-1]

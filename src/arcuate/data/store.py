@@ -23,7 +23,7 @@ from arcuate.data.quality import NON_FINITE
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.splits import hash_bins, hash_trial
 from arcuate.data.statistics import Statistics
-from arcuate.data.trial import Split, Trial, trial_id
+from arcuate.data.trial import LAYOUTS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError
 from arcuate.progress import Progress
 
@@ -141,7 +141,7 @@ class Store:
     ) -> None:
         self.path = path
         self.manifest = manifest  # without the trials
-        self.layout: str = manifest["layout"]
+        self.layout: Layout = manifest["layout"]
         self.n_channels: int = manifest["n_channels"]
         self.trials = trials
         self.sessions: tuple[str, ...] = tuple(entry.name for entry in sessions)
@@ -354,7 +354,7 @@ def _check_file_size(file: Path, entry: SessionInfo, n_channels: int) -> None:
 def _check_consistency(
     manifest: dict[str, Any], entries: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
 ) -> None:
-    if manifest["layout"] not in ("b2t25", "b2t24") or not 1 <= manifest["n_channels"] <= 65536:
+    if manifest["layout"] not in LAYOUTS or not 1 <= manifest["n_channels"] <= 65536:
         raise ValueError("layout or n_channels is out of range")
     totals = {entry.name: [0, 0] for entry in entries}
     if len(totals) != len(entries) or not all(is_safe_name(name) for name in totals):

@@ -1,4 +1,4 @@
-"""Text normalisation. Scores and labels of both benchmarks rest on these two functions and on no others."""
+"""Text normalisation for error rates and for labels, as in both benchmarks."""
 
 import re
 
@@ -7,14 +7,14 @@ _SPACES = re.compile(r" +")
 
 
 def normalise_text(text: str) -> str:
-    """A sentence as the word error rate sees it: lower-case letters, hyphens, apostrophes, single spaces."""
+    """Normalise a sentence for the word error rate: lower-case letters, hyphens, apostrophes, single spaces."""
     kept = _NOT_SPEECH.sub("", text).replace("- ", " ").lower().replace("--", "").replace(" '", "'")
     return _SPACES.sub(" ", kept).strip()
 
 
 def label_text(text: str) -> str:
-    """A sentence as the official label preparation hands it to its grapheme-to-phoneme step.
+    """Normalise a sentence for grapheme-to-phoneme conversion, as in the official label preparation.
 
-    Weaker than `normalise_text` on purpose: every space kept here becomes one silence in the labels.
+    Weaker than `normalise_text`: every space that is kept here becomes one silence in the labels.
     """
     return _NOT_SPEECH.sub("", text.strip()).replace("--", "").lower()

@@ -1,30 +1,32 @@
-"""Trial: one attempted sentence, from its recording to everything else in the package."""
+"""Trial: one attempted sentence with its recording, label and origin."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-BIN_MS = 20
+SPLITS: tuple[Split, ...] = get_args(Split)
+Layout = Literal["b2t25", "b2t24"]  # Brain-to-Text '25 and '24
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+BIN_MS = 20  # duration of one bin
 BIN_SECONDS = BIN_MS / 1000
-LIVE_CORPUS = "live"  # corpus of sentences that were said in a live session
+LIVE_CORPUS = "live"  # corpus of sentences recorded in a live session
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One attempted sentence as it was recorded, before any normalisation."""
+    """One attempted sentence as recorded, before any normalisation."""
 
-    session: str  # a recording day, e.g. "t15.2023.08.11"
+    session: str  # such as "t15.2023.08.11"
     split: Split
     number: int  # position within its source file
     block: int
-    bins: np.ndarray = field(repr=False)  # (T, C) float32, 20 ms each
-    tokens: np.ndarray | None  # (U,) int32 class indices, true length; None where the release has no labels
+    bins: np.ndarray = field(repr=False)  # (T, C) float32
+    tokens: np.ndarray | None  # (U,) int32 class indices, true length; None without label
     text: str | None
     corpus: str | None = None
-    mode: str | None = None  # speaking strategy ("vocalised", "silent") where it is known
+    mode: str | None = None  # speaking mode ("vocalised", "silent") if known
 
     @property
     def id(self) -> str:

@@ -80,7 +80,7 @@ class JointBeamSearch:
 
     def step(self, state: JointState, frames: Tensor, log_probs: np.ndarray) -> JointState:
         """Advance the state over further encoder frames (f, D) and their CTC log-probabilities (f, V)."""
-        for frame, row in zip(self.head.from_frames(frames), np.asarray(log_probs, np.float64), strict=True):
+        for frame, row in zip(self.head.encoder_proj(frames), np.asarray(log_probs, np.float64), strict=True):
             state = self._step_frame(state, frame, row)
         return state
 

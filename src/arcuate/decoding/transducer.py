@@ -52,7 +52,7 @@ class TransducerGreedySearch:
         """Advance the state over further encoder frames (f, D)."""
         tokens, score = list(state.tokens), state.score
         predicted, predictor = state.predicted, state.predictor
-        for frame in self.head.from_frames(frames):
+        for frame in self.head.encoder_proj(frames):
             for emitted in range(self.max_symbols + 1):
                 log_probs = self.head.log_probs(frame, predicted)[0]
                 best = int(log_probs.argmax()) if emitted < self.max_symbols else BLANK
@@ -94,7 +94,7 @@ class TransducerBeamSearch:
 
     def step(self, state: BeamState, frames: Tensor) -> BeamState:
         """Advance the state over further encoder frames (f, D)."""
-        for frame in self.head.from_frames(frames):
+        for frame in self.head.encoder_proj(frames):
             state = self._step_frame(state, frame)
         return state
 

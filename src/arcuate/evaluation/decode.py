@@ -1,7 +1,7 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +74,6 @@ class Transcription(Sequence[Transcript]):
 
     def __len__(self) -> int:
         return len(self.transcripts)
-
-    def __iter__(self) -> Iterator[Transcript]:
-        return iter(self.transcripts)
 
     def __getitem__(self, index: Any) -> Any:
         return self.transcripts[index]

@@ -54,7 +54,7 @@ class Evaluation:
     @property
     def by_session(self) -> dict[str, float | None]:
         """PER by session."""
-        return self.metrics.by_session
+        return self.metrics.per_by_session
 
     @property
     def results_file(self) -> Path:
@@ -85,26 +85,14 @@ class Provenance:
     selected_on: str | None
     checkpoint: str
     step: int | None
+    search: str
     beam: int | None  # None: greedy search
     head: Head
     data_hash: str | None
     data_differ_in: list[str] | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "recipe": self.recipe,
-            "split": self.split,
-            "label": self.label,
-            "selected_on": self.selected_on,
-            "checkpoint": self.checkpoint,
-            "step": self.step,
-            "search": "greedy" if self.beam is None else "beam",
-            **({} if self.beam is None else {"beam": self.beam}),
-            "head": self.head,
-            "data_hash": self.data_hash,
-            "data_differ_in": self.data_differ_in,
-        }
+        return {key: value for key, value in vars(self).items() if key != "beam" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -309,6 +297,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
         source.selected_on,
         source.checkpoint.name,
         state.get("step"),
+        "greedy" if beam is None else "beam",
         beam,
         scored.head,
         store.manifest.get("hashes", {}).get(split),

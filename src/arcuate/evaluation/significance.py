@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from arcuate.evaluation.metrics import Score
 
@@ -234,6 +233,8 @@ def _t_interval(estimate: float, variance: float, df: float, level: float) -> tu
     """Interval and two-sided p-value from Student's t distribution."""
     if variance <= 0 or not math.isfinite(variance):
         return estimate, estimate, 1.0 if estimate == 0 else 0.0
+    from scipy import stats  # 40 MB that bootstrap intervals alone do not need
+
     error = math.sqrt(variance)
     reach = float(stats.t.ppf((1 + level) / 2, df)) * error
     return estimate - reach, estimate + reach, float(2 * stats.t.sf(abs(estimate) / error, df))

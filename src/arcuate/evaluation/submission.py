@@ -1,7 +1,7 @@
-"""Decoded texts as the two benchmarks want them handed in, checked before a byte is written.
+"""Submission files of the two benchmarks, validated before and after writing.
 
-'25: a CSV `id,text`, ids counting from 0 over sessions in order of date and trials in order within them.
-'24: one sentence per line in the same order, nothing else.
+'25: a CSV file `id,text` with ids from 0, sessions in order of date and trials in order within them.
+'24: one sentence per line in the same order.
 """
 
 import csv
@@ -13,46 +13,113 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from arcuate.data.arrays import layout_of_session
+from arcuate.data.sessions import session_order
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
-from arcuate.files import read_jsonl, write_text
+from arcuate.files import check_writable, read_jsonl, write_text
+from arcuate.progress import logger
+from arcuate.run import Run, RunLike, open_run
 
 Format = Literal["b2t25", "b2t24"]
-# What the official servers expect of their held-out split.
-N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}
-_DATE = re.compile(r"(\d{4})\.(\d{2})\.(\d{2})")
+WORDS_LABEL = "words"  # default label of word decodings in a run folder
+_N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
 _TRIAL_ID = re.compile(rf"(?P<session>.+)/(?:{'|'.join(SPLITS)})/(?P<number>\d+)")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One sentence to hand in."""
+class SubmittedText:
+    """One sentence of a submission."""
 
     session: str
     number: int
     text: str  # normalised
 
 
-def read_answers(path: Path) -> list[Answer]:
-    """The texts of a file of word decodings, in the order of submission.
+@dataclass(frozen=True)
+class Submission:
+    """Result of `submit`."""
 
-    Lines without an n-best list are refused: those of `arcuate evaluate` hold phonemes, and their `text` is what was
-    to be said, not what was decoded.
+    out: Path
+    format: Format
+    n_rows: int
+    n_empty: int
+    n_sessions: int
+    complete: bool | None  # number of rows of the official test set; None for another split
+    decodings: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "out": str(self.out), "decodings": str(self.decodings)}
+
+
+def submit(
+    source: RunLike,
+    out: str | Path,
+    *,
+    split: str = "test",
+    label: str | None = None,
+    format: str | None = None,
+    allow_empty: bool = False,
+) -> Submission:
+    """Write the decoded texts of a run folder or a decodings file as a submission.
+
+    `label`: of results/<split>.<label>.jsonl in a run folder. `format`: b2t25 or b2t24, by default by the session
+    names.
     """
-    answers = [parse_answer(row, f"{path} line {i}") for i, row in enumerate(read_jsonl(path), start=1)]
-    if not answers:
-        raise UserError(f"{path} holds no trials")
-    twice = [key for key, n in Counter((a.session, a.number) for a in answers).items() if n > 1]
+    if format not in (None, "b2t25", "b2t24"):
+        raise UserError(f"--format is {format!r}; choose b2t25 or b2t24")
+    path, target = Path(source), Path(out)
+    decodings = path if path.is_file() else find_decodings(open_run(source), split, label)
+    check_writable(target, decodings)
+    texts = read_texts(decodings)
+    kind: Format = guess_format(texts) if format is None else ("b2t24" if format == "b2t24" else "b2t25")
+    n_empty = count_empty(texts, allow_empty)
+    complete, note = check_count(kind, split, len(texts))
+    write_submission(target, texts, kind)
+    logger.info(note)
+    n_sessions = len({text.session for text in texts})
+    return Submission(target, kind, len(texts), n_empty, n_sessions, complete, decodings)
+
+
+def find_decodings(run: Run, split: str, label: str | None) -> Path:
+    """results/<split>.<label>.jsonl; without a label the word decodings, then the results of the split."""
+    labels = [label] if label else [WORDS_LABEL, None]
+    for name in labels:
+        file = run.results_file(split, name)
+        if file.is_file():
+            return file
+    raise missing_decodings(run, split, label)
+
+
+def missing_decodings(run: Run, split: str, label: str | None) -> UserError:
+    """The error for a run without word decodings."""
+    expected = run.results_file(split, label or WORDS_LABEL)
+    return UserError(
+        f"{expected} does not exist; decode to words first:"
+        f" arcuate decode {run.path} --split {split} --out {expected}"
+    )
+
+
+def read_texts(path: Path) -> list[SubmittedText]:
+    """Read a file of word decodings, in the order of submission.
+
+    Lines without an n-best list are rejected: those of `arcuate evaluate` hold phonemes, and their `text` is the
+    reference.
+    """
+    texts = [_parse_row(row, f"{path} line {i}") for i, row in enumerate(read_jsonl(path), start=1)]
+    if not texts:
+        raise UserError(f"{path} contains no trials")
+    twice = [key for key, n in Counter((t.session, t.number) for t in texts).items() if n > 1]
     if twice:
-        raise UserError(f"{path} holds trial {twice[0][1]} of {twice[0][0]} more than once; decode again")
-    return sorted(answers, key=lambda a: (*chronological(a.session), a.number))
+        raise UserError(f"{path} contains trial {twice[0][1]} of {twice[0][0]} more than once; decode again")
+    return sorted(texts, key=lambda t: (*session_order(t.session), t.number))
 
 
-def parse_answer(row: Mapping[str, Any], where: str) -> Answer:
+def _parse_row(row: Mapping[str, Any], where: str) -> SubmittedText:
     if "nbest" not in row:
         raise UserError(
-            f"{where} has no nbest: it is no decoding to words, and its text may be the truth; decode first with:"
+            f"{where} has no nbest, so its text may be the reference; decode to words first:"
             " arcuate decode RUN --split SPLIT --out RUN/results/SPLIT.words.jsonl"
         )
     text = row.get("text")
@@ -63,70 +130,64 @@ def parse_answer(row: Mapping[str, Any], where: str) -> Answer:
         raise UserError(
             f"{where}: the id {row.get('id')!r:.60} does not name session, split and number of a trial"
         )
-    return Answer(found["session"], int(found["number"]), normalise_text(text))
+    return SubmittedText(found["session"], int(found["number"]), normalise_text(text))
 
 
-def chronological(session: str) -> tuple[tuple[int, ...], str]:
-    """Sessions by the date in their name, then by name."""
-    date = _DATE.search(session)
-    return (tuple(map(int, date.groups())) if date else (), session)
-
-
-def guess_format(answers: Sequence[Answer]) -> Format:
-    """By the participant that session names begin with."""
-    kinds = {"b2t24" if answer.session.lower().startswith("t12") else "b2t25" for answer in answers}
+def guess_format(texts: Sequence[SubmittedText]) -> Format:
+    """The benchmark of the participant that the session names start with."""
+    kinds = {layout_of_session(text.session) for text in texts}
     if len(kinds) > 1:
-        raise UserError("the trials are of both participants; name the --format")
+        raise UserError("the trials are of both participants; give the --format")
     return "b2t24" if kinds == {"b2t24"} else "b2t25"
 
 
-def check_answers(answers: Sequence[Answer], allow_empty: bool) -> int:
-    """How many texts are empty; refused unless that is stated to be meant, since a server may drop such rows."""
-    empty = [answer for answer in answers if not answer.text]
+def count_empty(texts: Sequence[SubmittedText], allow_empty: bool) -> int:
+    """Number of empty texts; an error unless they are allowed, because a server may drop such rows."""
+    empty = [text for text in texts if not text.text]
     if empty and not allow_empty:
         first = empty[0]
         raise UserError(
             f"{len(empty)} texts are empty, the first is trial {first.number} of {first.session};"
-            " decode with a wider beam, or hand them in as they are: --allow-empty"
+            " decode with a wider beam, or submit them with --allow-empty"
         )
     return len(empty)
 
 
-def count_note(format: Format, split: str, n: int) -> tuple[bool | None, str]:
-    """Whether the number of rows is that of the official held-out split; None where there is no such number."""
-    official = N_OFFICIAL[format]
+def check_count(format: Format, split: str, n: int) -> tuple[bool | None, str]:
+    """Whether the number of rows is that of the official test set (None for another split), and a message."""
+    official = _N_OFFICIAL[format]
     if split != "test":
-        return None, f"{n} rows of split {split}: only test is handed in to the official server"
+        return None, f"{n} rows of split {split}; the official server accepts the test split only"
     if n == official:
-        return True, f"{n} rows, as the official test set has"
-    return False, f"{n} rows, but the official test set has {official}: this is not the complete release"
+        return True, f"{n} rows, the size of the official test set"
+    return False, f"{n} rows, but the official test set has {official}: the release is incomplete"
 
 
-def write_submission(path: Path, answers: Sequence[Answer], format: Format) -> None:
-    text = to_csv(answers) if format == "b2t25" else "".join(f"{answer.text}\n" for answer in answers)
-    write_text(path, text)
-    if path.is_file():  # what went down a pipe is gone
-        check_written(path, answers, format)
+def write_submission(path: Path, texts: Sequence[SubmittedText], format: Format) -> None:
+    """Write a submission and read it back."""
+    write_text(path, _to_csv(texts) if format == "b2t25" else "".join(f"{text.text}\n" for text in texts))
+    if path.is_file():  # a pipe cannot be read back
+        _check_written(path, texts, format)
 
 
-def to_csv(answers: Sequence[Answer]) -> str:
+def _to_csv(texts: Sequence[SubmittedText]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("id", "text"))
-    writer.writerows((i, answer.text) for i, answer in enumerate(answers))
+    writer.writerows((i, text.text) for i, text in enumerate(texts))
     return stream.getvalue()
 
 
-def check_written(path: Path, answers: Sequence[Answer], format: Format) -> None:
-    """Read the file back as a server would; a difference is a fault of ours."""
+def _check_written(path: Path, texts: Sequence[SubmittedText], format: Format) -> None:
+    """Parse the file as a server would; a difference is an internal error."""
     content = path.read_text("utf-8")
     if format == "b2t25":
         rows = list(csv.reader(io.StringIO(content)))
-        texts = [text for _, text in rows[1:]]
-        right = rows[0] == ["id", "text"] and [row[0] for row in rows[1:]] == [
-            str(i) for i in range(len(answers))
+        parsed = [text for _, text in rows[1:]]
+        valid = rows[0] == ["id", "text"] and [row[0] for row in rows[1:]] == [
+            str(i) for i in range(len(texts))
         ]
     else:
-        texts, right = content.split("\n")[:-1], content.endswith("\n")
-    if not right or texts != [answer.text for answer in answers]:
+        parsed, valid = content.split("\n")[:-1], content.endswith("\n")
+    if not valid or parsed != [text.text for text in texts]:
         raise RuntimeError(f"{path} does not read back as it was written")

@@ -95,13 +95,8 @@ class TranscriptionMetrics:
     peak_rss_mb: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **self.words.to_dict(),
-            "n_without_hypothesis": self.n_without_hypothesis,
-            "seconds_per_sentence": self.seconds_per_sentence,
-            "seconds_p95": self.seconds_p95,
-            "peak_rss_mb": self.peak_rss_mb,
-        }
+        own = {key: value for key, value in vars(self).items() if key != "words"}
+        return self.words.to_dict() | own
 
 
 def transcribe(

@@ -64,11 +64,10 @@ class CrossFit:
 
 
 @dataclass(frozen=True)
-class TunedWeights:
-    """Result of `tune`."""
+class TuningRecord:
+    """How weights were found, as noted in the weights file."""
 
-    settings: DecodingConfig
-    tuned_on: str  # name of the run or file
+    on: str  # name of the run or file
     digest: str  # of the references
     n_trials: int
     lm: str
@@ -76,6 +75,14 @@ class TunedWeights:
     n_evaluations: int
     seconds: float
     kept_start: bool  # no better weights than the initial ones were found
+
+
+@dataclass(frozen=True)
+class TunedWeights:
+    """Result of `tune`."""
+
+    settings: DecodingConfig
+    record: TuningRecord
     cross_fit: CrossFit | None
     metrics: TranscriptionMetrics  # on the tuning trials
     out: Path | None
@@ -85,25 +92,11 @@ class TunedWeights:
         """WER on the trials that the weights were tuned on."""
         return self.metrics.words.wer
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """How the weights were found, as noted in the weights file."""
-        return {
-            "on": self.tuned_on,
-            "digest": self.digest,
-            "n_trials": self.n_trials,
-            "lm": self.lm,
-            "lexicon": self.lexicon,
-            "n_evaluations": self.n_evaluations,
-            "seconds": self.seconds,
-            "kept_start": self.kept_start,
-            **(asdict(self.cross_fit) if self.cross_fit else {}),
-        }
-
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.settings.model_dump(mode="json"),
-            **self.record,
+            **asdict(self.record),
+            **(asdict(self.cross_fit) if self.cross_fit else {}),
             "wer": self.wer,
             "cer": self.metrics.words.cer,
             "n_without_hypothesis": self.metrics.n_without_hypothesis,
@@ -160,8 +153,7 @@ def tune(
     tuner = _Tuner(task.search, task.trials, task.references, started + share)
     settings = tuner.fit()
     transcripts = transcribe(task.search.with_settings(settings), task.trials, task.references, 1)
-    tuned = TunedWeights(
-        settings,
+    record = TuningRecord(
         task.description.scores,
         digest_references(task.references),
         len(task.trials),
@@ -170,12 +162,11 @@ def tune(
         tuner.n_evaluations,
         tuner.seconds,
         settings == task.search.settings,
-        cross_fit,
-        summarise_transcripts(transcripts),
-        target,
     )
+    tuned = TunedWeights(settings, record, cross_fit, summarise_transcripts(transcripts), target)
     if target is not None:
-        tree = settings.model_dump(mode="json") | {"tuned": tuned.record | {"wer_on_tuned_trials": tuned.wer}}
+        noted = asdict(record) | (asdict(cross_fit) if cross_fit else {}) | {"wer_on_tuned_trials": tuned.wer}
+        tree = settings.model_dump(mode="json") | {"tuned": noted}
         write_text(target, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     return tuned
 

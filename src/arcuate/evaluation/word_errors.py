@@ -15,12 +15,10 @@ from typing import Any
 from arcuate.data.text import normalise_text
 from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, TextScore, score_text, total
+from arcuate.evaluation.metrics import TextScore, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
-
-_Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -49,64 +47,39 @@ class ScoredTrial:
 class WordMetrics:
     """Word and letter error rates with 95 % bootstrap intervals, in total, by session and by corpus."""
 
-    words: Score
-    letters: Score
-    wer_interval: _Interval
-    cer_interval: _Interval
+    wer: float | None
+    wer_low: float | None
+    wer_high: float | None
+    cer: float | None
+    cer_low: float | None
+    cer_high: float | None
     lm: str | None
     n_trials: int  # including those without a reference
     n_scored: int
+    n_words: int
+    substitutions: int
+    insertions: int
+    deletions: int
     n_sentences_correct: int
     n_in_lm_text: int | None  # None: unknown
     wer_without_lm_text: float | None
-    by_session: dict[str, float | None]
-    by_corpus: dict[str, float | None]
-
-    @property
-    def wer(self) -> float | None:
-        return self.words.rate
-
-    @property
-    def cer(self) -> float | None:
-        return self.letters.rate
+    wer_by_session: dict[str, float | None]
+    wer_by_corpus: dict[str, float | None]
 
     @property
     def leakage_warning(self) -> str | None:
-        return leakage_warning(self.to_dict())
+        """One sentence if scored sentences occur in the language model's training text."""
+        if not self.n_in_lm_text:
+            return None
+        rate = self.wer_without_lm_text
+        without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
+        return (
+            f"leakage: the training text of the language model ({self.lm or 'unnamed'}) contains"
+            f" {self.n_in_lm_text} of {self.n_scored} sentences scored here; {without}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "wer": self.wer,
-            "wer_low": self.wer_interval[0],
-            "wer_high": self.wer_interval[1],
-            "cer": self.cer,
-            "cer_low": self.cer_interval[0],
-            "cer_high": self.cer_interval[1],
-            "lm": self.lm,
-            "n_trials": self.n_trials,
-            "n_scored": self.n_scored,
-            "n_words": self.words.length,
-            "substitutions": self.words.substitutions,
-            "insertions": self.words.insertions,
-            "deletions": self.words.deletions,
-            "n_sentences_correct": self.n_sentences_correct,
-            "n_in_lm_text": self.n_in_lm_text,
-            "wer_without_lm_text": self.wer_without_lm_text,
-            "wer_by_session": self.by_session,
-            "wer_by_corpus": self.by_corpus,
-        }
-
-
-def leakage_warning(summary: Mapping[str, Any]) -> str | None:
-    """One sentence if scored sentences occur in the language model's training text."""
-    if not summary.get("n_in_lm_text"):
-        return None
-    rate = summary["wer_without_lm_text"]
-    without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
-    return (
-        f"leakage: the training text of the language model ({summary['lm'] or 'unnamed'}) contains"
-        f" {summary['n_in_lm_text']} of {summary['n_scored']} sentences scored here; {without}"
-    )
+        return dict(vars(self))
 
 
 def summarise_words(
@@ -117,14 +90,19 @@ def summarise_words(
     letters = [trial.score.letters for trial in trials]
     known = [t for t in trials if t.in_lm_text is not None]
     unseen = [t.score.words for t in known if not t.in_lm_text]
+    counts = total(words)
     return WordMetrics(
-        total(words),
-        total(letters),
-        bootstrap_interval(words, n_resamples=n_resamples),
-        bootstrap_interval(letters, n_resamples=n_resamples),
+        counts.rate,
+        *bootstrap_interval(words, n_resamples=n_resamples),
+        total(letters).rate,
+        *bootstrap_interval(letters, n_resamples=n_resamples),
         lm,
         len(trials) if n_trials is None else n_trials,
         len(trials),
+        counts.length,
+        counts.substitutions,
+        counts.insertions,
+        counts.deletions,
         sum(not s.errors for s in words),
         sum(bool(t.in_lm_text) for t in known) if known else None,
         total(unseen).rate if known else None,

@@ -27,19 +27,20 @@ from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, lock_run, refuse_taken
-from arcuate.training.checks import cautions, coupling_warnings
+from arcuate.run import Run, RunLike, check_run_folder, lock_run
+from arcuate.training.callbacks import Callback, CallbackList
+from arcuate.training.checks import coupling_warnings, find_ineffective_settings
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import describe_stages, resolve_epochs
-from arcuate.training.distributed import World, join_world, leave_world, parallel_encode
-from arcuate.training.environment import describe
+from arcuate.training.distributed import Distributed, init_distributed, make_encode, shut_down_distributed
+from arcuate.training.environment import describe_environment
+from arcuate.training.interrupts import Stop, handle_signals
 from arcuate.training.loop import train as train_loop
-from arcuate.training.modes import describe_modes, learn_modes, read_modes, write_modes
-from arcuate.training.precision import Choice, choose_precision
-from arcuate.training.signals import Stop, listening
-from arcuate.training.start import Start, begin, check_parent, refuse_calibrated, refuse_other_recipe
-from arcuate.training.state import Training
-from arcuate.training.tracking.callbacks import Watcher, Watchers, check_trackers, trackers
+from arcuate.training.modes import describe_modes, infer_modes, read_modes, write_modes
+from arcuate.training.precision import PrecisionChoice, choose_precision
+from arcuate.training.start import Start, check_not_calibrated, check_same_recipe, find_parent, start_run
+from arcuate.training.state import TrainingState
+from arcuate.training.tracking.tracker import check_trackers, make_trackers
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def train(
     parent: RunLike | None = None,
     keep_optimizer: bool = False,
     dry_run: bool = False,
-    callbacks: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
@@ -121,7 +122,7 @@ def train(
     parent = None if parent is None else os.fspath(parent)
     check_trackers(recipe.track)
     if not dry_run:
-        refuse_taken(run.path, resume)
+        check_run_folder(run.path, resume)
     store = data if isinstance(data, Store) else Store.open(Path(data))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
@@ -134,20 +135,20 @@ def train(
     runtime = _same_threads(recipe, previous)
     machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
-    start = Start(resume, check_parent(parent, resume, keep_optimizer), keep_optimizer)
+    start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
     model = build_model(recipe, store, selection).to(machine.device)
-    world = join_world(machine.device)
+    distributed = init_distributed(machine.device)
     try:
-        if world.any(precision.kind == "fp32") and precision.kind != "fp32":
-            precision = Choice("fp32", "training in fp32 because another process does")
-        setup = _Setup(run, recipe, store, selection, machine, precision, model, world)
-        if world.writes:
+        if distributed.any(precision.kind == "fp32") and precision.kind != "fp32":
+            precision = PrecisionChoice("fp32", "training in fp32 because another process does")
+        setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed)
+        if distributed.is_main:
             _announce(setup, official, previous)
         if dry_run:
             return setup.result(dry_run=True, steps=recipe.train.steps)
         return _train(setup, start, parent, callbacks, stop or Stop(), progress)
     finally:
-        leave_world()
+        shut_down_distributed()
 
 
 def build_model(recipe: TrainingConfig, store: Store, selection: Selection) -> Model:
@@ -184,9 +185,9 @@ class _Setup:
     store: Store
     selection: Selection
     machine: RuntimeChoice
-    precision: Choice
+    precision: PrecisionChoice
     model: Model
-    world: World
+    distributed: Distributed
 
     @property
     def n_parameters(self) -> int:
@@ -200,28 +201,28 @@ class _Setup:
             n_train=len(self.selection.train),
             n_validation=len(self.selection.validation),
             selected_on=self.selection.selected_on,
-            is_main=self.world.writes,
+            is_main=self.distributed.is_main,
             **outcome,
         )
 
-    def outcome(self, training: Training, seconds: float, stop: Stop) -> TrainResult:
+    def outcome(self, training: TrainingState, seconds: float, stop: Stop) -> TrainResult:
         return self.result(
             steps=training.step,
             best_per=training.best.per,
             best_step=training.best.step,
             rewinds=training.guard.n_rewinds,
             seconds=seconds,
-            interrupted=stop.requested and not training.finished,
+            interrupted=stop.requested and not training.is_finished,
             signal=stop.signal,
         )
 
 
 def _check_run_folder(run: Run, recipe: Recipe, resume: bool) -> None:
     """Reject an unusable run folder before any message; it is checked again under the lock when written."""
-    refuse_taken(run.path, resume)
+    check_run_folder(run.path, resume)
     if resume and run.recipe_file.is_file():
-        refuse_calibrated(run)
-        refuse_other_recipe(run, recipe)
+        check_not_calibrated(run)
+        check_same_recipe(run, recipe)
 
 
 def _previous_environment(run: Run) -> Mapping[str, Any]:
@@ -254,8 +255,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         )
     if recipe.stages:
         logger.info(describe_stages(recipe.stages))
-    if setup.world.size > 1:
-        logger.info(f"{setup.world.size} processes share every batch")
+    if setup.distributed.size > 1:
+        logger.info(f"{setup.distributed.size} processes share every batch")
     if selection.unaligned:
         patch = recipe.front_end.patch
         logger.info(
@@ -273,15 +274,15 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
     if setup.precision.note:
         logger.info(setup.precision.note)
-    for warning in cautions(recipe, bool(selection.validation), machine.device.type):
+    for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):
             logger.warning(warning)
-    processes = previous.get("processes", setup.world.size)
-    if processes != setup.world.size:
+    processes = previous.get("processes", setup.distributed.size)
+    if processes != setup.distributed.size:
         logger.warning(
-            f"this run had {processes} processes and now has {setup.world.size}: dropout and rounding differ"
+            f"this run had {processes} processes and now has {setup.distributed.size}: dropout and rounding differ"
         )
 
 
@@ -289,39 +290,39 @@ def _train(
     setup: _Setup,
     start: Start,
     parent: str | None,
-    callbacks: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     stop: Stop,
     progress: Progress | None,
 ) -> TrainResult:
     """Create or resume the run folder under its lock, and train."""
-    machine, world = setup.machine, setup.world
-    environment = describe(
+    machine, distributed = setup.machine, setup.distributed
+    environment = describe_environment(
         device=str(machine.device),
         threads=machine.threads,
         threads_reason=machine.reason,
-        processes=world.size,
+        processes=distributed.size,
         data=describe_store(setup.store, setup.selection.sessions),
         n_parameters=setup.n_parameters,
         selected_on=setup.selection.selected_on,
         precision=setup.precision.kind,
         parent=parent,
     )
-    training = Training(setup.model, setup.recipe, setup.run, setup.precision.kind)
+    training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
     with ExitStack() as stack:
-        with world.agreeing():
-            refuse_taken(setup.run.path, start.resume)
-            if world.writes:
+        with distributed.raise_together():
+            check_run_folder(setup.run.path, start.resume)
+            if distributed.is_main:
                 stack.enter_context(lock_run(setup.run))
-        begin(training, start, environment, world, logger.info)
-        if training.finished:
-            if world.writes:
+        start_run(training, start, environment, distributed)
+        if training.is_finished:
+            if distributed.is_main:
                 logger.info(f"{setup.run.path} is complete: {training.step} steps")
             return setup.outcome(training, 0.0, stop)
         _find_modes(setup, training, progress)
         return _run_loop(setup, training, callbacks, stop, progress)
 
 
-def _find_modes(setup: _Setup, training: Training, progress: Progress | None) -> None:
+def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | None) -> None:
     """Estimate the speaking mode of every training trial once, and store it in the run folder."""
     file = setup.run.modes_file
     if training.model.mode is None:
@@ -329,41 +330,54 @@ def _find_modes(setup: _Setup, training: Training, progress: Progress | None) ->
     if training.position > 0 and file.is_file():
         training.modes = read_modes(file)
         return
-    report = progress if setup.world.writes else None
-    training.modes = learn_modes(training.model, setup.store, setup.selection.train, report)
+    report = progress if setup.distributed.is_main else None
+    training.modes = infer_modes(training.model, setup.store, setup.selection.train, report)
     setup.store.close()  # loader processes must not inherit open files
-    if setup.world.writes:
+    if setup.distributed.is_main:
         write_modes(file, training.modes)
         logger.info(describe_modes(setup.selection.train, training.modes, setup.recipe.mode))
 
 
 def _run_loop(
-    setup: _Setup, training: Training, callbacks: Sequence[Watcher], stop: Stop, progress: Progress | None
+    setup: _Setup,
+    training: TrainingState,
+    callbacks: Sequence[Callback],
+    stop: Stop,
+    progress: Progress | None,
 ) -> TrainResult:
     """Run the remaining steps from the restored or initial state."""
-    recipe, selection, world, device = setup.recipe, setup.selection, setup.world, setup.machine.device
+    recipe, selection, distributed, device = (
+        setup.recipe,
+        setup.selection,
+        setup.distributed,
+        setup.machine.device,
+    )
     started = time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(
         *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec),
-        (world.rank, world.size),
+        (distributed.rank, distributed.size),
     )
     batches = training_batches(
         planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda"
     )
-    combined = Watchers()  # rank 0 alone has callbacks
-    if world.writes:
+    combined = CallbackList()  # rank 0 alone has callbacks
+    if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
-        combined = Watchers(*trackers(recipe, setup.run, training.step, logger.info), *callbacks, *shown)
-    validate = _validator(setup, training, combined.sample) if selection.validation else None
-    with closing(batches), listening(stop, patient=world.size > 1), combined as watcher:
+        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
+    validate = _validator(setup, training, combined.on_sample) if selection.validation else None
+    with (
+        closing(batches),
+        handle_signals(stop, ignore_second_sigint=distributed.size > 1),
+        combined as callback,
+    ):
         train_loop(
-            *(training, batches, validate, device, watcher, stop),
-            lambda: parallel_encode(training.model, recipe, device, world),
-            world,
+            *(training, batches, validate, device, callback, stop),
+            lambda: make_encode(training.model, recipe, device, distributed),
+            distributed,
         )
     result = setup.outcome(training, time.perf_counter() - started, stop)
-    if world.writes:
+    if distributed.is_main:
         _log_outcome(setup, result)
     return result
 
@@ -384,11 +398,11 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
 
 
 def _validator(
-    setup: _Setup, training: Training, show_sample: Callable[[Sequence[str], Sequence[str]], None]
+    setup: _Setup, training: TrainingState, show_sample: Callable[[Sequence[str], Sequence[str]], None]
 ) -> Callable[[Model], dict[str, Any]]:
     """Function that scores this rank's share of the validation trials; the sums are added over all ranks."""
-    selection, world = setup.selection, setup.world
-    trials = selection.validation[world.rank :: world.size]
+    selection, distributed = setup.selection, setup.distributed
+    trials = selection.validation[distributed.rank :: distributed.size]
     settings = setup.recipe.validate_
     search = phoneme_search(settings)
 
@@ -399,22 +413,21 @@ def _validator(
         )
         if results and results[0].trial.tokens is not None:
             show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
-        sums = world.sum(session_sums(results, selection.sessions))
+        sums = distributed.sum(session_sums(results, selection.sessions))
         cost = {"seconds": time.perf_counter() - started}
         return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}
 
     return validate
 
 
-class _StepProgress(Watchers):
+class _StepProgress(Callback):
     """Callback that reports steps to a progress function."""
 
     def __init__(self, progress: Progress, n_steps: int) -> None:
-        super().__init__()
         self._progress, self._n_steps = progress, n_steps
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         self._progress(step, self._n_steps, "training")
 
-    def stage(self, row: dict[str, Any]) -> None:
+    def on_stage_end(self, row: dict[str, Any]) -> None:
         self._n_steps = row["ends_at"]  # a stage that ends early shortens the run

@@ -1,12 +1,17 @@
-"""Which factor caused the difference: each in both directions, against the spread over trials and seeds."""
+"""`judge_ablation`: which factor caused a difference, with effects alone and together; and the ablation page.
+
+Each factor is tested in both directions, changed alone and with all others changed, against the variation over trials
+and seeds. The p-values of all effects are Holm-adjusted together, and so are those of the interactions.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.evaluation.significance import Arm as Rates
+from arcuate.evaluation.significance import Arm as ScoredArm
 from arcuate.evaluation.significance import Contrast, contrast, difference, holm
 from arcuate.experiments.ablation import (
     BASE,
@@ -15,398 +20,410 @@ from arcuate.experiments.ablation import (
     Experiment,
     Question,
     cells,
+    is_scored,
     overview,
     questions,
-    scored,
 )
-from arcuate.insight.doctor import diagnose
-from arcuate.insight.ledger.scores import (
+from arcuate.files import to_frame, write_json, write_text
+from arcuate.insight.comparison.scores import (
     ALPHA,
-    Scores,
-    method,
+    RunScores,
+    check_same_trials,
+    describe_method,
     p_text,
     read_scores,
-    refuse_unlike,
-    side_by_side,
+    to_arm,
 )
-from arcuate.insight.report.curves import Traced, overlay
-from arcuate.insight.report.forest import Row, forest, rates, standalone
-from arcuate.insight.report.markup import Html, document, figure, join, percent, split_name, table, tag
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.pages.charts import (
+    ForestRow,
+    GroupedRun,
+    dot_plot,
+    forest_plot,
+    overlaid_curves,
+    standalone_svg,
+)
+from arcuate.insight.pages.formatting import MISSING, counted, percent, split_name
+from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change does to PER, between two arms that differ in it alone; positive is worse."""
+    """The effect of a change on PER, between two arms that differ only in it; positive is worse."""
 
     question: Question
     contrast: Contrast
     p_adjusted: float
 
     @property
-    def real(self) -> bool:
+    def significant(self) -> bool:
         return self.p_adjusted < ALPHA
 
     @property
     def points(self) -> float:
         return 100 * self.contrast.estimate
 
+    def to_dict(self) -> dict[str, Any]:
+        c = self.contrast
+        return {
+            "before": self.question.before,
+            "after": self.question.after,
+            "difference": c.estimate,
+            "low": c.low,
+            "high": c.high,
+            "p": c.p,
+            "p_adjusted": self.p_adjusted,
+            "significant": self.significant,
+            "df": c.df,
+            "n_runs": list(c.n_runs),
+        }
+
 
 @dataclass(frozen=True)
-class Judged:
-    """A factor: its effect alone, its effect once the others are changed, and whether the two differ."""
+class FactorResult:
+    """The effect of a factor alone, its effect with all others changed, and the interaction of the two."""
 
     factor: str
-    alone: Effect | None  # None where its runs are missing
-    together: Effect | None  # None also where there is no other factor
+    alone: Effect | None  # None if runs are missing
+    with_others: Effect | None  # None also if there is no other factor
     interaction: Contrast | None
     p_interaction: float | None
     sentence: str
 
     @property
     def effects(self) -> list[Effect]:
-        return [e for e in (self.alone, self.together) if e]
+        return [e for e in (self.alone, self.with_others) if e]
+
+    def to_dict(self) -> dict[str, Any]:
+        interaction = (
+            {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
+        )
+        return {
+            "factor": self.factor,
+            "alone": self.alone.to_dict() if self.alone else None,
+            "with_others": self.with_others.to_dict() if self.with_others else None,
+            "interaction": interaction,
+            "sentence": self.sentence,
+        }
 
 
 @dataclass(frozen=True)
-class Ablation:
-    """The experiment as far as it has been run."""
+class ArmResult:
+    """The error rates of one arm and the doctor's verdicts on its runs."""
+
+    arm: str
+    description: str
+    rates: ScoredArm | None  # None if no run is scored
+    verdicts: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "arm": self.arm,
+            "description": self.description,
+            "per": self.rates.rate if self.rates else None,
+            "seed_sd": self.rates.seed_sd if self.rates else None,
+            "per_by_run": [float(r) for r in self.rates.rates] if self.rates else [],
+            "verdicts": dict(self.verdicts),
+        }
+
+
+@dataclass(frozen=True)
+class AblationResult:
+    """An ablation as far as its runs are scored."""
 
     experiment: Experiment
-    runs: Mapping[str, tuple[Scores, ...]]  # by arm
-    whole: Effect | None  # all factors at once
-    judged: tuple[Judged, ...]
-    n_asked: int
+    runs: Mapping[str, tuple[RunScores, ...]]  # by arm
+    total: Effect | None  # all factors at once
+    factors: tuple[FactorResult, ...]
+    arms: tuple[ArmResult, ...]
+    n_comparisons: int
     verdict: str
     missing: tuple[str, ...]
+    failed: Mapping[str, str]  # run folder -> reason
 
-    def rates(self, arm: str) -> Rates:
-        return side_by_side(self.runs[arm])
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ablation.json."""
+        experiment = self.experiment
+        return {
+            "out": str(experiment.out),
+            "recipe": experiment.recipe,
+            "overrides": list(experiment.overrides),
+            "factors": {f.name: list(f.overrides) for f in experiment.factors},
+            "split": experiment.split,
+            "checkpoint": experiment.checkpoint,
+            "n_seeds": experiment.n_seeds,
+            "n_comparisons": self.n_comparisons,
+            "verdict": self.verdict,
+            "difference": self.total.to_dict() if self.total else None,
+            "effects": [factor.to_dict() for factor in self.factors],
+            "arms": [arm.to_dict() for arm in self.arms],
+            "missing": list(self.missing),
+            "runs": overview(experiment),
+            "failed": dict(self.failed),
+        }
+
+    def to_frame(self) -> Any:
+        """One line per effect as a pandas DataFrame."""
+        effects = [("all", self.total), *((f.factor, e) for f in self.factors for e in f.effects)]
+        return to_frame({"factor": name, **effect.to_dict()} for name, effect in effects if effect)
 
 
-def judge(experiment: Experiment) -> Ablation:
-    """Everything the scored runs of an experiment say."""
-    runs = read_runs(experiment)
-    everything = [s for scores in runs.values() for s in scores]
-    if everything:
-        refuse_unlike(everything)
-    rates = {arm: side_by_side(scores) for arm, scores in runs.items()}
-    last = experiment.arms[-1]
-    top = Question("all", "everything", BASE, last.name)
-    asked = {(q.before, q.after): q for q in (top, *questions(experiment.factors))}
-    measured = [q for q in asked.values() if q.before in rates and q.after in rates]
-    found = [difference(rates[q.before], rates[q.after]) for q in measured]
-    adjusted = holm([c.p for c in found])
+def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = None) -> AblationResult:
+    """Test every effect for which the runs of both arms are scored; `failed` lists runs that did not finish."""
+    runs = _read_runs(experiment)
+    all_scores = [s for scores in runs.values() for s in scores]
+    if all_scores:
+        check_same_trials(all_scores)
+    rates = {arm: to_arm(scores) for arm, scores in runs.items()}
+    everything = experiment.arms[-1].name
+    total_question = Question("all", "everything", BASE, everything)
+    by_arms = {(q.before, q.after): q for q in (total_question, *questions(experiment.factors))}
+    measured = [q for q in by_arms.values() if q.before in rates and q.after in rates]
+    contrasts = [difference(rates[q.before], rates[q.after]) for q in measured]
+    adjusted = holm([c.p for c in contrasts])
     effects = {
-        (q.before, q.after): Effect(q, c, p) for q, c, p in zip(measured, found, adjusted, strict=True)
+        (q.before, q.after): Effect(q, c, p) for q, c, p in zip(measured, contrasts, adjusted, strict=True)
     }
-    judged = judge_factors(experiment, rates, effects)
-    missing = tuple(f"{c.arm.name}, seed {c.seed}" for c in cells(experiment) if not scored(experiment, c))
-    whole = effects.get((BASE, last.name))
-    verdict = say_verdict(whole, judged)
+    factors = _judge_factors(experiment, rates, effects)
+    total = effects.get((BASE, everything))
+    verdict = _verdict_text(total, factors)
     if runs and max(len(scores) for scores in runs.values()) == 1:
-        verdict += " One run an arm: the luck of the seed is not ruled out."
-    return Ablation(experiment, runs, whole, judged, len(measured), verdict, missing)
+        verdict += " One run per arm: variation between seeds is not included."
+    missing = (f"{c.arm.name}, seed {c.seed}" for c in cells(experiment) if not is_scored(experiment, c))
+    arms = tuple(
+        ArmResult(arm.name, _describe_arm(arm), rates.get(arm.name), _count_verdicts(runs.get(arm.name, ())))
+        for arm in experiment.arms
+    )
+    return AblationResult(
+        experiment=experiment,
+        runs=runs,
+        total=total,
+        factors=factors,
+        arms=arms,
+        n_comparisons=len(measured),
+        verdict=verdict,
+        missing=tuple(missing),
+        failed={str(path): reason for path, reason in (failed or {}).items()},
+    )
 
 
-def read_runs(experiment: Experiment) -> dict[str, tuple[Scores, ...]]:
-    runs: dict[str, tuple[Scores, ...]] = {}
+def _read_runs(experiment: Experiment) -> dict[str, tuple[RunScores, ...]]:
+    runs: dict[str, tuple[RunScores, ...]] = {}
     for cell in cells(experiment):
-        if scored(experiment, cell):
+        if is_scored(experiment, cell):
             scores = read_scores(cell.run, experiment.split, experiment.label)
             runs[cell.arm.name] = (*runs.get(cell.arm.name, ()), scores)
     return {arm.name: runs[arm.name] for arm in experiment.arms if arm.name in runs}
 
 
-def judge_factors(
-    experiment: Experiment, rates: Mapping[str, Rates], effects: Mapping[tuple[str, str], Effect]
-) -> tuple[Judged, ...]:
+def _judge_factors(
+    experiment: Experiment, rates: Mapping[str, ScoredArm], effects: Mapping[tuple[str, str], Effect]
+) -> tuple[FactorResult, ...]:
     names = [f.name for f in experiment.factors]
-    by_set = {arm.changed: arm.name for arm in experiment.arms}
-    everything = frozenset(names)
+    by_changes = {arm.changed: arm.name for arm in experiment.arms}
+    every, none = frozenset(names), frozenset[str]()
     corners = {
-        n: (by_set[frozenset()], by_set[frozenset([n])], by_set[everything - {n}], by_set[everything])
+        n: (by_changes[none], by_changes[frozenset([n])], by_changes[every - {n}], by_changes[every])
         for n in names
     }
-    crossed = {
+    interactions = {
         n: contrast([rates[a] for a in corner], (1.0, -1.0, -1.0, 1.0))
         for n, corner in corners.items()
         if len(names) > 1 and all(a in rates for a in corner)
     }
-    adjusted = dict(zip(crossed, holm([c.p for c in crossed.values()]), strict=True))
-    judged = []
-    for name, (none, alone, but, full) in corners.items():
-        first = effects.get((none, alone))
-        second = effects.get((but, full)) if len(names) > 1 else None
+    adjusted = dict(zip(interactions, holm([c.p for c in interactions.values()]), strict=True))
+    results = []
+    for name, (baseline, changed, all_but, full) in corners.items():
+        alone = effects.get((baseline, changed))
+        with_others = effects.get((all_but, full)) if len(names) > 1 else None
         p = adjusted.get(name)
-        judged.append(Judged(name, first, second, crossed.get(name), p, say_factor(name, first, second, p)))
-    return tuple(judged)
+        sentence = _factor_text(name, alone, with_others, p)
+        results.append(FactorResult(name, alone, with_others, interactions.get(name), p, sentence))
+    return tuple(results)
 
 
-def say_factor(name: str, alone: Effect | None, together: Effect | None, p_interaction: float | None) -> str:
-    parts = []
-    if alone:
-        parts.append(f"changed alone, {said(alone)}")
-    if together:
-        parts.append(f"with the others changed too, {said(together)}")
-    if not parts:
-        return f"{name}: not measured yet."
-    depends = p_interaction is not None and p_interaction < ALPHA
-    end = "; what it does depends on the others" if depends else ""
-    return f"{name}: {'; '.join(parts)}{end}."
-
-
-def said(effect: Effect) -> str:
-    c = effect.contrast
-    spread = f"{100 * c.low:+.1f} to {100 * c.high:+.1f}, {p_text(effect.p_adjusted)}".replace("-", "−")
-    if not effect.real:
-        counted = " once all comparisons are accounted for" if c.p < ALPHA else ""
-        return f"no evidence of an effect{counted} ({100 * c.estimate:+.1f} points, {spread})".replace(
-            "-", "−"
-        )
-    return f"PER {'falls' if c.estimate < 0 else 'rises'} by {abs(effect.points):.1f} points ({spread})"
-
-
-def say_verdict(whole: Effect | None, judged: Sequence[Judged]) -> str:
-    """The answer in a sentence or two, or that there is none."""
-    if whole is None:
-        return (
-            "The baseline and the recipe with all changes are not both measured yet, so there is no answer."
-        )
-    found = [j for j in judged if any(e.real for e in j.effects)]
-    if not whole.real:
-        together = f"All changes together: {said(whole)}."
-        return f"{together} {cancelling(found)}"
-    worse = whole.points > 0
-    same = [j for j in found if any(e.real and (e.points > 0) == worse for e in j.effects)]
-    both = [
-        j for j in same if len(j.effects) == 2 and all(e.real and (e.points > 0) == worse for e in j.effects)
-    ]
-    head = f"All changes together: {said(whole)}."
-    if not same:
-        return f"{head} No single factor accounts for it: none has a real effect that way, alone or with the others."
-    ordered = sorted(same, key=lambda j: -max(abs(e.points) for e in j.effects))
-    names = listed([j.factor for j in ordered])
-    if len(same) == 1 and (both or len(judged) == 1):
-        return f"{head} {names} caused it: the only factor with a real effect that way, alone and with the others."
-    if len(same) == 1:
-        how = "alone" if same[0].alone and same[0].alone.real else "only with the others changed"
-        return f"{head} {names} is the only factor with a real effect in that direction, {how}."
-    strict = listed([j.factor for j in ordered if j in both])
-    return f"{head} Factors with a real effect in that direction, largest first: {names}." + (
-        f" In both settings, alone and with the others: {strict}."
-        if both
-        else " Not one of them in both settings."
-    )
-
-
-def cancelling(found: Sequence[Judged]) -> str:
-    if not found:
-        return "No factor has a real effect, alone or with the others."
-    return f"Single factors do have real effects: {listed([j.factor for j in found])}."
-
-
-def listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
-
-
-def describe_arm(arm: Arm) -> str:
-    """An arm in words for tables."""
+def _describe_arm(arm: Arm) -> str:
     if not arm.changed:
         return "baseline"
     if arm.name.startswith(BUT):
-        return f"all changed but {arm.name.removeprefix(BUT)}"
+        return f"all changed except {arm.name.removeprefix(BUT)}"
     return "all changed" if len(arm.changed) > 1 and arm.name not in arm.changed else f"{arm.name} changed"
 
 
-# An ablation as plain values: for `--json`, for ablation.json, and for tables.
+def _count_verdicts(scores: Sequence[RunScores]) -> dict[str, int]:
+    def verdict(run_scores: RunScores) -> str:
+        try:
+            return diagnose(run_scores.run.path).primary
+        except UserError:
+            return "unreadable"
+
+    return dict(Counter(map(verdict, scores)))
 
 
-def summarise(ablation: Ablation) -> dict[str, Any]:
-    experiment = ablation.experiment
-    return {
-        "out": str(experiment.out),
-        "recipe": experiment.recipe,
-        "overrides": list(experiment.overrides),
-        "factors": {f.name: list(f.overrides) for f in experiment.factors},
-        "split": experiment.split,
-        "checkpoint": experiment.checkpoint,
-        "n_seeds": experiment.n_seeds,
-        "n_comparisons": ablation.n_asked,
-        "verdict": ablation.verdict,
-        "difference": effect_json(ablation.whole),
-        "effects": [
-            {
-                "factor": j.factor,
-                "alone": effect_json(j.alone),
-                "with_others": effect_json(j.together),
-                "interaction": None
-                if j.interaction is None
-                else {**asdict(j.interaction), "p_adjusted": j.p_interaction},
-                "sentence": j.sentence,
-            }
-            for j in ablation.judged
-        ],
-        "arms": [arm_json(ablation, arm.name, describe_arm(arm)) for arm in experiment.arms],
-        "missing": list(ablation.missing),
-        "runs": overview(experiment),
-    }
+# Wording.
 
 
-def effect_json(effect: Effect | None) -> dict[str, Any] | None:
-    if effect is None:
-        return None
-    q, c = effect.question, effect.contrast
-    return {
-        "before": q.before,
-        "after": q.after,
-        "difference": c.estimate,
-        "low": c.low,
-        "high": c.high,
-        "p": c.p,
-        "p_adjusted": effect.p_adjusted,
-        "real": effect.real,
-        "df": c.df,
-        "n_runs": list(c.n_runs),
-    }
+def _factor_text(
+    name: str, alone: Effect | None, with_others: Effect | None, p_interaction: float | None
+) -> str:
+    parts = []
+    if alone:
+        parts.append(f"changed alone, {_effect_text(alone)}")
+    if with_others:
+        parts.append(f"with the others changed too, {_effect_text(with_others)}")
+    if not parts:
+        return f"{name}: not measured yet."
+    interacts = p_interaction is not None and p_interaction < ALPHA
+    return f"{name}: {'; '.join(parts)}{'; its effect depends on the others' if interacts else ''}."
 
 
-def arm_json(ablation: Ablation, name: str, meaning: str) -> dict[str, Any]:
-    scores = ablation.runs.get(name, ())
-    rates = ablation.rates(name) if scores else None
-    return {
-        "arm": name,
-        "meaning": meaning,
-        "per": rates.rate if rates else None,
-        "seed_sd": rates.seed_sd if rates else None,
-        "per_by_run": [float(r) for r in rates.rates] if rates else [],
-        "verdicts": dict(Counter(verdict_of(s) for s in scores)),
-    }
+def _effect_text(effect: Effect) -> str:
+    c = effect.contrast
+    interval = f"{100 * c.low:+.1f} to {100 * c.high:+.1f}, {p_text(effect.p_adjusted)}"
+    if effect.significant:
+        direction = "falls" if c.estimate < 0 else "rises"
+        text = f"PER {direction} by {abs(effect.points):.1f} points ({interval})"
+    else:
+        corrected = " after correction for all comparisons" if c.p < ALPHA else ""
+        text = f"no significant effect{corrected} ({effect.points:+.1f} points, {interval})"
+    return text.replace("-", "−")
 
 
-def verdict_of(scores: Scores) -> str:
-    """What the doctor says of a run; a run it cannot read is worth knowing about, not worth stopping for."""
-    try:
-        return diagnose(scores.run.path).primary
-    except UserError:
-        return "unreadable"
+def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
+    """The answer in one or two sentences."""
+    if total is None:
+        return (
+            "The baseline and the recipe with all changes are not both measured yet, so there is no verdict."
+        )
+    head = f"All changes together: {_effect_text(total)}."
+    if not total.significant:
+        names = [f.factor for f in factors if any(e.significant for e in f.effects)]
+        if not names:
+            return f"{head} No factor has a significant effect, alone or with the others."
+        return f"{head} Single factors do have significant effects: {_enumerate(names)}."
+
+    def same_direction(effect: Effect) -> bool:
+        return effect.significant and (effect.points > 0) == (total.points > 0)
+
+    responsible = [f for f in factors if any(map(same_direction, f.effects))]
+    both = [f for f in responsible if len(f.effects) == 2 and all(map(same_direction, f.effects))]
+    if not responsible:
+        return (
+            f"{head} No single factor explains it: none has a significant effect in this direction, alone or with the"
+            " others."
+        )
+    responsible.sort(key=lambda f: -max(abs(e.points) for e in f.effects))
+    names_text = _enumerate([f.factor for f in responsible])
+    if len(responsible) == 1:
+        only = responsible[0]
+        if both or len(factors) == 1:
+            return (
+                f"{head} {names_text} caused it: the only factor with a significant effect in this direction, alone and"
+                " with the others."
+            )
+        where = "alone" if only.alone and only.alone.significant else "only with the others changed"
+        return f"{head} {names_text} is the only factor with a significant effect in this direction, {where}."
+    in_both = _enumerate([f.factor for f in responsible if f in both])
+    return f"{head} Factors with a significant effect in this direction, largest first: {names_text}." + (
+        f" Both alone and with the others: {in_both}."
+        if both
+        else " None of them both alone and with the others."
+    )
 
 
-# The ablation as a page and as a figure: the answer, effects in both directions, every run, the curves.
+def _enumerate(names: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part) if names else ""
 
-DIRECTIONS = {"alone": "changed alone", "with the others": "with the others changed too"}
+
+# Output files.
 
 
-def ablation_page(ablation: Ablation, summary: dict[str, Any]) -> str:
-    experiment = ablation.experiment
-    sections = [
-        ("effects", "What each factor does", effects(ablation)),
-        ("arms", "Every arm", arms(ablation, summary)),
-        ("curves", "Learning curves", curves(ablation)),
-        ("setting", "The setting", setting(ablation)),
-    ]
-    head = tag(
+def write_ablation(result: AblationResult) -> None:
+    """Write ablation.json, ablation.html and the figures into the folder of the experiment."""
+    folder = result.experiment.out
+    write_json(folder / "ablation.json", result.to_dict())
+    write_text(folder / "ablation.html", ablation_page(result))
+    write_text(folder / "arms.svg", arms_svg(result))
+    if result.n_comparisons:
+        write_text(folder / "effects.svg", effects_svg(result))
+
+
+def ablation_page(result: AblationResult) -> str:
+    header = tag(
         "header",
         tag("p", "arcuate ablation", class_="kicker"),
-        tag("h1", " · ".join(f.name for f in experiment.factors)),
-        tag("p", ablation.verdict, class_="lead"),
-        tag("ul", *(tag("li", j.sentence) for j in ablation.judged), class_="verdicts"),
-        *missing(ablation),
+        tag("h1", " · ".join(f.name for f in result.experiment.factors)),
+        tag("p", result.verdict, class_="lead"),
+        tag("ul", *(tag("li", factor.sentence) for factor in result.factors), class_="verdicts"),
+        notice(f"Not measured yet: {'; '.join(result.missing)}.") if result.missing else None,
     )
-    bodies = [tag("section", tag("h2", title), body, id=key) for key, title, body in sections]
-    links = tag(
-        "nav", *(tag("a", title, href=f"#{key}") for key, title, _ in sections), aria_label="Sections"
-    )
-    foot = tag("footer", "Written by arcuate from the files of the run folders.")
-    return document("Ablation · arcuate", join([head, links, tag("main", *bodies), foot]), "together.css")
-
-
-def missing(ablation: Ablation) -> list[Html]:
-    if not ablation.missing:
-        return []
-    return [tag("p", f"Not measured yet: {'; '.join(ablation.missing)}.", class_="notice")]
-
-
-def rows(ablation: Ablation) -> list[Row]:
-    listed = [row("all factors", ablation.whole, "Everything at once")] if ablation.whole else []
-    for judged in ablation.judged:
-        listed += factor_rows(judged)
-    return listed
-
-
-def factor_rows(judged: Judged) -> list[Row]:
-    return [
-        row(
-            DIRECTIONS["alone" if effect is judged.alone else "with the others"],
-            effect,
-            judged.factor if not i else None,
-        )
-        for i, effect in enumerate(judged.effects)
+    curves = [GroupedRun(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
+    sections = [
+        ("effects", "Effect of each factor", _effects_section(result)),
+        ("arms", "All arms", _arms_section(result)),
+        ("curves", "Learning curves", overlaid_curves(curves)),
+        ("setup", "Setup", _setup_section(result)),
     ]
+    footer = "Written by arcuate from the files of the run folders."
+    return page("Ablation · arcuate", header, sections, footer, "groups.css")
 
 
-def row(name: str, effect: Effect, title: str | None) -> Row:
+def effects_svg(result: AblationResult) -> str:
+    return standalone_svg(_effects_plot(result))
+
+
+def arms_svg(result: AblationResult) -> str:
+    return standalone_svg(_arms_plot(result))
+
+
+def _effects_plot(result: AblationResult) -> Html:
+    rows = [_forest_row("all factors", result.total, "All factors at once")] if result.total else []
+    for factor in result.factors:
+        for i, effect in enumerate(factor.effects):
+            name = "changed alone" if effect is factor.alone else "with the others changed too"
+            rows.append(_forest_row(name, effect, factor.factor if i == 0 else None))
+    return forest_plot(rows, "Effect of each factor on PER, alone and with the others")
+
+
+def _forest_row(name: str, effect: Effect, title: str | None) -> ForestRow:
     c = effect.contrast
-    return Row(name, 100 * c.estimate, 100 * c.low, 100 * c.high, effect.real, title)
+    return ForestRow(name, 100 * c.estimate, 100 * c.low, 100 * c.high, effect.significant, title)
 
 
-def effects(ablation: Ablation) -> Html:
-    if not rows(ablation):
-        return tag("p", "No two arms are measured yet.", class_="absent")
-    drawing = forest(rows(ablation), "Effect of each factor on PER, alone and with the others")
-    first = next(e for e in (ablation.whole, *(e for j in ablation.judged for e in j.effects)) if e)
-    note = (
-        f"Points of PER with 95\u202f% intervals. Filled where real after accounting for {ablation.n_asked} comparisons"
-        f" (Holm). {method(first.contrast)}"
+def _arms_plot(result: AblationResult) -> Html:
+    arms = [(arm.arm, [100 * float(r) for r in arm.rates.rates]) for arm in result.arms if arm.rates]
+    return dot_plot(arms, f"PER of every run by arm, {result.experiment.checkpoint} checkpoint")
+
+
+def _effects_section(result: AblationResult) -> Html:
+    measured = [e for e in (result.total, *(e for f in result.factors for e in f.effects)) if e]
+    if not measured:
+        return muted("No two arms are measured yet.")
+    caption = (
+        "Percentage points of PER with 95\u202f% intervals. Filled markers: significant after Holm correction for"
+        f" {counted(result.n_comparisons, 'comparison')}. {describe_method(measured[0].contrast)}"
     )
-    return figure("Effects", drawing, note, wide=True)
+    return figure("Effects", _effects_plot(result), caption, wide=True)
 
 
-def measured(ablation: Ablation) -> list[tuple[str, list[float]]]:
-    return [(arm, [100 * float(r) for r in ablation.rates(arm).rates]) for arm in ablation.runs]
+def _arms_section(result: AblationResult) -> Html:
+    if not result.runs:
+        return muted("No run is scored yet.")
+    rows = []
+    for arm in result.arms:
+        sd = arm.rates.seed_sd if arm.rates else None
+        verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
+        per = percent(arm.rates.rate) if arm.rates else MISSING
+        rows.append((arm.arm, arm.description, per, MISSING if sd is None else f"{100 * sd:.1f}", verdicts))
+    split, checkpoint = split_name(result.experiment.split), result.experiment.checkpoint
+    title = f"PER on {split} trials, {checkpoint} checkpoint"
+    head = ("arm", "description", "PER", "SD over seeds", "doctor's verdicts")
+    return join([figure(title, _arms_plot(result), None, wide=True), scroll_table(head, rows)])
 
 
-def arms(ablation: Ablation, summary: dict[str, Any]) -> Html:
-    if not ablation.runs:
-        return tag("p", "No run is scored yet.", class_="absent")
-    split, checkpoint = split_name(ablation.experiment.split), ablation.experiment.checkpoint
-    dots = rates(measured(ablation), f"PER of every run by arm, {checkpoint} checkpoint")
-    listed: list[tuple[object, ...]] = [
-        (
-            arm["arm"],
-            arm["meaning"],
-            percent(arm["per"]),
-            "–" if arm["seed_sd"] is None else f"{100 * arm['seed_sd']:.1f}",
-            ", ".join(f"{name} × {n}" for name, n in arm["verdicts"].items()),
-        )
-        for arm in summary["arms"]
-    ]
-    head = ("arm", "what it is", "PER", "SD over seeds", "verdicts of the doctor")
-    body = tag("div", table(head, listed), class_="scroll")
-    return join([figure(f"PER on {split} trials, {checkpoint} checkpoint", dots, None, wide=True), body])
-
-
-def curves(ablation: Ablation) -> Html:
-    return overlay([Traced(arm, s.run.metrics()) for arm, scores in ablation.runs.items() for s in scores])
-
-
-def setting(ablation: Ablation) -> Html:
-    experiment = ablation.experiment
-    listed: list[tuple[object, ...]] = [(f.name, ", ".join(f.overrides)) for f in experiment.factors]
+def _setup_section(result: AblationResult) -> Html:
+    experiment = result.experiment
     common = ", ".join(experiment.overrides) or "none"
-    return join(
-        [
-            tag(
-                "p", f"Baseline {experiment.recipe}, {experiment.n_seeds} seeds. Set in every arm: {common}."
-            ),
-            tag("div", table(("factor", "changed to"), listed), class_="scroll"),
-        ]
-    )
-
-
-def effects_svg(ablation: Ablation) -> str:
-    """The effects as a picture of its own."""
-    return standalone(forest(rows(ablation), "Effect of each factor on PER, alone and with the others"))
-
-
-def arms_svg(ablation: Ablation) -> str:
-    return standalone(rates(measured(ablation), "PER of every run by arm"))
+    lead = f"Baseline {experiment.recipe}, {counted(experiment.n_seeds, 'seed')}. Overrides in every arm: {common}."
+    rows = [(f.name, ", ".join(f.overrides)) for f in experiment.factors]
+    return join([tag("p", lead), scroll_table(("factor", "changed to"), rows)])

@@ -1,1 +1,1 @@
-"""Bins in, text out, while they come: the streaming decoder, the server, its sources, its recordings."""
+"""Live decoding: streaming decoder, endpointing, sources of bins, server and page, recordings."""

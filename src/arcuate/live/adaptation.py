@@ -1,9 +1,9 @@
-"""Following a day inside a stream: what a sentence taught reads those after it.
+"""Online adaptation within a stream: after each sentence the session layer may be updated.
 
-Learning happens on a thread of its own that stands behind everything else, so text never waits for it. The day is a
-value: a sentence is read from its first bin to its last with the day as it was when it began, and the next one with
-the newest day there is by then. `settle` waits until everything heard was learned from; with it, a stream takes the
-same course as `arcuate evaluate --adapt` takes over the same trials, step for step.
+Updates run on a low-priority thread, so decoding never waits for them. The session state is immutable: a sentence is
+decoded from its first to its last bin with the state at its start, and the next one with the newest state by then.
+`wait` blocks until all sentences so far were processed; a stream that calls it after every sentence takes exactly the
+steps of `arcuate evaluate --adapt` over the same trials.
 """
 
 import os
@@ -18,12 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from arcuate.adaptation.config import METHODS, Adaptation
-from arcuate.adaptation.online import Adapter, Label, make_adapter, read
-from arcuate.adaptation.safety import gave_up
-from arcuate.adaptation.state import Day, Heard
-from arcuate.adaptation.stream import expected_confidence, known_confidence, start_day
-from arcuate.adaptation.word_labels import said_as_tokens, word_labels
+from arcuate.adaptation.config import Adaptation, resolve_adaptation
+from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, start_session
+from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
+from arcuate.adaptation.pseudo_labels import hypothesis_tokens, word_labeller
+from arcuate.adaptation.safety import is_disabled
+from arcuate.adaptation.state import DecodedTrial, SessionState
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
@@ -37,207 +37,204 @@ from arcuate.models.model import Model, single_session_model
 from arcuate.progress import Progress
 from arcuate.run import Run
 
-WAITING = 4  # sentences that may wait to be learned from; more teach nothing
-LONGEST = 6000  # bins of a sentence, two minutes; what is longer is no sentence, and its copies would fill the memory
-BEHIND = 10  # niceness of the thread that learns
+MAX_QUEUED = 4  # sentences that may wait for their update; further ones are skipped
+_MAX_BINS = 6000  # 2 min; a longer sentence is skipped because its augmented copies would not fit in memory
+_NICENESS = 10  # of the update thread
 
 
 @dataclass(frozen=True, eq=False)
-class Adapting:
-    """What streams that follow their days share: the adapter, and what known days are like."""
+class AdaptationSetup:
+    """What all adapting streams of an engine share: the adapter, and reference values from known sessions."""
 
-    adapter: Adapter
-    search: WordSearch | None  # whose words are the labels; None: phonemes are
-    store: Store | None  # of known days
-    known: Mapping[str, Sequence[float]]  # how surely the model reads trials of each of them
+    adapter: OnlineAdapter
+    search: WordSearch | None  # its words give the pseudo-labels; None: greedy phonemes
+    store: Store | None  # recordings of known sessions
+    known: Mapping[str, Sequence[float]]  # confidence by known session
 
-    def start(self, session: str) -> Day:
+    def start(self, session: str) -> SessionState:
         if self.store is None:
             return self.adapter.start(session, expected=expected_confidence(session, self.known))
-        return start_day(self.adapter, self.store, session, self.known)
+        return start_session(self.adapter, self.store, session, self.known)
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a day is being followed."""
+class AdaptationStatus:
+    """Status of a stream's adaptation, as sent to the page."""
 
     method: str
     session: str
-    layer_of: str  # the known session whose layer it began with
-    state: Literal["following", "fell back", "off"]
-    why: str | None  # it fell back or is off
+    init_session: str  # known session whose layer it started with
+    state: Literal["adapting", "fell back", "off"]
+    reason: str | None  # why it fell back or is off
     n_sentences: int
     n_steps: int
-    n_falls: int
-    n_waiting: int  # sentences still to be learned from
-    n_skipped: int  # sentences that ended while too many waited, or never seemed to end
-    moved: float  # of the layer from where it began, relative to its norm
+    n_fallbacks: int
+    n_queued: int  # sentences waiting for their update
+    n_skipped: int  # sentences without an update because too many were queued, or because they were too long
+    layer_distance: float  # from the initial layer, relative to its norm
+
+    def to_event(self) -> dict[str, Any]:
+        return {"type": "adaptation", **vars(self)}
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """A sentence as it was heard, to be learned from."""
+class DecodedSentence:
+    """A finished sentence, input of one update."""
 
     model: Model  # that normalised it
     bins: Tensor  # (T, C) raw
     statistics: BatchStatistics | None
-    reading: Hypothesis
+    best: Hypothesis
 
 
-class Follower:
-    """One stream's day. `day` is the newest one; whoever takes it keeps a value that nobody changes."""
+class StreamAdapter:
+    """Adaptation of one stream. `state` is the newest session state, an immutable value."""
 
-    def __init__(self, shared: Adapting, session: str) -> None:
-        self.shared = shared
-        self.changed: Callable[[], object] | None = None  # is called on the learning thread
+    def __init__(self, setup: AdaptationSetup, session: str) -> None:
+        self.setup = setup
+        self.on_update: Callable[[], object] | None = None  # called on the update thread
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, "learning", _stand_behind)
-        self._lessons: set[Future[None]] = set()
-        self._turn = 0  # lessons of an earlier one are dropped
+        self._pool = ThreadPoolExecutor(1, "adaptation", _lower_priority)
+        self._pending: set[Future[None]] = set()
+        self._generation = 0  # queued updates of an earlier generation are dropped
         self.start(session)
 
     def start(self, session: str) -> None:
-        """Another day begins."""
-        self._first = self.shared.start(session)
+        """Start another session."""
+        self._initial = self.setup.start(session)
         self.reset()
 
-    def reset(self, day: Day | None = None) -> None:
-        """Back to how the day began, or to an earlier day; sentences still waiting teach nothing."""
+    def reset(self, state: SessionState | None = None) -> None:
+        """Return to the start of the session or to an earlier state; drop queued updates."""
         with self._lock:
-            self._turn += 1
-            self._n_waiting = self._n_skipped = 0
-            self._why: str | None = None
-            self._failed: str | None = None
-            self.day = self._first if day is None else day
+            self._generation += 1
+            self._n_queued = self._n_skipped = 0
+            self._fallback: str | None = None
+            self._error: str | None = None
+            self.state = self._initial if state is None else state
 
-    def model(self, base: Model, day: Day) -> Model:
-        """The model that reads a sentence of this day; its session is numbered 0."""
-        layer = self.shared.adapter.layer(day)
-        return single_session_model(base, day.session, layer.weight, layer.bias)
+    def model(self, base: Model, state: SessionState) -> Model:
+        """Return the model for a sentence decoded with this state, as session 0."""
+        layer = self.setup.adapter.layer(state)
+        return single_session_model(base, state.session, layer.weight, layer.bias)
 
-    def learn(self, lesson: Lesson) -> None:
-        """Learn from a sentence that was read, soon."""
-        if self.shared.adapter.settings.method == "none":
+    def submit(self, sentence: DecodedSentence) -> None:
+        """Queue an update for a finished sentence."""
+        if self.setup.adapter.settings.method == "none":
             return
         with self._lock:
-            if self._failed is not None:  # asked here, for a stream may be closed at any moment
+            if self._error is not None:  # under the lock, because the stream may be closed concurrently
                 return
-            if self._n_waiting >= WAITING or len(lesson.bins) > LONGEST:
+            if self._n_queued >= MAX_QUEUED or len(sentence.bins) > _MAX_BINS:
                 self._n_skipped += 1
                 return
-            self._n_waiting += 1
-            done = self._pool.submit(self._take, lesson, self._turn)
-            self._lessons.add(done)
-        done.add_done_callback(self._lessons.discard)
+            self._n_queued += 1
+            done = self._pool.submit(self._update, sentence, self._generation)
+            self._pending.add(done)
+        done.add_done_callback(self._pending.discard)
+
+    def wait(self) -> None:
+        """Block until all queued updates are done."""
+        wait(list(self._pending))
 
     def close(self) -> None:
-        """Learn no more: sentences still waiting teach nothing. The day stays as it is."""
+        """Drop queued updates and accept no more; the state stays as it is."""
         with self._lock:
-            self._turn, self._n_waiting, self._failed = self._turn + 1, 0, "the stream is over"
+            self._generation, self._n_queued, self._error = self._generation + 1, 0, "the stream is closed"
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def settle(self) -> None:
-        """Wait until everything heard so far was learned from."""
-        wait(list(self._lessons))
-
     @property
-    def standing(self) -> Standing:
+    def status(self) -> AdaptationStatus:
         with self._lock:
-            day, why, failed = self.day, self._why, self._failed
-            waiting, skipped = self._n_waiting, self._n_skipped
-        settings = self.shared.adapter.settings
-        state: Literal["following", "fell back", "off"] = "fell back" if why else "following"
-        if failed or settings.method == "none" or gave_up(day, settings.safety):
-            state, why = "off", failed or why
-        return Standing(
+            state, fallback, error = self.state, self._fallback, self._error
+            queued, skipped = self._n_queued, self._n_skipped
+        settings = self.setup.adapter.settings
+        phase: Literal["adapting", "fell back", "off"] = "fell back" if fallback else "adapting"
+        if error or settings.method == "none" or is_disabled(state, settings.safety):
+            phase = "off"
+        return AdaptationStatus(
             method=settings.method,
-            session=day.session,
-            layer_of=day.like,
-            state=state,
-            why=why,
-            n_sentences=day.n_trials,
-            n_steps=day.n_steps,
-            n_falls=day.trust.n_falls,
-            n_waiting=waiting,
+            session=state.session,
+            init_session=state.init_session,
+            state=phase,
+            reason=error or fallback,
+            n_sentences=state.n_trials,
+            n_steps=state.n_steps,
+            n_fallbacks=state.comparison.n_fallbacks,
+            n_queued=queued,
             n_skipped=skipped,
-            moved=self.shared.adapter.layer(day).distance(day.start),
+            layer_distance=self.setup.adapter.layer(state).distance(state.initial),
         )
 
-    # --- the thread that learns ---------------------------------------------------------------------------
+    # --- update thread ------------------------------------------------------------------------------------
 
-    def _take(self, lesson: Lesson, turn: int) -> None:
+    def _update(self, sentence: DecodedSentence, generation: int) -> None:
         with self._lock:
-            if turn != self._turn:
+            if generation != self._generation:
                 return
-            day, failed = self.day, None
+            before, error = self.state, None
         try:
-            after, reason = hear(self.shared, day, lesson)
-        except (RuntimeError, MemoryError, UserError) as error:  # no room, no device: reading goes on without
-            after, reason, failed = day, None, f"learning failed: {str(error).splitlines()[0]}"
+            after, fallback = adapt_to_sentence(self.setup, before, sentence)
+        except (RuntimeError, MemoryError, UserError) as failure:  # out of memory, device lost: keep decoding
+            after, fallback, error = before, None, f"the update failed: {str(failure).splitlines()[0]}"
         with self._lock:
-            if turn != self._turn:
+            if generation != self._generation:
                 return
-            self._n_waiting -= 1
-            kept = (
-                None if after.n_steps > day.n_steps else self._why
-            )  # a fall-back is told until a step is taken
-            self.day, self._why, self._failed = after, reason or kept, failed
-        if self.changed is not None:
-            self.changed()
+            self._n_queued -= 1
+            earlier = None if after.n_steps > before.n_steps else self._fallback  # shown until the next step
+            self.state, self._fallback, self._error = after, fallback or earlier, error
+        if self.on_update is not None:
+            self.on_update()
 
 
-def hear(shared: Adapting, day: Day, lesson: Lesson) -> tuple[Day, str | None]:
-    """The day after a sentence, and why it fell back if it did: what `follow_trial` does for a trial of a store."""
-    adapter = shared.adapter
+def adapt_to_sentence(
+    setup: AdaptationSetup, state: SessionState, sentence: DecodedSentence
+) -> tuple[SessionState, str | None]:
+    """Return the state after a sentence and the reason of a fall-back, as `adapt_trial` does for a stored trial."""
+    adapter = setup.adapter
     with torch.no_grad():
-        bins = lesson.model.normalise(lesson.bins[None], lesson.statistics)[0]
-    log_probs = read(adapter.before(day), bins)
-    said = greedy(log_probs) if shared.search is None else said_as_tokens(shared.search, [lesson.reading])
-    return adapter.after(day, Heard(bins, log_probs, tuple(said)))
+        bins = sentence.model.normalise(sentence.bins[None], sentence.statistics)[0]
+    log_probs = compute_log_probs(adapter.adapted_model(state), bins)
+    label = greedy(log_probs) if setup.search is None else hypothesis_tokens(setup.search, [sentence.best])
+    return adapter.update(state, DecodedTrial(bins, log_probs, tuple(label)))
 
 
-def make_adapting(
+def make_setup(
     model: Model,
     search: WordSearch | None,
     settings: Adaptation,
-    noise: AugmentationConfig,
+    augmentation: AugmentationConfig,
     store: Store | None = None,
     progress: Progress | None = None,
-) -> Adapting:
-    """An adapter for streams: a trial's own input is never there before it is read."""
+) -> AdaptationSetup:
+    """Set up adaptation for streams, in which a trial's own input is not available before it is decoded."""
     if search is not None and model.config.classes != CLASSES:
-        raise UserError(
-            "adapting to words needs the classes of this benchmark; decode phonemes, with lm=None"
-        )
-    settings = settings.model_copy(update={"own_input": False})
-    label: Label = greedy
-    if search is not None and settings.method == "replay":  # reads past sentences anew, with room of its own
-        label = word_labels(search.with_settings(search.settings), n_frames=1)
-    adapter = make_adapter(model, settings, noise, label)
-    known = known_confidence(adapter, store, progress) if store and settings.method != "none" else {}
-    return Adapting(adapter, search, store, known)
+        raise UserError("adaptation with words needs the benchmark's classes; decode phonemes with lm=None")
+    settings = settings.model_copy(update={"use_current_trial": False})
+    labeller: Labeller = greedy
+    if search is not None and settings.method == "replay":  # decodes past sentences in its own buffers
+        labeller = word_labeller(search.with_settings(search.settings), chunk_frames=1)
+    adapter = make_adapter(model, settings, augmentation, labeller)
+    known = measure_confidence(adapter, store, progress) if store and settings.method != "none" else {}
+    return AdaptationSetup(adapter, search, store, known)
 
 
-def open_adapting(
+def load_setup(
     path: str | Path,
     model: Model,
     search: WordSearch | None,
     adapt: str | Adaptation,
     data: str | Path | Store | None = None,
     progress: Progress | None = None,
-) -> Adapting:
-    """The adapter of a run: with the noise of its training, and its own store where none is named."""
-    if isinstance(adapt, str):
-        if adapt not in METHODS:
-            raise UserError(f"there is no way to adapt called {adapt!r}; choose {', '.join(METHODS)}")
-        adapt = Adaptation.model_validate({"method": adapt})
-    run = Run(Path(path))
-    noise = training_noise(run)
-    return make_adapting(model, search, adapt, noise, known_days(run, model, data), progress)
+) -> AdaptationSetup:
+    """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
+    settings, run = resolve_adaptation(adapt), Run(Path(path))
+    store = _known_store(run, model, data)
+    return make_setup(model, search, settings, _training_augmentation(run), store, progress)
 
 
-def training_noise(run: Run) -> AugmentationConfig:
-    """The augmentation a run was trained with; none for a model folder without a recipe."""
+def _training_augmentation(run: Run) -> AugmentationConfig:
+    """Augmentation a run was trained with; none for a model folder without a recipe."""
     if not run.recipe_file.is_file():
         return AugmentationConfig()
     return parse_settings(
@@ -245,8 +242,8 @@ def training_noise(run: Run) -> AugmentationConfig:
     )
 
 
-def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:
-    """A store with days that the model knows; None where it has none that fits."""
+def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:
+    """Open the store of the run's training, or `data`; None if the run has none that still exists."""
     if data is None and run.environment_file.is_file():
         data = str(run.data().get("path", ""))
         data = data if is_store(Path(data)) else None
@@ -255,15 +252,11 @@ def known_days(run: Run, model: Model, data: str | Path | Store | None) -> Store
     store = data if isinstance(data, Store) else Store.open(data)
     if store.n_channels != model.config.n_channels:
         raise UserError(
-            f"{store.path} has {store.n_channels} channels where the model reads {model.config.n_channels}"
+            f"{store.path} has {store.n_channels} channels, but the model expects {model.config.n_channels}"
         )
     return store
 
 
-def _stand_behind() -> None:
-    with suppress(OSError, AttributeError):  # where niceness is of threads
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND)
-
-
-def to_event(standing: Standing) -> dict[str, Any]:
-    return {"type": "adaptation", **vars(standing)}
+def _lower_priority() -> None:
+    with suppress(OSError, AttributeError):  # on systems where threads have a niceness
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

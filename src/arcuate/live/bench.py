@@ -1,4 +1,4 @@
-"""How long frames take, measured as they would come: bin by bin, in real time."""
+"""`bench_live`: time per frame, measured bin by bin in real time."""
 
 import gc
 import os
@@ -10,31 +10,102 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from arcuate.data.trial import BIN_SECONDS
+from arcuate.adaptation.config import Adaptation
+from arcuate.data.trial import BIN_MS, BIN_SECONDS
+from arcuate.decoding.config import DecodingConfig
+from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.sources.replay import Prepared
+from arcuate.live.sources.replay import ReplayTrials, open_replay
 from arcuate.progress import Progress
+from arcuate.run import open_run
 
-Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and what to do before them
+Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and a function to call before them
+
+
+@dataclass(frozen=True, eq=False)
+class LiveBenchmark:
+    """Result of `bench_live`."""
+
+    timings: "FrameTimings"
+    deadline_ms: float
+    delay_ms: float
+    real_time: bool
+    n_lexicon_words: int
+    beam: int | None
+    adaptation: AdaptationStatus | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.timings.summary(self.deadline_ms),
+            "delay_ms": self.delay_ms,
+            "real_time": self.real_time,
+            "n_lexicon_words": self.n_lexicon_words,
+            "beam": self.beam,
+            "adaptation": None if self.adaptation is None else vars(self.adaptation),
+        }
+
+
+def bench_live(
+    run: str | Path,
+    *,
+    seconds: float = 60.0,
+    real_time: bool = True,
+    lm: str | None = "default",
+    lexicon: str = "default",
+    decoding: DecodingConfig | str | Path | None = None,
+    beam: int | None = None,
+    data: str | Path | None = None,
+    split: str = "val",
+    session: str | None = None,
+    adapt: str | Adaptation | None = None,
+    progress: Progress | None = None,
+) -> LiveBenchmark:
+    """Time every frame from its last bin to the text, on one thread, over `seconds` of replayed trials."""
+    run = open_run(run).path
+    torch.set_num_threads(1)
+    decoder = StreamingDecoder.load(
+        run,
+        lm=lm,
+        lexicon=lexicon,
+        decoding=decoding,
+        beam=beam,
+        session=session,
+        adapt=adapt,
+        data=data,
+        progress=progress,
+    )
+    trials = open_replay(run, decoder, data, split, session)
+    timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, progress)
+    decoder.wait_for_adaptation()
+    search = decoder.engine.search
+    return LiveBenchmark(
+        timings,
+        deadline_ms=float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride),
+        delay_ms=decoder.delay.total_ms,
+        real_time=real_time,
+        n_lexicon_words=len(search.words) if search else 0,
+        beam=search.settings.beam if search else None,
+        adaptation=decoder.adaptation,
+    )
 
 
 @dataclass(eq=False)
-class Timings:
-    """Seconds of every frame from its last bin to the partial text, and of everything between frames."""
+class FrameTimings:
+    """Seconds of every frame from its last bin to the partial text, and of the end of every sentence."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     finish: list[float] = field(default_factory=list)
-    worst: dict[str, float] = field(default_factory=dict)  # what happened in the longest frame
-    stolen: list[float] = field(default_factory=list)  # of every frame, what a hypervisor took, of all cores
-    n_late: int = 0  # bins that were taken later than the next one was due
+    worst: dict[str, float] = field(default_factory=dict)  # resources used during the longest frame
+    stolen: list[float] = field(default_factory=list)  # steal time per frame, over all cores
+    n_late: int = 0  # bins processed after the next one was due
     seconds: float = 0.0
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
-        known = len(wall) > 0
-        quantile = lambda values, q: float(np.percentile(values, q)) if known else None
+        quantile = lambda values, q: float(np.percentile(values, q)) if len(values) else None
         return {
             "frame_ms_p50": quantile(wall, 50),
             "frame_ms_p99": quantile(wall, 99),
@@ -60,20 +131,20 @@ def time_stream(
     seconds: float,
     real_time: bool = True,
     progress: Progress | None = None,
-) -> Timings:
-    """Push bin after bin for so many seconds of recording; between bins the decoder works ahead."""
-    found, n_bins, due = Timings(), 0, time.perf_counter()
-    begun = due
+) -> FrameTimings:
+    """Push bin after bin for `seconds` of recording; between bins the decoder precomputes."""
+    timings, n_bins, due = FrameTimings(), 0, time.perf_counter()
+    started = due
     gc.collect()
-    gc.freeze()  # what was loaded stays: the collector need not walk through it while frames are due
+    gc.freeze()  # loaded objects stay, so the collector need not traverse them while frames are due
     while n_bins * BIN_SECONDS < seconds:
         bins, before = next(sentences)
         before()
         for row in bins:
             due += BIN_SECONDS
             if real_time:
-                found.n_late += wait_until(due)
-            one_bin(decoder, row, found)
+                timings.n_late += wait_until(due)
+            push_bin(decoder, row, timings)
             n_bins += 1
             if progress and n_bins % 50 == 0:
                 progress(min(round(n_bins * BIN_SECONDS), round(seconds)), round(seconds), "replaying")
@@ -81,43 +152,44 @@ def time_stream(
                 break
         clock = time.perf_counter()
         decoder.finish()
-        found.finish.append(time.perf_counter() - clock)
+        timings.finish.append(time.perf_counter() - clock)
     gc.unfreeze()
-    found.seconds = time.perf_counter() - begun
-    return found
+    timings.seconds = time.perf_counter() - started
+    return timings
 
 
-def one_bin(decoder: StreamingDecoder, row: np.ndarray, found: Timings) -> None:
-    before = usage()
-    clock, used = time.perf_counter(), time.thread_time()
+def push_bin(decoder: StreamingDecoder, row: np.ndarray, timings: FrameTimings) -> None:
+    """Push one bin and record the time if it completes a frame."""
+    before = _resource_usage()
+    clock, cpu_clock = time.perf_counter(), time.thread_time()
     partial = decoder.push(row)
     if len(partial.log_probs):
-        wall, cpu = time.perf_counter() - clock, time.thread_time() - used
-        spent = {k: v - before[k] for k, v in usage().items()}
-        if wall > found.worst.get("s", 0.0):
-            found.worst = {"s": wall, "frame": len(found.wall), **spent}
-        found.wall.append(wall)
-        found.cpu.append(cpu)
-        found.stolen.append(spent["stolen_s"])
-    decoder.ahead()
+        wall, cpu = time.perf_counter() - clock, time.thread_time() - cpu_clock
+        used = {k: v - before[k] for k, v in _resource_usage().items()}
+        if wall > timings.worst.get("s", 0.0):
+            timings.worst = {"s": wall, "frame": len(timings.wall), **used}
+        timings.wall.append(wall)
+        timings.cpu.append(cpu)
+        timings.stolen.append(used["stolen_s"])
+    decoder.precompute()
 
 
-def usage() -> dict[str, float]:
-    """Page faults, switches and collections so far: what a late frame may have waited for."""
-    spent = resource.getrusage(resource.RUSAGE_SELF)
+def _resource_usage() -> dict[str, float]:
+    """Page faults, context switches, collections and steal time so far: possible causes of a late frame."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "page_faults": spent.ru_minflt,
-        "page_faults_from_disk": spent.ru_majflt,
-        "system_s": spent.ru_stime,
-        "user_s": spent.ru_utime,
-        "switched_out": spent.ru_nivcsw,
+        "page_faults": usage.ru_minflt,
+        "page_faults_from_disk": usage.ru_majflt,
+        "system_s": usage.ru_stime,
+        "user_s": usage.ru_utime,
+        "switched_out": usage.ru_nivcsw,
         "collections": sum(generation["collections"] for generation in gc.get_stats()),
-        "stolen_s": stolen_s(),
+        "stolen_s": _steal_time_s(),
     }
 
 
-def stolen_s() -> float:
-    """Seconds that a hypervisor has so far kept the cores of a virtual machine for others; 0 where nothing tells."""
+def _steal_time_s() -> float:
+    """Seconds that a hypervisor has withheld from the virtual cores; 0 where the system does not report it."""
     try:
         words = Path("/proc/stat").read_bytes().split(maxsplit=9)
     except OSError:
@@ -126,17 +198,17 @@ def stolen_s() -> float:
 
 
 def wait_until(due: float) -> bool:
-    """Sleep; whether it was already later than the next bin."""
+    """Sleep until `due`; return whether the next bin was due already."""
     left = due - time.perf_counter()
     if left > 0:
         time.sleep(left)
     return left < -BIN_SECONDS
 
 
-def replayed(decoder: StreamingDecoder, prepared: Prepared) -> Iterator[Sentence]:
-    """The trials of a store, again and again."""
+def replay_sentences(decoder: StreamingDecoder, replay: ReplayTrials) -> Iterator[Sentence]:
+    """Trials of a store in an endless loop."""
     while True:
-        for info in prepared.trials:
-            statistics = prepared.statistics(info)
-            begin = lambda s=info.session, known=statistics: decoder.reset(s, known)
-            yield prepared.store.read_bins(info), begin
+        for info in replay.trials:
+            statistics = replay.statistics(info)
+            start = lambda s=info.session, known=statistics: decoder.reset(s, known)
+            yield replay.store.read_bins(info), start

@@ -1,4 +1,4 @@
-"""From the decoding thread to many viewers: whoever is too slow misses pictures, never delays anyone."""
+"""Distribution of events from the decoding thread to viewers; slow viewers miss images and never delay others."""
 
 import asyncio
 import json
@@ -8,57 +8,57 @@ from typing import Any
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
 
-HISTORY = 50  # finals a viewer gets on joining
+_MAX_FINALS = 50  # sent to a viewer on joining
 Message = str | bytes
 
 
 class Viewer:
-    """What waits for one viewer. Lives in the event loop."""
+    """Queue of messages to one viewer; used in the event loop only."""
 
-    def __init__(self, room: int) -> None:
-        self.waiting: deque[Message] = deque()
-        self.room = room
+    def __init__(self, capacity: int) -> None:
+        self.queue: deque[Message] = deque()
+        self.capacity = capacity
         self.n_dropped = 0
         self.ready = asyncio.Event()
 
     def offer(self, message: Message) -> bool:
-        """Whether there was room."""
-        if len(self.waiting) >= self.room:
+        """Queue a message; return False if the queue is full."""
+        if len(self.queue) >= self.capacity:
             self.n_dropped += 1
             return False
-        self.waiting.append(message)
+        self.queue.append(message)
         self.ready.set()
         return True
 
-    async def take(self) -> Message:
-        while not self.waiting:
+    async def get(self) -> Message:
+        while not self.queue:
             self.ready.clear()
             await self.ready.wait()
-        return self.waiting.popleft()
+        return self.queue.popleft()
 
 
-class Hub:
-    """Published messages to all viewers; keeps what a viewer needs who joins or falls behind."""
+class Broadcaster:
+    """Sends published messages to all viewers; keeps the current state for viewers that join or fall behind."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None, max_viewers: int, room: int) -> None:
-        self.loop = loop  # None: the server has not begun, and nobody is there to be told
+    def __init__(self, loop: asyncio.AbstractEventLoop | None, max_viewers: int, capacity: int) -> None:
+        self.loop = loop  # None before the server has started
         self.max_viewers = max_viewers
-        self.room = room
+        self.capacity = capacity
         self.viewers: set[Viewer] = set()
         self._latest: dict[str, dict[str, Any]] = {}
-        self._finals: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._finals: deque[dict[str, Any]] = deque(maxlen=_MAX_FINALS)
 
     def publish(self, message: dict[str, Any] | bytes) -> None:
-        """From any thread; never waits."""
+        """Send a message from any thread; never blocks."""
         if self.loop is None:
-            self._fan_out(message)
+            self._send_to_all(message)
         elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._fan_out, message)
+            self.loop.call_soon_threadsafe(self._send_to_all, message)
 
     def join(self) -> Viewer:
         if len(self.viewers) >= self.max_viewers:
             raise UserError(f"there are {self.max_viewers} viewers already; close another page first")
-        viewer = Viewer(self.room)
+        viewer = Viewer(self.capacity)
         viewer.offer(self.snapshot())
         self.viewers.add(viewer)
         return viewer
@@ -67,22 +67,22 @@ class Hub:
         self.viewers.discard(viewer)
 
     def snapshot(self) -> str:
-        """Everything that is true now, in one message."""
+        """The current state in one message."""
         return to_json_line({"type": "snapshot", "finals": list(self._finals), "now": self._latest})
 
     def restore(self, finals: list[dict[str, Any]]) -> None:
         self._finals.extend(finals)
 
-    def _fan_out(self, message: dict[str, Any] | bytes) -> None:
+    def _send_to_all(self, message: dict[str, Any] | bytes) -> None:
         if isinstance(message, dict):
-            self._note(message)
-        wire = message if isinstance(message, bytes) else to_json_line(message)
+            self._update_state(message)
+        encoded = message if isinstance(message, bytes) else to_json_line(message)
         for viewer in self.viewers:
-            if not viewer.offer(wire) and isinstance(wire, str):
-                viewer.waiting.clear()  # text must not be lost: what was missed comes as one snapshot
+            if not viewer.offer(encoded) and isinstance(encoded, str):
+                viewer.queue.clear()  # text must not be lost: a snapshot replaces what was queued
                 viewer.offer(self.snapshot())
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _update_state(self, event: dict[str, Any]) -> None:
         kind = event["type"]
         if kind == "final":
             self._finals.append(event)
@@ -94,7 +94,7 @@ class Hub:
 
 
 def parse_command(text: str) -> dict[str, Any]:
-    """A command of a viewer; hostile until parsed."""
+    """Parse a client's command, which is untrusted."""
     try:
         command = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Sentences out of a stream of bins: where they begin and end, what they read, when nothing may be read at all."""
+"""Sentences from a stream of bins: where they start and end, what is shown of them, when decoding is closed."""
 
 import time
 from collections import deque
@@ -17,199 +17,196 @@ from arcuate.live.decoder import Partial, StreamingDecoder
 from arcuate.live.messages import Mark
 
 Event = dict[str, Any]
-Emit = Callable[[Event], None]
-ONSET_S = 0.5  # onset frames lie within this
-IDLE_FRAMES = 60  # a decoder that hears nothing begins anew after so many
+_ONSET_S = 0.5  # window in which onset frames are counted
+_MAX_IDLE_FRAMES = (
+    60  # without speech the decoder is reset after this many frames, so that memory stays bounded
+)
 
 
-class Listener:
-    """One stream of bins as sentences. Closed: nothing is read; listening: waiting for speech; speaking."""
+class Endpointer:
+    """Splits one stream of bins into sentences and emits their events.
+
+    States: closed (nothing is shown or recorded), listening (waiting for speech), speaking (within a sentence).
+    """
 
     def __init__(
         self,
         decoder: StreamingDecoder,
         settings: LiveSettings,
-        emit: Emit,
-        heard: Callable[[np.ndarray, np.ndarray], None] | None = None,
+        emit: Callable[[Event], None],
+        on_decoded: Callable[[np.ndarray, np.ndarray], None] | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
         self.emit = emit
-        self.heard = heard  # is told of bins and frames that were decoded, while open
+        self.on_decoded = on_decoded  # called with bins and frames while open
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
         self._stride = decoder.engine.model.config.settings.front_end.patch.stride
         self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
-        self._opened = not settings.start.closed
-        self._told: str | None = None  # the state that others know of
-        self._wait()
-
-    # --- what others may do -------------------------------------------------------------------------------
+        self._is_open = not settings.start.closed
+        self._published: str | None = None  # last published state
+        self._await_sentence()
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         """Whether text may be shown and recorded."""
-        return self._opened
+        return self._is_open
 
     def open(self) -> None:
-        if not self._opened:
-            self._opened = True
+        if not self._is_open:
+            self._is_open = True
             self.decoder.reset()
-            self._wait()
+            self._await_sentence()
 
     def close(self) -> None:
-        """Nothing is read from here on; the sentence being said is cut off."""
-        if self._opened:
+        """Stop decoding; the current sentence is cut off."""
+        if self._is_open:
             self.end(cut=True)
-            self._opened = False
-            self._wait()
+            self._is_open = False
+            self._await_sentence()
 
-    def hear(self, bins: np.ndarray) -> list[float]:
-        """Bins (t, C), any number; gives the seconds since the beginning of this call at which frames were read."""
-        self._miss(len(bins))
+    def push(self, bins: np.ndarray) -> list[float]:
+        """Decode bins (t, C); return the seconds from the start of this call to each frame's text."""
+        self._drop_reference_if_closed(len(bins))
         if self.state == "closed":
             return []
-        began, spent = time.perf_counter(), []
+        started, seconds = time.perf_counter(), []
         step = self._stride if self.settings.endpoints.enabled else max(len(bins), 1)
         for first in range(0, len(bins), step):
-            piece = bins[first : first + step]
-            if self._hear_piece(piece):
-                spent.append(time.perf_counter() - began)
-        return spent
+            if self._push_piece(bins[first : first + step]):
+                seconds.append(time.perf_counter() - started)
+        return seconds
 
-    def read(self, log_probs: np.ndarray) -> list[float]:
-        """Frames (f, V) of a model that runs elsewhere; as `hear`."""
-        self._miss(len(log_probs))
+    def push_log_probs(self, log_probs: np.ndarray) -> list[float]:
+        """Decode frames (f, V) of a model that runs elsewhere; returns seconds as `push` does."""
+        self._drop_reference_if_closed(len(log_probs))
         if self.state == "closed":
             return []
-        began = time.perf_counter()
+        started = time.perf_counter()
         self.state = "speaking"
-        partial = self.decoder.push_scores(log_probs)
-        if self._opened and self.heard:
-            self.heard(self._no_bins, log_probs)
-        self._show(partial)
-        return [time.perf_counter() - began]
+        partial = self.decoder.push_log_probs(log_probs)
+        if self._is_open and self.on_decoded:
+            self.on_decoded(np.empty((0, self.decoder.n_channels), np.float32), log_probs)
+        self._emit_partial(partial)
+        return [time.perf_counter() - started]
 
-    @property
-    def _no_bins(self) -> np.ndarray:
-        return np.empty((0, self.decoder.n_channels), np.float32)
-
-    def mark(self, mark: Mark) -> None:
-        """A trial begins: whatever was being said is cut off."""
+    def start_trial(self, mark: Mark) -> None:
+        """Start a marked trial; the current sentence is cut off."""
         self.end(cut=True)
         self.trial, self.reference = mark.trial, mark.reference
         if mark.session is not None or mark.statistics is not None:
             self.decoder.reset(mark.session, mark.statistics)
-        if self._opened:
-            about = {"trial": mark.trial, "session": self.decoder.session, "reference": mark.reference}
-            self.emit({"type": "trial", **about})
+        if self._is_open:
+            event = {"trial": mark.trial, "session": self.decoder.session, "reference": mark.reference}
+            self.emit({"type": "trial", **event})
 
     def end(self, cut: bool = False) -> None:
-        """The sentence is over, if one was being said; `cut`: it was not said to its end."""
+        """End the current sentence if there is one; `cut` marks it as incomplete."""
         if self.state == "speaking" and (self.decoder.n_bins or self.decoder.n_frames):
             self._finish(cut)
         elif self.state != "closed":
             self.decoder.reset()
-            self._wait()
+            self._await_sentence()
 
-    # --- inside -------------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------
 
-    def _miss(self, n: int) -> None:
-        """What was said while closed is not kept, so the rest must not be scored against the whole sentence."""
-        if n and not self._opened:
+    def _drop_reference_if_closed(self, n: int) -> None:
+        """What arrives while closed is discarded, so the rest must not be scored against the full reference."""
+        if n and not self._is_open:
             self.reference = None
 
-    def _wait(self) -> None:
-        """Before the next sentence."""
+    def _await_sentence(self) -> None:
         endpoints = self.settings.endpoints
-        hears = self._opened or self.settings.start.phrase is not None
-        self.state = "closed" if not hears else "listening" if endpoints.enabled else "speaking"
-        self._ring: deque[np.ndarray] = deque(maxlen=max(1, round(endpoints.pre_roll_s / BIN_SECONDS)))
-        self._speech: deque[bool] = deque(maxlen=max(endpoints.onset_frames, round(ONSET_S / self._frame_s)))
+        decodes = self._is_open or self.settings.start.phrase is not None
+        self.state = "closed" if not decodes else "listening" if endpoints.enabled else "speaking"
+        self._pre_roll: deque[np.ndarray] = deque(maxlen=max(1, round(endpoints.pre_roll_s / BIN_SECONDS)))
+        self._speech: deque[bool] = deque(maxlen=max(endpoints.onset_frames, round(_ONSET_S / self._frame_s)))
         self._n_silent = 0
         self._shown: tuple[tuple[str, ...], int] = ((), 0)
-        self._tell_state()
+        self._publish_state()
 
-    def _tell_state(self) -> None:
-        shown = self.state if self._opened else "closed"
-        if shown != self._told:
-            self._told = shown
-            self.emit({"type": "state", "state": shown})
+    def _publish_state(self) -> None:
+        state = self.state if self._is_open else "closed"
+        if state != self._published:
+            self._published = state
+            self.emit({"type": "state", "state": state})
 
-    def _hear_piece(self, piece: np.ndarray) -> bool:
-        """Decode a few bins; whether they completed a frame."""
+    def _push_piece(self, piece: np.ndarray) -> bool:
+        """Decode a few bins; return whether they completed a frame."""
         if self.state == "listening":
-            self._ring.extend(piece)
+            self._pre_roll.extend(piece)
         partial = self.decoder.push(piece)
-        if self._opened and self.heard:
-            self.heard(piece, partial.log_probs)
+        if self._is_open and self.on_decoded:
+            self.on_decoded(piece, partial.log_probs)
         if not len(partial.log_probs):
             return False
         speech = self._is_speech(partial.log_probs)
         if self.state == "listening":
-            self._look_for_onset(speech)
+            self._detect_onset(speech)
         else:
-            self._show(partial)
-            self._look_for_end(speech)
+            self._emit_partial(partial)
+            self._detect_end(speech)
         return True
 
     def _is_speech(self, log_probs: np.ndarray) -> list[bool]:
-        quiet = np.exp(log_probs[:, BLANK])
+        silence = np.exp(log_probs[:, BLANK])
         if self.decoder.engine.silence >= 0:
-            quiet = quiet + np.exp(log_probs[:, self.decoder.engine.silence])
-        return [bool(p) for p in 1 - quiet > self.settings.endpoints.speech]
+            silence = silence + np.exp(log_probs[:, self.decoder.engine.silence])
+        return [bool(p) for p in 1 - silence > self.settings.endpoints.speech_threshold]
 
-    def _look_for_onset(self, speech: list[bool]) -> None:
+    def _detect_onset(self, speech: list[bool]) -> None:
         self._speech.extend(speech)
-        begun = sum(self._speech) >= self.settings.endpoints.onset_frames
-        if begun or self.decoder.n_frames > IDLE_FRAMES:
+        started = sum(self._speech) >= self.settings.endpoints.onset_frames
+        if started or self.decoder.n_frames > _MAX_IDLE_FRAMES:
             self.decoder.reset()
-            partial = self.decoder.push(np.array(self._ring))
-        if begun:
+            partial = self.decoder.push(np.array(self._pre_roll))
+        if started:
             self.state = "speaking"
             self._n_silent = 0
-            self._tell_state()
-            self._show(partial)
+            self._publish_state()
+            self._emit_partial(partial)
 
-    def _look_for_end(self, speech: list[bool]) -> None:
+    def _detect_end(self, speech: list[bool]) -> None:
         endpoints = self.settings.endpoints
         if not endpoints.enabled:
             return
-        for said in speech:
-            self._n_silent = 0 if said else self._n_silent + 1
-        silent = self._n_silent * self._frame_s >= endpoints.silence_s
-        if silent or self.decoder.n_bins * BIN_SECONDS >= endpoints.max_s:
+        for is_speech in speech:
+            self._n_silent = 0 if is_speech else self._n_silent + 1
+        is_silent = self._n_silent * self._frame_s >= endpoints.silence_s
+        if is_silent or self.decoder.n_bins * BIN_SECONDS >= endpoints.max_s:
             self._finish()
 
-    def _show(self, partial: Partial) -> None:
+    # --- events -------------------------------------------------------------------------------------------
+
+    def _emit_partial(self, partial: Partial) -> None:
         now = (partial.words, partial.n_settled)
-        if now == self._shown or not self._opened:
+        if now == self._shown or not self._is_open:
             return
         self._shown = now
         event: Event = {"type": "partial", "words": list(partial.words), "n_settled": partial.n_settled}
         event["n_frames"] = partial.n_frames
         if self.decoder.engine.search is not None and len(partial.words) > partial.n_settled:
-            readings = [h.words for h in self.decoder.readings(self.settings.alternatives)]
-            event["alternatives"] = alternatives(partial.words, readings)
+            nbest = [h.words for h in self.decoder.nbest(self.settings.alternatives)]
+            event["alternatives"] = word_alternatives(partial.words, nbest)
         self.emit(event)
 
     def _finish(self, cut: bool = False) -> None:
         n_bins = self.decoder.n_bins
-        readings = self.decoder.finish_all(self.settings.alternatives, learn=self._opened and not cut)
-        if self._opened:
+        nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self._is_open and not cut)
+        if self._is_open:
             self.n_sentences += 1
-            self.emit({**self._final(readings, n_bins, None if cut else self.reference), "cut": cut})
-        elif self._is_phrase(readings[0]):
-            self._opened = True
+            self.emit({**self._final_event(nbest, n_bins, None if cut else self.reference), "cut": cut})
+        elif self._is_phrase(nbest[0]):
+            self._is_open = True
         self.trial = self.reference = None
-        self._wait()
+        self._await_sentence()
 
-    def _final(self, readings: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
-        best = readings[0]
+    def _final_event(self, nbest: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
+        best = nbest[0]
         words = best.words or tuple(best.phonemes)
-        others = [reading.words for reading in readings[1:]]
         return {
             "type": "final",
             "number": self.n_sentences,
@@ -218,14 +215,14 @@ class Listener:
             "times_s": [
                 [round(t.first * self._frame_s, 3), round(t.last * self._frame_s, 3)] for t in best.times
             ],
-            "alternatives": alternatives(words, others),
-            "readings": [{"text": r.text or "", "score": r.total, **r.scores} for r in readings],
+            "alternatives": word_alternatives(words, [h.words for h in nbest[1:]]),
+            "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in nbest],
             "score": best.total,
             "n_bins": n_bins,
             "session": self.decoder.session,
             "trial": self.trial,
             "reference": reference,
-            "compared": against(reference, words),
+            "alignment": align_words(reference, words),
         }
 
     def _is_phrase(self, best: Hypothesis) -> bool:
@@ -233,42 +230,39 @@ class Listener:
         return phrase is not None and normalise_text(best.text or "") == normalise_text(phrase)
 
 
-# Texts side by side: other readings of a word, and errors against what was meant.
-
-
-def alternatives(words: Sequence[str], readings: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """For the place of each word what other readings have there, best reading first."""
+def word_alternatives(words: Sequence[str], nbest: Sequence[Sequence[str]]) -> dict[int, list[str]]:
+    """For each position what other hypotheses have there, best hypothesis first."""
     found: dict[int, list[str]] = {}
-    for reading in readings:
-        for op in Levenshtein.opcodes(words, reading):
+    for hypothesis in nbest:
+        for op in Levenshtein.opcodes(words, hypothesis):
             if op.tag != "replace":
                 continue
-            width, other = op.src_end - op.src_start, reading[op.dest_start : op.dest_end]
-            for k in range(width):  # one word against one; what is left over goes to the last place
-                said = " ".join(other[k:] if k == width - 1 else other[k : k + 1])
-                places = found.setdefault(op.src_start + k, [])
-                if said and said not in places:
-                    places.append(said)
+            width, other = op.src_end - op.src_start, hypothesis[op.dest_start : op.dest_end]
+            for k in range(width):  # word by word; surplus words go to the last position
+                alternative = " ".join(other[k:] if k == width - 1 else other[k : k + 1])
+                listed = found.setdefault(op.src_start + k, [])
+                if alternative and alternative not in listed:
+                    listed.append(alternative)
     return found
 
 
-def against(reference: str | None, words: Sequence[str]) -> list[dict[str, Any]] | None:
-    """The decoded words marked right, wrong (with what was meant) or extra, and the missing ones between them."""
+def align_words(reference: str | None, words: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Align decoded words with the reference: correct, substitution (with its reference), insertion, deletion."""
     if reference is None:
         return None
-    meant = normalise_text(reference).split()
-    marked: list[dict[str, Any]] = []
-    for op in Levenshtein.opcodes(meant, [normalise_text(word) for word in words]):
-        source, target = meant[op.src_start : op.src_end], words[op.dest_start : op.dest_end]
+    expected = normalise_text(reference).split()
+    aligned: list[dict[str, Any]] = []
+    for op in Levenshtein.opcodes(expected, [normalise_text(word) for word in words]):
+        source, target = expected[op.src_start : op.src_end], words[op.dest_start : op.dest_end]
         if op.tag == "equal":
-            marked += [{"word": word, "is": "right"} for word in target]
+            aligned += [{"word": word, "op": "correct"} for word in target]
         elif op.tag == "delete":
-            marked += [{"word": word, "is": "missing"} for word in source]
+            aligned += [{"word": word, "op": "deletion"} for word in source]
         elif op.tag == "insert":
-            marked += [{"word": word, "is": "extra"} for word in target]
+            aligned += [{"word": word, "op": "insertion"} for word in target]
         else:
-            marked += [
-                {"word": word, "is": "wrong", "meant": said}
-                for said, word in zip(source, target, strict=True)
+            aligned += [
+                {"word": word, "op": "substitution", "reference": wanted}
+                for wanted, word in zip(source, target, strict=True)
             ]
-    return marked
+    return aligned

@@ -1,4 +1,4 @@
-"""How long frames take from their last bin to the text, and how many come too late."""
+"""Latency: measured time per frame, and the delay that the model has by design."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
 from arcuate.models.model import Model
 
-RECENT = 2000  # frames that quantiles on screen are of
+_RECENT_FRAMES = 2000  # over which the quantiles on the page are taken
 
 
 @dataclass(eq=False)
-class Meter:
-    """Milliseconds per frame; a frame misses its deadline when the next one is already due."""
+class LatencyMeter:
+    """Milliseconds from the last bin of a frame to its text; a deadline is missed once the next frame is due."""
 
     deadline_ms: float
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_FRAMES))
     n_frames: int = 0
     n_missed: int = 0
     max_ms: float = 0.0
@@ -31,59 +31,53 @@ class Meter:
 
     def summary(self) -> dict[str, float | int | None]:
         values = np.array(self.recent)
-        known = len(values) > 0
+        measured = len(values) > 0
         return {
-            "frame_ms_p50": float(np.percentile(values, 50)) if known else None,
-            "frame_ms_p99": float(np.percentile(values, 99)) if known else None,
-            "frame_ms_max": self.max_ms if known else None,
+            "frame_ms_p50": float(np.percentile(values, 50)) if measured else None,
+            "frame_ms_p99": float(np.percentile(values, 99)) if measured else None,
+            "frame_ms_max": self.max_ms if measured else None,
             "missed_deadlines": self.n_missed,
             "n_frames": self.n_frames,
             "deadline_ms": self.deadline_ms,
         }
 
 
-# How much later a frame comes out than its last bin went in, by design of the model.
-
-
 @dataclass(frozen=True)
-class Delay:
-    """What the model waits for, in ms; computing comes on top."""
+class ModelDelay:
+    """Delay of a frame by design, in ms; computing time comes on top."""
 
-    smoothing_ms: float  # smoothing looks this far ahead
-    patch_ms: float  # a bin waits at most this long for its stride to be full
-    encoder_ms: float  # the encoder holds frames back this long
+    smoothing_ms: float  # look-ahead of smoothing
+    patch_ms: float  # longest wait of a bin until its stride is complete
+    encoder_ms: float  # frames held back by the encoder
 
     @property
     def total_ms(self) -> float:
         return self.smoothing_ms + self.patch_ms + self.encoder_ms
 
 
-def find_delay(model: Model) -> Delay:
-    """Smoothing and stride by their settings; the encoder by watching when its frames come out."""
+def model_delay(model: Model) -> ModelDelay:
+    """Delay of a model: smoothing and stride from its settings, the encoder by measurement."""
     patch = model.config.settings.front_end.patch
-    ahead = model.front_end.right
-    encoder = max(0, watch(model) - ahead)
-    smoothing_ms, patch_ms, encoder_ms = (float(n * BIN_MS) for n in (ahead, patch.stride - 1, encoder))
-    return Delay(smoothing_ms, patch_ms, encoder_ms)
+    lookahead = model.front_end.right
+    encoder = max(0, _measure_delay(model) - lookahead)
+    smoothing_ms, patch_ms, encoder_ms = (float(n * BIN_MS) for n in (lookahead, patch.stride - 1, encoder))
+    return ModelDelay(smoothing_ms, patch_ms, encoder_ms)
 
 
-def watch(model: Model) -> int:
-    """Bins between the last bin of a patch and its frame, at most."""
+def _measure_delay(model: Model) -> int:
+    """Largest number of bins between the last bin of a patch and its frame, over a stream of zeros."""
     patch = model.config.settings.front_end.patch
-    state, n_out, late = model.start(0, _nothing(model)), 0, 0
+    device = model.head.weight.device
+    zeros = torch.zeros(1, model.config.n_channels, device=device)
+    statistics = BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=device))
+    state, n_out, delay = model.start(0, statistics), 0, 0
     with torch.inference_mode():
         for n_in in range(1, patch.bins + 40 * patch.stride + model.front_end.right):
-            bins = torch.zeros(1, 1, model.config.n_channels, device=model.head.weight.device)
-            outputs, state = model.step(state, bins)
+            outputs, state = model.step(state, zeros[None])
             for frame in range(n_out, n_out + outputs.frames.shape[1]):
-                late = max(late, n_in - (frame * patch.stride + patch.bins))
+                delay = max(delay, n_in - (frame * patch.stride + patch.bins))
             n_out += outputs.frames.shape[1]
             due = patch.count_frames(n_in) if n_in >= patch.bins else 0
             if due > n_out:  # still held back
-                late = max(late, n_in - (n_out * patch.stride + patch.bins))
-    return late
-
-
-def _nothing(model: Model) -> BatchStatistics:
-    zeros = torch.zeros(1, model.config.n_channels, device=model.head.weight.device)
-    return BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=zeros.device))
+                delay = max(delay, n_in - (n_out * patch.stride + patch.bins))
+    return delay

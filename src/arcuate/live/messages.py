@@ -1,4 +1,4 @@
-"""What a source hands over: bins as they came, with what the source knows about them."""
+"""Items that sources, the server and the adapter put into the queue of a live session."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,61 +11,58 @@ from arcuate.data.statistics import Statistics
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some bins in a row."""
+    """Consecutive bins."""
 
     bins: np.ndarray  # (t, C)
-    time_s: float | None = None  # when the last of them ended, by the source's clock
-    first: int | None = None  # number of the first of them, counted by the source
+    time_s: float | None = None  # end of the last bin, by the source's clock
+    first: int | None = None  # number of the first bin, counted by the source
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
-    """Frame scores of a model that runs elsewhere; only the words are looked for here."""
+class LogProbs:
+    """Frames of a model that runs elsewhere; only the word search runs here."""
 
-    log_probs: np.ndarray  # (f, V) natural logs, in the order of the model's classes
+    log_probs: np.ndarray  # (f, V) in the order of the model's classes
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The source knows that a trial begins here; whatever was being said before it is over."""
+    """Start of a trial; ends the sentence before it."""
 
     trial: str | None = None
     session: str | None = None
     reference: str | None = None
-    statistics: Statistics | None = None  # of its block, where they are known
+    statistics: Statistics | None = None  # of its block, if known
 
 
 @dataclass(frozen=True)
 class End:
-    """The source knows that the sentence is over; `last`: and that nothing will follow.
+    """End of the sentence; with `last` nothing follows.
 
-    `then` is called on the decoding thread when it is, whether or not anything had been said.
+    `on_done` is called on the decoding thread afterwards, also if there was nothing to decode.
     """
 
     last: bool = False
-    then: Callable[[], None] | None = None
+    on_done: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
 class Command:
-    """A wish of a person at the page: open, close, end, forget; cut: end what is not over."""
+    """Command of a viewer: open, close, end, cut (end an incomplete sentence) or reset_adaptation."""
 
-    what: str
+    name: str
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A sentence was learned from, on its own thread: the page may be told."""
+class AdaptationChanged:
+    """The update thread has finished a sentence."""
 
 
-Item = Chunk | Scores | Mark | End | Command | Learned
-
-
-# What every source offers to the server.
+Item = Chunk | LogProbs | Mark | End | Command | AdaptationChanged
 
 
 class Source(Protocol):
-    """Begins to hand bins over when started, on a thread of its own; leaves when stopped."""
+    """A source of bins: puts items into the session's queue on its own thread between `start` and `stop`."""
 
     def start(self) -> None: ...
 

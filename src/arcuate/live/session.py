@@ -1,4 +1,9 @@
-"""The one thread that decodes: bins and wishes come in through a bounded queue, events go out and never wait."""
+"""The decoding thread: items arrive through a bounded queue, events leave without ever blocking.
+
+One push of bins: a source puts a `Chunk` into the queue; `InputValidator` repairs it; `Endpointer` passes it to
+`StreamingDecoder` and emits partial and final text; the recorder writes bins and events; `publish` sends events and
+images to the viewers.
+"""
 
 import os
 import queue
@@ -14,26 +19,26 @@ import numpy as np
 
 from arcuate.data.trial import BIN_MS
 from arcuate.errors import UserError
-from arcuate.live.adaptation import Standing, to_event
+from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.endpointing import Event, Listener
-from arcuate.live.input_checks import Intake
-from arcuate.live.latency import Meter
-from arcuate.live.messages import Chunk, Command, End, Item, Learned, Mark, Scores
+from arcuate.live.endpointing import Endpointer, Event
+from arcuate.live.input_checks import InputValidator
+from arcuate.live.latency import LatencyMeter
+from arcuate.live.messages import AdaptationChanged, Chunk, Command, End, Item, LogProbs, Mark
 from arcuate.live.recorder import Recorder
-from arcuate.live.visualisation import Picture, posteriors
+from arcuate.live.visualisation import Visualisation, posterior_message
 
-ROOM = 512  # items that may wait to be decoded
-LATENCY_S = 0.5  # how often the latency is told
-PATIENCE_S = 0.5  # how often someone who waits for room looks whether the thread still lives
-DRAWN = 2  # bins that are sent to be drawn at once: 25 pictures a second
+_QUEUE_SIZE = 512  # items waiting to be decoded
+_LATENCY_PERIOD_S = 0.5  # between two latency events
+_POLL_S = 0.5  # how often a blocked producer checks that the thread is alive
+_RASTER_BINS = 2  # per image message: 25 messages a second
 
 Publish = Callable[[Event | bytes], None]
 
 
 class LiveSession:
-    """A decoder, what it hears, and who is told. All of it is touched by its own thread alone."""
+    """Decoder, endpointer, recorder and subscribers of one stream, all used by one thread only."""
 
     def __init__(
         self,
@@ -45,32 +50,32 @@ class LiveSession:
         self.decoder = decoder
         self.settings = settings
         self._publish = publish
-        self.listeners: list[Publish] = []  # others that are told, such as Redis
+        self.subscribers: list[Publish] = []  # further receivers of events, such as Redis
         self.recorder = recorder
         self.error: str | None = None
         self._stride = decoder.engine.model.config.settings.front_end.patch.stride
-        self.meter = Meter(deadline_ms=float(BIN_MS * self._stride))
-        self._inbox: queue.Queue[tuple[float, Item | None]] = queue.Queue(ROOM)
-        self._intake = Intake(decoder.n_channels, settings.faults)
-        self._picture = Picture(decoder.n_channels)
-        self._listener = Listener(decoder, settings, self._emit, self._heard)
+        self.latency = LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
+        self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
+        self._validator = InputValidator(decoder.n_channels, settings.faults)
+        self._visualisation = Visualisation(decoder.n_channels)
+        self._endpointer = Endpointer(decoder, settings, self._emit, self._on_decoded)
         if recorder is not None:
-            self._listener.n_sentences = len(recorder.finals)  # they go on where a killed server was
-        self._record_told: bool | None = None
-        self._told_s = 0.0
-        self._standing: Standing | None = None
-        self._unseen: list[np.ndarray] = []
-        self._at = 0  # bins heard, for the page to draw frames under them
-        if decoder.follower is not None:
-            decoder.follower.changed = lambda: self.put(Learned(), wait=False)
+            self._endpointer.n_sentences = len(recorder.finals)  # continue the count of a resumed recording
+        self._published_recording: bool | None = None
+        self._latency_published_s = 0.0
+        self._published_adaptation: AdaptationStatus | None = None
+        self._undrawn: list[np.ndarray] = []
+        self._position = 0  # number of bins received, which aligns frames with bins on the page
+        if decoder.adapter is not None:
+            decoder.adapter.on_update = lambda: self.put(AdaptationChanged(), wait=False)
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the sentence being said, write everything down, leave."""
-        while self.alive and not self._offer(None, PATIENCE_S):
+        """End the current sentence, finish the recording and stop the thread."""
+        while self.alive and not self._try_put(None, _POLL_S):
             pass
         self._thread.join()
 
@@ -80,152 +85,151 @@ class LiveSession:
 
     @property
     def state(self) -> str:
-        return self._listener.state if self._listener.opened else "closed"
+        return self._endpointer.state if self._endpointer.is_open else "closed"
 
     @property
     def n_sentences(self) -> int:
-        return self._listener.n_sentences
+        return self._endpointer.n_sentences
 
     def put(self, item: Item, wait: bool = True) -> bool:
-        """Hand something over; without `wait` it is refused when too much is waiting already."""
-        while not self._offer(item, PATIENCE_S if wait else 0.0):
+        """Queue an item; return False if the thread has stopped or, without `wait`, if the queue is full."""
+        while not self._try_put(item, _POLL_S if wait else 0.0):
             if not wait or not self.alive:
                 return False
         return True
 
-    def _offer(self, item: Item | None, seconds: float) -> bool:
-        """Whether there was room within so many seconds."""
+    def _try_put(self, item: Item | None, timeout_s: float) -> bool:
         try:
-            self._inbox.put((time.perf_counter(), item), block=seconds > 0, timeout=seconds)
+            self._queue.put((time.perf_counter(), item), block=timeout_s > 0, timeout=timeout_s)
         except queue.Full:
             return False
         return True
 
     def publish(self, event: Event | bytes) -> None:
-        """Tell everyone; nobody may make this wait."""
+        """Send an event to all receivers, none of which may block."""
         self._publish(event)
-        for listener in self.listeners:
-            listener(event)
+        for subscriber in self.subscribers:
+            subscriber(event)
 
-    # --- the thread ---------------------------------------------------------------------------------------
+    # --- decoding thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # decoding goes before the page, where that is allowed
+        with suppress(OSError, AttributeError):  # raise the priority above the server's, where permitted
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
-            self._tell_adaptation()
-            self._tell_recording()
-            while (taken := self._inbox.get())[1] is not None:
-                self._take(*taken)
-                self._tell_recording()
-                if self._inbox.empty():
-                    self.decoder.ahead()
-            self._listener.end(cut=True)
+            self._publish_adaptation()
+            self._publish_recording()
+            while (received := self._queue.get())[1] is not None:
+                self._process(*received)
+                self._publish_recording()
+                if self._queue.empty():
+                    self.decoder.precompute()
+            self._endpointer.end(cut=True)
         except (UserError, OSError) as error:
             self._fail(str(error))
         finally:
-            self._leave()
+            self._shut_down()
 
-    def _fail(self, why: str) -> None:
-        self.error = why
-        self.publish({"type": "error", "what": why})
+    def _fail(self, message: str) -> None:
+        self.error = message
+        self.publish({"type": "error", "message": message})
 
-    def _leave(self) -> None:
-        """Write everything down; whatever else stopped the thread is told too."""
+    def _shut_down(self) -> None:
+        """Finish the recording; also report unexpected exceptions."""
         if sys.exception() is not None:
-            self._fail("decoding stopped; the reason is in the output of the server, start it again")
-        if self.decoder.follower is not None:
-            self.decoder.follower.close()
+            self._fail("decoding stopped unexpectedly; see the output of the server, then restart it")
+        if self.decoder.adapter is not None:
+            self.decoder.adapter.close()
         try:
             if self.recorder is not None:
                 self.recorder.close()
         except (UserError, OSError) as error:
             self._fail(str(error))
 
-    def _take(self, arrived: float, item: Item | None) -> None:
+    def _process(self, received_s: float, item: Item | None) -> None:
         match item:
             case Chunk():
-                self._hear(item, arrived)
-            case Scores():
-                self._read(item, arrived)
+                self._process_bins(item, received_s)
+            case LogProbs():
+                self._process_log_probs(item, received_s)
             case Mark():
-                self._intake.forget()
-                self._listener.mark(item)
-                self._tell_adaptation()
+                self._validator.reset()
+                self._endpointer.start_trial(item)
+                self._publish_adaptation()
             case End():
-                self._listener.end()
-                if item.then is not None:
-                    item.then()
-            case Command(what="open"):
-                self._listener.open()
-            case Command(what="close"):
-                self._listener.close()
-            case Command(what="end"):
-                self._listener.end()
-            case Command(what="forget"):
+                self._endpointer.end()
+                if item.on_done is not None:
+                    item.on_done()
+            case Command(name="open"):
+                self._endpointer.open()
+            case Command(name="close"):
+                self._endpointer.close()
+            case Command(name="end"):
+                self._endpointer.end()
+            case Command(name="cut"):
+                self._endpointer.end(cut=True)
+            case Command(name="reset_adaptation"):
                 self.decoder.reset_adaptation()
-                self._tell_adaptation()
-            case Learned():
-                self._tell_adaptation()
-            case Command(what="cut"):
-                self._listener.end(cut=True)
+                self._publish_adaptation()
+            case AdaptationChanged():
+                self._publish_adaptation()
 
-    def _hear(self, chunk: Chunk, arrived: float) -> None:
-        admitted = self._intake.admit(chunk)
-        for fault in admitted.faults:
+    def _process_bins(self, chunk: Chunk, received_s: float) -> None:
+        validated = self._validator.validate(chunk)
+        for fault in validated.faults:
             self._emit({"type": "fault", **asdict(fault)})
-        if admitted.ends_sentence:
-            self._listener.end(cut=True)
-        if not len(admitted.bins):
+        if validated.ends_sentence:
+            self._endpointer.end(cut=True)
+        if not len(validated.bins):
             return
-        begun = time.perf_counter()
-        self._at = self._picture.n_bins + sum(map(len, self._unseen))
-        self._count([begun - arrived + spent for spent in self._listener.hear(admitted.bins)])
-        self._unseen.append(admitted.bins)
-        if sum(map(len, self._unseen)) >= DRAWN:
-            self.publish(self._picture.raster(np.concatenate(self._unseen)))
-            self._unseen.clear()
+        waited = time.perf_counter() - received_s
+        self._position = self._visualisation.n_bins + sum(map(len, self._undrawn))
+        self._record_latency([waited + seconds for seconds in self._endpointer.push(validated.bins)])
+        self._undrawn.append(validated.bins)
+        if sum(map(len, self._undrawn)) >= _RASTER_BINS:
+            self.publish(self._visualisation.raster_message(np.concatenate(self._undrawn)))
+            self._undrawn.clear()
 
-    def _read(self, scores: Scores, arrived: float) -> None:
-        begun = time.perf_counter()
-        self._at += len(scores.log_probs) * self._stride  # as if their bins had been heard
-        self._count([begun - arrived + spent for spent in self._listener.read(scores.log_probs)])
+    def _process_log_probs(self, item: LogProbs, received_s: float) -> None:
+        waited = time.perf_counter() - received_s
+        self._position += len(item.log_probs) * self._stride  # as if their bins had arrived
+        self._record_latency([waited + s for s in self._endpointer.push_log_probs(item.log_probs)])
 
-    def _count(self, seconds: list[float]) -> None:
-        """How long after their bins came frames were read."""
-        for spent in seconds:
-            self.meter.add(1000 * spent)
+    def _record_latency(self, seconds: list[float]) -> None:
+        """Record the time from the arrival of bins to the text of their frames."""
+        for s in seconds:
+            self.latency.add(1000 * s)
             if self.recorder is not None:
-                self.recorder.note_latency(1000 * spent)
-        self._tell_latency()
+                self.recorder.add_latency(1000 * s)
+        now = time.perf_counter()
+        if now - self._latency_published_s >= _LATENCY_PERIOD_S:
+            self._latency_published_s = now
+            self.publish({"type": "latency", **self.latency.summary()})
 
-    def _heard(self, bins: np.ndarray, log_probs: np.ndarray) -> None:
+    def _on_decoded(self, bins: np.ndarray, log_probs: np.ndarray) -> None:
         if self.recorder is not None:
             self.recorder.add_bins(bins)
-        self._at += len(bins)
+        self._position += len(bins)
         if len(log_probs):
-            self.publish(posteriors(log_probs, self._at))
+            self.publish(posterior_message(log_probs, self._position))
 
-    def _tell_recording(self) -> None:
-        """Everyone may know whether they are written down, and when that has failed."""
-        if self.recorder is not None and self._record_told is not (self.recorder.error is None):
-            self._record_told = self.recorder.error is None
-            self.publish({"type": "recording", "on": self._record_told, "what": self.recorder.error})
+    # --- events -------------------------------------------------------------------------------------------
 
-    def _tell_latency(self) -> None:
-        now = time.perf_counter()
-        if now - self._told_s >= LATENCY_S:
-            self._told_s = now
-            self.publish({"type": "latency", **self.meter.summary()})
+    def _publish_recording(self) -> None:
+        """Report whether the session is being recorded, and why recording has failed."""
+        if self.recorder is not None and self._published_recording is not (self.recorder.error is None):
+            self._published_recording = self.recorder.error is None
+            event = {"on": self._published_recording, "message": self.recorder.error}
+            self.publish({"type": "recording", **event})
 
-    def _tell_adaptation(self) -> None:
-        standing = self.decoder.adaptation
-        if standing is not None and standing != self._standing:
-            self._standing = standing
-            self._emit(to_event(standing))
+    def _publish_adaptation(self) -> None:
+        status = self.decoder.adaptation
+        if status is not None and status != self._published_adaptation:
+            self._published_adaptation = status
+            self._emit(status.to_event())
 
     def _emit(self, event: dict[str, Any]) -> None:
         event = {**event, "at": time.time()}
         if self.recorder is not None:
-            event = self.recorder.note(event)
+            event = self.recorder.add_event(event)
         self.publish(event)

@@ -1,4 +1,4 @@
-"""Losses: one number per trial each."""
+"""Losses, one value per trial each."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["rnnt_loss"]
 
 
 def __getattr__(name: str) -> Any:
-    """`arcuate.losses.rnnt_loss` pulls in torch only when it is asked for; the settings beside it do not."""
+    """Import torch only when a loss is used; the settings do not need it."""
     if name == "rnnt_loss":
         from arcuate.losses.rnnt import rnnt_loss
 

@@ -1,4 +1,4 @@
-"""The CTC loss, one number per trial; whoever adds trials up knows how many there were."""
+"""CTC loss (Graves et al. 2006), one value per trial; the caller sums over trials and divides once."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,7 +14,7 @@ def ctc_loss(
     n_tokens: Tensor,  # (B,)
     settings: CTCSettings,
 ) -> Tensor:
-    """Negative log-likelihood of each trial's tokens. (B,)"""
+    """Negative log-likelihood of each trial's tokens, reduced as set. (B,)"""
     losses = F.ctc_loss(
         log_probs.transpose(0, 1),
         tokens.long(),

@@ -1,4 +1,4 @@
-"""Models: everything deterministic between stored bins and token scores."""
+"""Models: everything deterministic between stored bins and log-probabilities."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,13 +8,20 @@ if TYPE_CHECKING:
     from arcuate.models.io import load_model as load_model
     from arcuate.models.model import Model as Model
     from arcuate.models.ssm import SSM as SSM
+    from arcuate.models.transformer import Transformer as Transformer
 
-HOMES = {"Model": "model", "load_model": "io", "GRU": "gru", "SSM": "ssm"}
-__all__ = ["GRU", "SSM", "Model", "load_model"]
+_MODULES = {
+    "GRU": "gru",
+    "SSM": "ssm",
+    "Model": "model",
+    "Transformer": "transformer",
+    "load_model": "io",
+}
+__all__ = ["GRU", "SSM", "Model", "Transformer", "load_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Torch is pulled in only when a model is asked for; the settings beside it do without."""
-    if name in HOMES:
-        return getattr(import_module(f"arcuate.models.{HOMES[name]}"), name)
+    """Import torch only when a model is used; the settings do not need it."""
+    if name in _MODULES:
+        return getattr(import_module(f"arcuate.models.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'arcuate.models' has no attribute {name!r}")

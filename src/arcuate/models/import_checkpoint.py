@@ -1,15 +1,16 @@
-"""Official PyTorch checkpoints into model folders: the same numbers under our names.
+"""Import of official PyTorch checkpoints into model folders.
 
-`nejm` is the Brain-to-Text '25 baseline, `cffan` the '24 one. Sizes come from the tensors and are checked
-against the settings beside them; what the model has no use for is named in import.json.
+`nejm` is the Brain-to-Text '25 baseline, `cffan` the '24 baseline. Nothing in a checkpoint is executed. Sizes are read
+from the tensors and checked against the training settings stored beside them; tensors without a use in the model are
+listed in `import.json`.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -34,9 +35,9 @@ from arcuate.models.io import save_model
 from arcuate.models.model import build_on_meta
 
 Kind = Literal["nejm", "cffan"]
-Value = TypeVar("Value", int, float, bool)
+_Value = TypeVar("_Value", int, float, bool)
 
-# The sessions of the '24 release in the order of its preparation, which keeps no names.
+# Sessions of the '24 release in the order of its preparation script; its checkpoints store no names.
 T12_SESSIONS = tuple(
     f"t12.2022.{month:02d}.{day:02d}"
     for month, days in {
@@ -51,57 +52,101 @@ T12_SESSIONS = tuple(
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """A checkpoint read and understood: the config it amounts to and its tensors under our names."""
+class ImportResult:
+    """An imported model folder and what it contains."""
+
+    model: Path  # the folder
+    kind: str
+    checkpoint: str  # name of the imported file
+    n_parameters: int
+    n_channels: int
+    sessions: tuple[str, ...]
+    ignored: tuple[str, ...]  # tensors that no computation uses
+    metrics: dict[str, float]  # reported by the checkpoint, such as val_per
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the metrics of the checkpoint are top-level keys."""
+        fields = asdict(self)
+        metrics = fields.pop("metrics")
+        return {
+            **fields,
+            "model": str(self.model),
+            "sessions": list(self.sessions),
+            "ignored": list(self.ignored),
+            **metrics,
+        }
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A converted checkpoint: model config and tensors under their names in `Model`."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
     ignored: tuple[str, ...]
-    facts: dict[str, float]
+    metrics: dict[str, float]
 
 
-def import_checkpoint(path: Path, out: Path, kind: str, sessions: Sequence[str] | None = None) -> Path:
-    """Convert an official checkpoint into the model folder `out`; `sessions` names its session layers."""
+def import_checkpoint(
+    path: str | Path, out: str | Path, kind: str, sessions: Sequence[str] | None = None
+) -> ImportResult:
+    """Convert an official checkpoint into the model folder `out`.
+
+    `kind` is nejm ('25) or cffan ('24). `sessions` names the session layers in order, where the checkpoint does not.
+    """
+    path, out = Path(path), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; choose a new one.")
+        raise UserError(f"{out} exists and is not an empty folder; choose a new one")
     if kind not in ("nejm", "cffan"):
-        raise UserError(f"There is no checkpoint kind {kind!r}; use nejm (Brain-to-Text '25) or cffan ('24).")
+        raise UserError(f"unknown checkpoint kind {kind!r}; use nejm (Brain-to-Text '25) or cffan ('24)")
     if not path.exists():
-        raise UserError(f"There is no checkpoint at {path}; check the path.")
+        raise UserError(f"checkpoint {path} does not exist; check the path")
     try:
-        foreign = read_nejm(path, sessions) if kind == "nejm" else read_cffan(path, sessions)
+        checkpoint = _read_nejm(path, sessions) if kind == "nejm" else _read_cffan(path, sessions)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or error.title
-        raise UserError(
-            f"{path} describes a model that cannot be built ({where}: {first['msg']})."
-        ) from error
-    model = build_on_meta(foreign.config)
+        raise UserError(f"{path} describes a model that cannot be built ({where}: {first['msg']})") from error
+    model = build_on_meta(checkpoint.config)
     for name, tensor in model.state_dict().items():
-        if foreign.weights[name].shape != tensor.shape:
-            found, wanted = tuple(foreign.weights[name].shape), tuple(tensor.shape)
+        if checkpoint.weights[name].shape != tensor.shape:
+            found, expected = tuple(checkpoint.weights[name].shape), tuple(tensor.shape)
             raise UserError(
-                f"{path}: the tensor for {name} has shape {found} where the others imply {wanted}."
+                f"{path}: the tensor for {name} has shape {found}, but the other tensors imply {expected}"
             )
-    model.load_state_dict(foreign.weights, assign=True)
+    model.load_state_dict(checkpoint.weights, assign=True)
     save_model(out, model)
-    note = {"kind": kind, "checkpoint": path.name, "ignored": foreign.ignored, **foreign.facts}
+    note = {
+        "kind": kind,
+        "checkpoint": path.name,
+        "ignored": checkpoint.ignored,
+        **checkpoint.metrics,
+    }
     (out / "import.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-    return out
+    return ImportResult(
+        model=out,
+        kind=kind,
+        checkpoint=path.name,
+        n_parameters=sum(p.numel() for p in model.parameters()),
+        n_channels=checkpoint.config.n_channels,
+        sessions=checkpoint.config.sessions,
+        ignored=checkpoint.ignored,
+        metrics=checkpoint.metrics,
+    )
 
 
-def read_nejm(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
-    """A `best_checkpoint` of the '25 baseline, or a folder around it; args.yaml lies beside it."""
+def _read_nejm(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint:
+    """Read a `best_checkpoint` of the '25 baseline, or a folder that contains it, with args.yaml beside it."""
     candidates = [path / "best_checkpoint", path / "checkpoint" / "best_checkpoint", path / "checkpoint"]
-    file = _find(path, candidates)
+    file = _find_file(path, candidates)
     content = load_checkpoint(file)
     if not isinstance(content, dict) or not isinstance(content.get("model_state_dict"), dict):
-        _refuse_kind(file, content, "nejm")
+        _raise_wrong_kind(file, content, "nejm")
     tensors = _Tensors(file, content["model_state_dict"])
-    if "dayWeights" in tensors.left:
-        _refuse_kind(file, content["model_state_dict"], "nejm")
+    if "dayWeights" in tensors.remaining:
+        _raise_wrong_kind(file, content["model_state_dict"], "nejm")
     args = _Args.read_yaml(file.parent / "args.yaml")
-    n_sessions = sum(name.startswith("day_weights.") for name in tensors.left)
+    n_sessions = sum(name.startswith("day_weights.") for name in tensors.remaining)
     n_channels = tensors.shape("day_weights.0", 2)[0]
     encoder, n_bins, gru = _read_gru(tensors, "gru.", n_channels, args.get("model.rnn_dropout", 0.0))
     weights = {"encoder.h0": tensors.take("h0"), **gru}
@@ -131,33 +176,34 @@ def read_nejm(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="xavier")
     names = sessions if sessions is not None else args.find("dataset.sessions")
     config = _make_config(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
-    facts = {name.lower(): _number(content[name]) for name in ("val_PER", "val_loss") if name in content}
-    return Foreign(config, weights, tensors.leave(()), facts)
+    metrics = {name.lower(): _number(content[name]) for name in ("val_PER", "val_loss") if name in content}
+    return _Checkpoint(config, weights, tensors.finish(()), metrics)
 
 
-def read_cffan(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
-    """A `modelWeights` of the '24 baseline, or its folder; `args` lies beside it."""
-    file = _find(path, [path / "modelWeights"])
+def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint:
+    """Read a `modelWeights` file of the '24 baseline, or its folder, with `args` beside it."""
+    file = _find_file(path, [path / "modelWeights"])
     content = load_checkpoint(file)
     if not isinstance(content, dict) or "model_state_dict" in content:
-        _refuse_kind(file, content, "cffan")
+        _raise_wrong_kind(file, content, "cffan")
     tensors = _Tensors(file, content)
-    if "dayWeights" not in tensors.left:
-        _refuse_kind(file, content, "cffan")
+    if "dayWeights" not in tensors.remaining:
+        _raise_wrong_kind(file, content, "cffan")
     args = _Args.read_pickle(file.parent / "args")
     n_sessions, n_channels, _ = tensors.shape("dayWeights", 3)
     encoder, n_bins, gru = _read_gru(
-        tensors, "gru_decoder.", n_channels, args.get("dropout", 0.0), learned=False
+        tensors, "gru_decoder.", n_channels, args.get("dropout", 0.0), learned_initial_state=False
     )
     weights = dict(gru)
-    for name in ("weight_ih_l0", "weight_ih_l0_reverse"):  # channel after channel there, bin after bin here
+    for name in ("weight_ih_l0", "weight_ih_l0_reverse"):  # channel-major there, time-major here
         if (w := weights.get(f"encoder.gru.{name}")) is not None:
             w = w.unflatten(1, (n_channels, n_bins)).transpose(1, 2).flatten(1).contiguous()
             weights[f"encoder.gru.{name}"] = w
-    maps, shifts = tensors.take("dayWeights"), tensors.take("dayBias").reshape(n_sessions, -1)
+    weights_by_session = tensors.take("dayWeights")
+    biases_by_session = tensors.take("dayBias").reshape(n_sessions, -1)
     for i in range(n_sessions):
-        weights[f"front_end.session_layer.weights.{i}"] = maps[i].clone()
-        weights[f"front_end.session_layer.biases.{i}"] = shifts[i].clone()
+        weights[f"front_end.session_layer.weights.{i}"] = weights_by_session[i].clone()
+        weights[f"front_end.session_layer.biases.{i}"] = biases_by_session[i].clone()
     weights["head.weight"] = tensors.take("fc_decoder_out.weight")
     weights["head.bias"] = tensors.take("fc_decoder_out.bias")
     args.expect("nInputFeatures", n_channels)
@@ -169,10 +215,10 @@ def read_cffan(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
     smoothing = SmoothingSettings(
         sd=args.get("gaussianSmoothWidth"), taps=tensors.shape("gaussianSmoother.weight", 3)[2]
     )
-    theirs = tensors.take("gaussianSmoother.weight")[0, 0].tolist()
-    if not np.allclose(theirs, gaussian_kernel(smoothing), atol=1e-5):
+    stored_kernel = tensors.take("gaussianSmoother.weight")[0, 0].tolist()
+    if not np.allclose(stored_kernel, gaussian_kernel(smoothing), atol=1e-5):
         raise UserError(
-            f"{file}: gaussianSmoother.weight is not the kernel that gaussianSmoothWidth in args gives."
+            f"{file}: gaussianSmoother.weight is not the Gaussian kernel that gaussianSmoothWidth in args implies"
         )
     front_end = FrontEndSettings(
         normalise="block", smoothing=smoothing, patch=Patch(bins=n_bins, stride=args.get("strideLen"))
@@ -182,24 +228,28 @@ def read_cffan(path: Path, sessions: Sequence[str] | None = None) -> Foreign:
         T12_SESSIONS if n_sessions == len(T12_SESSIONS) else [f"session-{i:02d}" for i in range(n_sessions)]
     )
     config = _make_config(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
-    return Foreign(config, weights, tensors.leave(("inpLayer",)), {})
+    return _Checkpoint(config, weights, tensors.finish(("inpLayer",)), {})
 
 
 def _read_gru(
-    tensors: "_Tensors", prefix: str, n_channels: int, dropout: float, learned: bool = True
+    tensors: "_Tensors", prefix: str, n_channels: int, dropout: float, learned_initial_state: bool = True
 ) -> tuple[GRUSettings, int, dict[str, Tensor]]:
-    """The encoder the recurrent tensors amount to, its bins per patch, and the tensors under our names."""
-    names = [name for name in tensors.left if name.startswith(prefix)]
+    """Encoder settings implied by the recurrent tensors, bins per patch, and the tensors under their new names."""
+    names = [name for name in tensors.remaining if name.startswith(prefix)]
     depth = sum(name.startswith(prefix + "weight_hh_") and not name.endswith("_reverse") for name in names)
     width = tensors.shape(prefix + "weight_hh_l0", 2)[1]
     n_bins, rest = divmod(tensors.shape(prefix + "weight_ih_l0", 2)[1], n_channels)
     if rest or not n_bins:
         raise UserError(
-            f"{tensors.file}: {prefix}weight_ih_l0 does not read whole bins of {n_channels} channels."
+            f"{tensors.file}: the input size of {prefix}weight_ih_l0 is not a multiple of {n_channels} channels"
         )
     bidirectional = any(name.endswith("_reverse") for name in names)
     encoder = GRUSettings(
-        width=width, depth=depth, dropout=dropout, bidirectional=bidirectional, learned_initial_state=learned
+        width=width,
+        depth=depth,
+        dropout=dropout,
+        bidirectional=bidirectional,
+        learned_initial_state=learned_initial_state,
     )
     weights = {}
     for layer in range(depth):
@@ -210,9 +260,11 @@ def _read_gru(
 
 
 def _nejm_taps(sd: float, size: int) -> int:
-    """How many weights of their Gaussian, four deviations to each side, exceed 0.01 and are kept."""
+    """Kernel length of the '25 baseline: weights above 0.01 of a Gaussian cut at four standard deviations."""
     if not 0 < 4 * sd + 0.5 < size / 2:
-        raise UserError(f"A smoothing of deviation {sd} within {size} bins cannot be imported.")
+        raise UserError(
+            f"smoothing with standard deviation {sd} in a kernel of {size} bins cannot be imported"
+        )
     radius = int(4 * sd + 0.5)
     raw = [math.exp(-0.5 * (i / sd) ** 2) for i in range(-radius, radius + 1)]
     return sum(weight / sum(raw) > 0.01 for weight in raw)
@@ -223,30 +275,30 @@ def _make_config(
 ) -> ModelConfig:
     if not isinstance(sessions, Sequence) or not all(isinstance(name, str) for name in sessions):
         raise UserError(
-            f"{file.parent / 'args.yaml'} does not list dataset.sessions; name the sessions yourself."
+            f"{file.parent / 'args.yaml'} does not list dataset.sessions; name them with --sessions"
         )
     if n_classes != N_CLASSES:
         raise UserError(
-            f"{file} tells {n_classes} classes apart; only the {N_CLASSES} of this benchmark are known."
+            f"{file} has {n_classes} output classes; only the {N_CLASSES} of the Brain-to-Text benchmarks are supported"
         )
     if len(sessions) != n_sessions or len(set(sessions)) != n_sessions:
         raise UserError(
-            f"{file} has {n_sessions} session layers but {len(set(sessions))} distinct sessions are named; "
-            "name them all, in order."
+            f"{file} has {n_sessions} session layers, but {len(set(sessions))} distinct session names were given;"
+            " name all of them in order"
         )
     return ModelConfig(settings=settings, n_channels=n_channels, sessions=tuple(sessions), classes=CLASSES)
 
 
-def _find(path: Path, candidates: Sequence[Path]) -> Path:
+def _find_file(path: Path, candidates: Sequence[Path]) -> Path:
     if path.is_file():
         return path
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    raise UserError(f"{path} holds no checkpoint; looked for {', '.join(c.name for c in candidates)}.")
+    raise UserError(f"{path} contains no checkpoint; expected {', '.join(c.name for c in candidates)}")
 
 
-def _refuse_kind(file: Path, content: Any, kind: Kind) -> None:
+def _raise_wrong_kind(file: Path, content: Any, kind: Kind) -> NoReturn:
     other = "cffan" if kind == "nejm" else "nejm"
     names = " ".join(map(str, content)) if isinstance(content, Mapping) else ""
     if (
@@ -254,8 +306,8 @@ def _refuse_kind(file: Path, content: Any, kind: Kind) -> None:
         if kind == "nejm"
         else ("model_state_dict" in names or "day_weights." in names)
     ):
-        raise UserError(f"{file} is a checkpoint of the other kind; import it with --kind {other}.")
-    raise UserError(f"{file} is not a checkpoint of kind {kind}; give the file that its training wrote.")
+        raise UserError(f"{file} is a checkpoint of kind {other}; import it with --kind {other}")
+    raise UserError(f"{file} is not a checkpoint of kind {kind}; pass the file written by its training")
 
 
 def _number(value: Any) -> float:
@@ -266,11 +318,11 @@ def _number(value: Any) -> float:
 
 
 class _Tensors:
-    """The tensors of a state dict, each taken once; wrapping prefixes are gone."""
+    """Tensors of a state dict, without wrapper prefixes; each is taken once."""
 
     def __init__(self, file: Path, state: Mapping[Any, Any]) -> None:
         self.file = file
-        self.left: dict[str, Tensor] = {}
+        self.remaining: dict[str, Tensor] = {}
         size = file.stat().st_size
         for key, tensor in state.items():
             name = ".".join(part for part in str(key).split(".") if part not in ("module", "_orig_mod"))
@@ -278,53 +330,57 @@ class _Tensors:
                 isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
             )
             if not plain or not tensor.is_floating_point() or tensor.numel() > size:
-                raise UserError(f"{file}: {key} is not a plain tensor of weights.")
-            if name in self.left:
-                raise UserError(f"{file}: {name} is there twice under different prefixes.")
-            self.left[name] = tensor
+                raise UserError(f"{file}: {key} is not a dense floating-point tensor")
+            if name in self.remaining:
+                raise UserError(f"{file}: {name} occurs twice under different prefixes")
+            self.remaining[name] = tensor
 
     def shape(self, name: str, n_axes: int) -> tuple[int, ...]:
-        if name not in self.left:
-            raise UserError(f"{self.file} lacks {name}; it is not a complete checkpoint of this kind.")
-        if self.left[name].ndim != n_axes:
-            raise UserError(f"{self.file}: {name} has {self.left[name].ndim} axes instead of {n_axes}.")
-        return tuple(self.left[name].shape)
+        if name not in self.remaining:
+            raise UserError(f"{self.file} has no tensor {name}; it is not a complete checkpoint of this kind")
+        if self.remaining[name].ndim != n_axes:
+            raise UserError(f"{self.file}: {name} has {self.remaining[name].ndim} axes instead of {n_axes}")
+        return tuple(self.remaining[name].shape)
 
     def take(self, name: str) -> Tensor:
-        if name not in self.left:
-            raise UserError(f"{self.file} lacks {name}; it is not a complete checkpoint of this kind.")
-        tensor = self.left.pop(name).detach().float().contiguous().clone()
+        if name not in self.remaining:
+            raise UserError(f"{self.file} has no tensor {name}; it is not a complete checkpoint of this kind")
+        tensor = self.remaining.pop(name).detach().float().contiguous().clone()
         if not bool(tensor.isfinite().all()):
-            raise UserError(f"{self.file}: {name} holds values that are not finite; the model diverged.")
+            raise UserError(f"{self.file}: {name} contains non-finite values; the training diverged")
         return tensor
 
-    def leave(self, unused: tuple[str, ...]) -> tuple[str, ...]:
-        """Names nobody took; all of them must be known to be unused."""
-        for name in self.left:
+    def finish(self, unused: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of the remaining tensors, all of which must start with one of the `unused` prefixes."""
+        for name in self.remaining:
             if not name.startswith(unused or ("\0",)):
-                raise UserError(f"{self.file} holds {name}, which the official model does not have.")
-        return tuple(self.left)
+                raise UserError(f"{self.file} contains {name}, which the official model does not have")
+        return tuple(self.remaining)
 
 
 class _Args:
-    """The settings a training left beside its checkpoint."""
+    """Training settings stored beside a checkpoint."""
 
     def __init__(self, file: Path, tree: Any) -> None:
         if not isinstance(tree, Mapping):
-            raise UserError(f"{file} is not a table of training settings; copy the one the training wrote.")
+            raise UserError(
+                f"{file} is not a mapping of training settings; copy the file written by the training"
+            )
         self.file, self.tree = file, tree
 
     @staticmethod
     def read_yaml(file: Path) -> "_Args":
-        _need(file)
+        _require_file(file)
         try:
             return _Args(file, yaml.safe_load(file.read_text(encoding="utf-8")))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"{file} cannot be read as YAML; copy it again from its training.") from error
+            raise UserError(
+                f"{file} is not valid YAML; copy the file written by the training again"
+            ) from error
 
     @staticmethod
     def read_pickle(file: Path) -> "_Args":
-        _need(file)
+        _require_file(file)
         return _Args(file, load_pickle(file))
 
     def find(self, path: str) -> Any:
@@ -333,25 +389,25 @@ class _Args:
             node = node.get(key) if isinstance(node, Mapping) else None
         return node
 
-    def get(self, path: str, default: Value | None = None) -> Any:
-        """A number at a dotted path; without a default it must be there."""
+    def get(self, path: str, default: _Value | None = None) -> Any:
+        """Number at a dotted path; required unless a default is given."""
         value = self.find(path)
         value = default if value is None else value
         if isinstance(value, np.generic):
             value = value.item()
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(f"{self.file}: {path} should be a number but is {value!r}; correct it there.")
+            raise UserError(f"{self.file}: {path} is {value!r}, expected a number; correct the file")
         return value
 
     def expect(self, path: str, found: int) -> None:
-        """Where the settings speak of a size, it must be the size of the tensors."""
+        """Check a size in the settings, if present, against the size of the tensors."""
         stated = self.find(path)
         if stated is not None and stated != found:
             raise UserError(
-                f"{self.file} says {path} is {stated} but the weights say {found}; they do not belong."
+                f"{self.file}: {path} is {stated}, but the weights imply {found}; the two files do not belong together"
             )
 
 
-def _need(file: Path) -> None:
+def _require_file(file: Path) -> None:
     if not file.is_file():
-        raise UserError(f"{file} is missing; copy it from the training beside the checkpoint.")
+        raise UserError(f"{file} is missing; copy it from the training folder to the checkpoint")

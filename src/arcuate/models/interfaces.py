@@ -1,7 +1,4 @@
-"""What every kind of encoder offers: bins to frames, for whole trials and as a stream.
-
-The state is a value of the encoder's own kind: whoever drives a stream hands it back and never looks inside.
-"""
+"""Types that connect the model to its encoders, to the losses and to the searches."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -13,48 +10,59 @@ from torch.nn import functional as F
 
 from arcuate.errors import UserError
 
-EncoderState: TypeAlias = Any  # a tensor or a frozen dataclass of tensors, as the kind likes
+EncoderState: TypeAlias = Any  # a tensor or frozen dataclass of tensors; opaque outside its encoder
 
 
 class Encoder(Protocol):
+    """Bins to frames, for complete trials and as a stream."""
+
     @property
     def n_outputs(self) -> int:
-        """Numbers in a frame."""
+        """Width D of a frame."""
 
     def start(self, n_trials: int) -> EncoderState:
-        """The state before the first frame."""
+        """State before the first frame."""
 
     def step(self, state: EncoderState, bins: Tensor) -> tuple[Tensor, EncoderState]:
-        """Bins of whole patches (B, T, C) -> the frames (B, F, D) that are certain now, and the state after them."""
+        """Bins of complete patches (B, T, C) -> the frames (B, F, D) final at this point, and the state after them."""
 
     def finish(self, state: EncoderState) -> Tensor:
-        """The frames that were held back for a future that did not come. (B, F, D)"""
+        """Frames held back for future context. (B, F, D)"""
 
     def __call__(
         self, bins: Tensor, n_frames: Tensor | None, state: EncoderState
     ) -> tuple[Tensor, EncoderState]:
-        """Whole trials (B, T, C) with their true lengths -> all frames (B, F, D), and the state after them."""
+        """Complete trials (B, T, C) with their true lengths -> all frames (B, F, D), and the state after them."""
 
-    def layered(
+    def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: EncoderState, layers: Collection[int]
     ) -> tuple[Tensor, EncoderState, dict[int, Tensor]]:
-        """The same, and what some inner layers (1 = the first) say in frames that the same head can read."""
+        """The same, and the outputs of some inner layers (1 = the first) as inputs for the output layer."""
 
 
 def require_causal(causal: bool) -> None:
+    """Raise a `UserError` for a bidirectional model."""
     if not causal:
         raise UserError(
-            "This model reads each trial in both directions and cannot stream; decode whole trials, or "
-            "train with encoder.bidirectional=false."
+            "a bidirectional model cannot stream; decode complete trials, or train with encoder.bidirectional=false"
         )
 
 
-# Outputs: what a model says about a batch. Losses and searches start here and know no more of the model.
+@dataclass(frozen=True)
+class ModelInputs:
+    """Normalised trials, and what training adds to them."""
+
+    bins: Tensor  # (B, T, C) normalised and, in training, augmented
+    n_bins: Tensor  # (B,)
+    session: Tensor  # (B,)
+    tokens: Tensor | None = None  # (B, U) padded targets of the transducer loss
+    clean: Tensor | None = None  # (B, T, C) the same bins before augmentation, input of the speaking mode
+    layers: tuple[int, ...] = ()  # encoder layers (1 = the first) with an intermediate CTC loss
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Both sides of a transducer; their logits (B, F, U + 1, V) are large, and made by whoever needs them."""
+    """Both inputs of a transducer's joiner; its logits (B, F, U + 1, V) are large and computed by the loss."""
 
     frames: Tensor  # (B, F, W)
     predicted: Tensor  # (B, U + 1, W) after 0, 1, … U tokens
@@ -68,20 +76,20 @@ class Joint:
 
 @dataclass(frozen=True)
 class Flow:
-    """How fast the denoiser would move frames somewhere along the way, and how fast it should."""
+    """Velocity of the denoiser at a point between noisy and clean frames, and its target."""
 
-    said: Tensor  # (B, F, D)
-    wanted: Tensor  # (B, F, D)
+    predicted: Tensor  # (B, F, D)
+    target: Tensor  # (B, F, D)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    frames: Tensor  # (B, F, D) what the encoder says
-    n_frames: Tensor  # (B,) int64; frames beyond it are padding and mean nothing
+    """Outputs of the model for one batch: all that losses and searches use."""
+
+    frames: Tensor  # (B, F, D) output of the encoder, denoised where the model has a denoiser
+    n_frames: Tensor  # (B,) int64; frames beyond it are padding with arbitrary values
     log_probs: dict[str, Tensor]  # per head, {"ctc": (B, F, V)}
-    joint: Joint | None = None  # of the transducer head, where there is one and tokens were given
-    mode: Tensor | None = None  # (B, 2) logits of the speaking mode, where the model tells it
-    flow: Flow | None = None  # of the denoiser, where clean bins were given
-    intermediate: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # CTC scores of inner layers, where asked for
+    joint: Joint | None = None  # of the transducer head, where tokens were given
+    mode: Tensor | None = None  # (B, 2) logits of the speaking mode
+    flow: Flow | None = None  # of the denoiser, in training
+    intermediate: dict[int, Tensor] = field(default_factory=dict)  # CTC log-probabilities of inner layers

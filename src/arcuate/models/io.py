@@ -1,4 +1,4 @@
-"""A model on disk: `model.json` is its config, `model.safetensors` its weights; loading needs nothing else."""
+"""Model folders: `model.json` holds the config, `model.safetensors` the weights; loading needs nothing else."""
 
 import errno
 import hashlib
@@ -18,13 +18,46 @@ from arcuate.models.model import Model, build_on_meta
 
 CONFIG_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
-STATE_FILE = "state.json"  # of a checkpoint, beside the two
-MAX_CARD_BYTES = 4_000_000
-DTYPES = {"F64", "F32", "F16", "BF16"}
+STATE_FILE = "state.json"  # of a training checkpoint, in the same folder
+_MAX_CONFIG_BYTES = 4_000_000
+_FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
+
+# Names of tensors in files of earlier versions, and their names now.
+_RENAMED_TENSORS = tuple(
+    (re.compile(old), new)
+    for old, new in (
+        (r"(encoder\.blocks\.\d+)\.ahead\.", r"\1.mixer."),
+        (r"(encoder\.blocks\.\d+)\.back\.", r"\1.reverse_mixer."),
+        (r"(encoder\.blocks\.\d+\.(?:reverse_)?mixer)\.project\.", r"\1.in_proj."),
+        (r"(encoder\.blocks\.\d+\.(?:reverse_)?mixer)\.step_bias$", r"\1.dt_bias"),
+        (r"(encoder\.blocks\.\d+\.(?:reverse_)?mixer)\.log_rate$", r"\1.a_log"),
+        (r"(encoder\.blocks\.\d+)\.attention\.project\.", r"\1.attention.qkv."),
+        (r"(encoder\.blocks\.\d+)\.frame_norm\.", r"\1.ffn_norm."),
+        (r"(encoder\.blocks\.\d+)\.inner\.", r"\1.ffn_in."),
+        (r"(encoder\.blocks\.\d+)\.outer\.", r"\1.ffn_out."),
+        (r"encoder\.distances\.", "encoder.position_bias."),
+        (r"transducer\.from_frames\.", "transducer.encoder_proj."),
+        (r"transducer\.from_tokens\.", "transducer.predictor_proj."),
+        (r"transducer\.predictor\.mix\.", "transducer.predictor.linear."),
+        (r"mode\.centre$", "mode.evidence_mean"),
+        (r"mode\.spread$", "mode.evidence_sd"),
+        (r"mode\.answer\.", "mode.classifier."),
+        (r"denoiser\.here\.", "denoiser.input."),
+        (r"denoiser\.mix$", "denoiser.conv_weight"),
+        (r"denoiser\.mix_bias$", "denoiser.conv_bias"),
+    )
+)
+
+
+def current_tensor_name(name: str) -> str:
+    """The present name of a tensor stored by any version, with or without a prefix such as `ema.`."""
+    for old, new in _RENAMED_TENSORS:
+        name = old.sub(new, name)
+    return name
 
 
 def save_model(folder: Path, model: Model) -> None:
-    """Both files, each in place only once it is whole."""
+    """Write both files, each by an atomic rename."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     partial = folder / f"{WEIGHTS_FILE}.partial"
@@ -36,7 +69,7 @@ def save_model(folder: Path, model: Model) -> None:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file; a disk that is full is an OSError like any other."""
+    """Write a safetensors file; its I/O errors, such as a full disk, are raised as `OSError`."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -45,8 +78,9 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
-def load_model(folder: Path) -> Model:
-    """The model of a folder, ready to read trials; nothing in the files is trusted before it is checked."""
+def load_model(folder: str | Path) -> Model:
+    """Load the model of a folder in evaluation mode; every file is validated before use."""
+    folder = Path(folder)
     config = load_model_config(folder)
     check_checksums(folder)
     model = build_on_meta(config)
@@ -60,13 +94,13 @@ def load_model(folder: Path) -> Model:
 
 
 def check_checksums(folder: Path) -> None:
-    """Where a checkpoint's state says what its files were when they were saved, they must still be that."""
+    """Compare the files of a training checkpoint with the checksums in its state."""
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
         files = state["files"]
         expected = {name: files[name] for name in (CONFIG_FILE, WEIGHTS_FILE)}
     except FileNotFoundError:
-        return  # an imported model, or one saved by hand
+        return  # an imported model, or one saved by `save_model` alone
     except (ValueError, RecursionError, TypeError, KeyError):
         raise UserError(
             f"{folder / STATE_FILE} is damaged; evaluate another checkpoint, or train again"
@@ -74,7 +108,7 @@ def check_checksums(folder: Path) -> None:
     for name, digest in expected.items():
         if checksum(folder / name) != digest:
             raise UserError(
-                f"{folder / name} is damaged: its checksum is not the one it was saved with; use another checkpoint"
+                f"{folder / name} is damaged: its checksum differs from the stored one; use another checkpoint"
             )
 
 
@@ -87,44 +121,49 @@ def checksum(path: Path) -> str:
 
 
 def load_model_config(folder: Path) -> ModelConfig:
+    """Read `model.json`, with settings of earlier versions translated."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(
-            f"{folder} holds no model ({CONFIG_FILE} is missing); give a run, checkpoint or imported folder."
+            f"{folder} is not a model folder ({CONFIG_FILE} is missing); pass a run, checkpoint or imported model"
         )
     try:
-        if path.stat().st_size > MAX_CARD_BYTES:
-            raise UserError(f"{path} is too large to be a model config; restore the file from its source.")
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise UserError(f"{path} is too large to be a model config; restore the file from its source")
         return ModelConfig.model_validate_json(path.read_bytes(), context={"migrate": True})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise UserError(
-            f"{path} is not a model config ({where}: {first['msg']}); restore the file from its source."
+            f"{path} is not a model config ({where}: {first['msg']}); restore the file from its source"
         ) from error
 
 
 def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors of exactly these names and shapes as float32; anything else is a `UserError`."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE} or import the model again.")
+        raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE}, or import the model again")
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if wrong := sorted(found.keys() ^ shapes.keys()):
+            stored = {current_tensor_name(name): name for name in file.keys()}  # noqa: SIM118
+            if wrong := sorted(stored.keys() ^ shapes.keys()):
                 raise UserError(
-                    f"{path} does not hold the weights of its config ({wrong[0]} is "
-                    f"{'unknown' if wrong[0] in found else 'missing'}); import or train the model again."
+                    f"{path} does not match {CONFIG_FILE} ({wrong[0]} is"
+                    f" {'unexpected' if wrong[0] in stored else 'missing'}); import or train the model again"
                 )
             for name, shape in shapes.items():
-                kind, size = found[name].get_dtype(), tuple(found[name].get_shape())
-                if size != shape or kind not in DTYPES:
+                tensor = file.get_slice(stored[name])
+                dtype, found = tensor.get_dtype(), tuple(tensor.get_shape())
+                if found != shape or dtype not in _FLOAT_DTYPES:
                     raise UserError(
-                        f"{path}: {name} is {kind} {size} where its config says floats {shape}; import or "
-                        "train the model again."
+                        f"{path}: {name} is {dtype} {found}, but {CONFIG_FILE} implies floats {shape}; import or"
+                        " train the model again"
                     )
-            weights = {name: file.get_tensor(name).float() for name in shapes}
+            weights = {name: file.get_tensor(stored[name]).float() for name in shapes}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); restore the file from its source.") from error
+        raise UserError(f"{path} cannot be read ({error}); restore the file from its source") from error
     if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
-        raise UserError(f"{path}: {bad[0]} is not finite, the model diverged; use an earlier checkpoint.")
+        raise UserError(
+            f"{path}: {bad[0]} contains non-finite values, training diverged; use an earlier checkpoint"
+        )
     return weights

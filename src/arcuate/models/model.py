@@ -1,8 +1,11 @@
-"""Model: everything deterministic between stored bins and token scores, with the config that describes it."""
+"""The model: everything deterministic between stored bins and log-probabilities.
+
+Training, evaluation, live decoding and export all use this class, so normalisation, smoothing, patching and frame
+counts cannot differ between them. Nothing random is drawn here except dropout.
+"""
 
 import copy
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from arcuate.models.config import GRUSettings, ModelConfig, ModelSettings, SSMSe
 from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.front_end import FrontEnd, FrontEndState, normalise
 from arcuate.models.gru import GRU
-from arcuate.models.interfaces import EncoderState, Flow, Outputs, require_causal
+from arcuate.models.interfaces import EncoderState, ModelInputs, Outputs, require_causal
 from arcuate.models.mode import ModeState, SpeakingMode
 from arcuate.models.session_layer import SessionLayer
 from arcuate.models.ssm import SSM
@@ -24,24 +27,42 @@ from arcuate.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
+class ModeLogits:
+    """Logits of the speaking mode."""
+
+    per_trial: Tensor  # (B, 2)
+    per_bin: Tensor  # (B, T, 2)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Output of the encoder, before denoiser and heads."""
+
+    frames: Tensor  # (B, F, D)
+    n_frames: Tensor  # (B,)
+    mode: ModeLogits | None = None
+    layers: dict[int, Tensor] = field(default_factory=dict)  # outputs of inner layers (B, F, D)
+
+
+@dataclass(frozen=True)
 class StreamState:
-    """A trial half heard. A value: `step` returns a new one and leaves the old one as it was."""
+    """State of a stream within a trial. Immutable: `step` returns a new one."""
 
     front_end: FrontEndState
     encoder: EncoderState
     mode: ModeState | None = None
     denoiser: DenoiserState | None = None
-    ahead: Any = None  # work done for the next frame already, where the encoder can
+    precomputed: Any = None  # part of the next frame, for encoders that support it
 
 
 class Model(nn.Module):
-    """Normalise, smooth, session layer, patches, encoder, linear head, log-softmax.
+    """Normalisation, smoothing, session layer, patches, encoder, linear output layer, log-softmax.
 
-    Where asked for: a speaking mode that scales channels before the patches, a denoiser after the encoder, and a
-    transducer.
+    Optional parts: a speaking mode that scales channels before the patches, a denoiser after the encoder, and a
+    transducer head.
 
-    Whole trials: `model(bins, n_bins, session, statistics)`. Training puts its augmentation between the two
-    halves, `encode(augment(normalise(bins, statistics)), ...)`. Streams: `start`, `step`, `finish`.
+    Complete trials: `model(bins, n_bins, session, statistics)`. Training applies augmentation between the two halves,
+    `encode(ModelInputs(augment(normalise(bins, statistics)), …))`. Streams: `start`, `step`, `finish`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -72,200 +93,163 @@ class Model(nn.Module):
         statistics: BatchStatistics | None = None,
         tokens: Tensor | None = None,  # (B, U) padded
     ) -> Outputs:
-        return self.encode(self.normalise(bins, statistics), n_bins, session, tokens)
+        """Outputs for complete trials of stored bins; `tokens` are the targets of the transducer loss."""
+        return self.encode(ModelInputs(self.normalise(bins, statistics), n_bins, session, tokens))
 
     def normalise(self, bins: Tensor, statistics: BatchStatistics | None = None) -> Tensor:
-        """Source bins to normalised bins, as the config says. (B, T, C)"""
-        self._check(bins, statistics)
+        """Stored bins to normalised bins. (B, T, C)"""
+        self._check_inputs(bins, statistics)
         return normalise(bins, statistics, self.config.settings.front_end)[0]
 
-    def encode(
-        self,
-        bins: Tensor,
-        n_bins: Tensor,
-        session: Tensor,
-        tokens: Tensor | None = None,
-        clean: Tensor | None = None,
-        match: bool = False,
-        layers: Collection[int] = (),
-    ) -> Outputs:
-        """Normalised bins to outputs; `tokens` are what a transducer's loss is to be computed for.
+    def encode(self, inputs: ModelInputs) -> Outputs:
+        """Outputs for normalised bins."""
+        return self.predict(self.encode_frames(inputs), inputs.tokens)
 
-        `clean` (B, T, C) are the same bins without augmentation: the mode is told from them, and with `match` the
-        denoiser is led towards what the encoder makes of them. `layers` of the encoder (1 = the first) are read by
-        the same head, for losses on the way.
-        """
-        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
-        mode = self._tell_mode(bins if clean is None else clean, n_bins)
-        frames, inner = self._frames(bins, n_bins, session, mode, layers)
-        flow = None
-        if self.denoiser is not None:
-            if clean is not None and match:
-                flow = self._match(self.denoiser, frames, clean, n_bins, session, mode)
-            frames = self.denoiser(frames, n_frames)
-        outputs = self._outputs(frames, n_frames, tokens, None if mode is None else mode[0], flow)
-        return replace(outputs, intermediate={i: self._scores(said) for i, said in inner.items()})
-
-    def _tell_mode(self, bins: Tensor, n_bins: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Logits of each trial and for every bin; bins of short trials as the front end fills them up."""
-        if self.mode is None:
-            return None
-        least = self.config.settings.front_end.patch.bins
-        bins = F.pad(bins, (0, 0, 0, max(least - bins.shape[1], 0)))
-        beyond = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
-        return self.mode(bins.masked_fill(beyond[..., None], 0.0), n_bins.clamp(min=least))
-
-    def _frames(
-        self,
-        bins: Tensor,
-        n_bins: Tensor,
-        session: Tensor,
-        mode: tuple[Tensor, Tensor] | None,
-        layers: Collection[int] = (),
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        ready = self.front_end(bins, n_bins, session)
+    def encode_frames(self, inputs: ModelInputs, mode: ModeLogits | None = None) -> Encoded:
+        """Front end and encoder; the speaking mode is classified from the clean bins unless it is given."""
+        if mode is None:
+            mode = self._classify_mode(inputs.bins if inputs.clean is None else inputs.clean, inputs.n_bins)
+        ready = self.front_end(inputs.bins, inputs.n_bins, inputs.session)
         if self.mode is not None and mode is not None:
-            ready = self.mode.condition(ready, mode[1][:, : ready.shape[1]])
-        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
-        start: EncoderState = self.encoder.start(len(bins))
-        frames, _, inner = self.encoder.layered(ready, n_frames, start, layers)
-        return frames, inner
+            ready = self.mode.condition(ready, mode.per_bin[:, : ready.shape[1]])
+        n_frames = self.config.settings.front_end.patch.count_frames(inputs.n_bins)
+        start: EncoderState = self.encoder.start(len(inputs.bins))
+        frames, _, layers = self.encoder.forward_with_layers(ready, n_frames, start, inputs.layers)
+        return Encoded(frames, n_frames, mode, layers)
 
-    def _match(
-        self,
-        denoiser: Denoiser,
-        noisy: Tensor,
-        clean: Tensor,
-        n_bins: Tensor,
-        session: Tensor,
-        mode: tuple[Tensor, Tensor] | None,
-    ) -> Flow:
-        """The denoiser somewhere between noisy frames and those of clean bins, made without dropout."""
-        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
-        training = self.training
-        self.eval()
-        with torch.no_grad():
-            target, _ = self._frames(clean.clone(), n_bins, session, mode)
-        self.train(training)
-        n_frames = self.config.settings.front_end.patch.count_frames(n_bins)
-        return denoiser.match(noisy, target, n_frames, times)
+    def predict(self, encoded: Encoded, tokens: Tensor | None = None) -> Outputs:
+        """Denoiser and heads; inner layers go through the same output layer as the last one."""
+        frames = encoded.frames
+        if self.denoiser is not None:
+            frames = self.denoiser(frames, encoded.n_frames)
+        outputs = self._apply_heads(
+            frames, encoded.n_frames, tokens, None if encoded.mode is None else encoded.mode.per_trial
+        )
+        return replace(
+            outputs, intermediate={i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()}
+        )
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
-        """A stream of one trial; `statistics` as for a batch of one."""
+        """State of a stream before the first bin of a trial; `statistics` as for a batch of one."""
         require_causal(self.config.settings.encoder.causal)
-        self._check(None, statistics)
-        which = torch.tensor([session], device=self.head.weight.device)
-        front_end, like = self.front_end.start(which, statistics), self.head.weight.new_zeros(1, 0, 0)
+        self._check_inputs(None, statistics)
+        session_index = torch.tensor([session], device=self.head.weight.device)
+        front_end, like = self.front_end.start(session_index, statistics), self.head.weight.new_zeros(1, 0, 0)
         mode = None if self.mode is None else self.mode.start(like)
         denoiser = None if self.denoiser is None else self.denoiser.start(like)
         return StreamState(front_end, self.encoder.start(1), mode, denoiser)
 
     def step(self, state: StreamState, bins: Tensor) -> tuple[Outputs, StreamState]:
-        """The next bins (1, t, C), any number -> the frames they complete, and the state after them."""
-        self._check(bins, state.front_end.statistics)
+        """Next stored bins (1, t, C), any number -> outputs of the frames they complete, and the state after them."""
+        self._check_inputs(bins, state.front_end.statistics)
         normalised, front_end = self.front_end.normalise(state.front_end, bins)
-        frames, state = self._take(replace(state, front_end=front_end), normalised, normalised)
-        return self._streamed(frames, state), state
+        frames, state = self._step_normalised(replace(state, front_end=front_end), normalised, normalised)
+        return self._stream_outputs(frames, state), state
 
-    def ahead(self, state: StreamState) -> StreamState:
-        """The same state with all work done that needs no bins to come: the next frame is then sooner there."""
-        work = getattr(self.encoder, "ahead", None)
-        if work is None:
+    def precompute(self, state: StreamState) -> StreamState:
+        """The same state with the part of the next frame computed that needs no further bins; reduces latency."""
+        precompute = getattr(self.encoder, "precompute", None)
+        if precompute is None:
             return state
-        return replace(state, ahead=work(state.encoder, state.front_end.ready, state.ahead))
+        precomputed = precompute(state.encoder, state.front_end.ready, state.precomputed)
+        return replace(state, precomputed=precomputed)
 
     def finish(self, state: StreamState) -> Outputs:
-        """The frames that waited for bins which never came; the trial ends here."""
-        missing, beyond = self.front_end.missing(state.front_end), self.front_end.beyond(state.front_end)
-        frames, state = self._take(state, torch.cat([missing, beyond], dim=1), missing)
+        """Outputs of the frames held back for smoothing or for a complete patch, at the end of a trial."""
+        padding = self.front_end.patch_padding(state.front_end)
+        beyond = self.front_end.smoothing_padding(state.front_end)
+        frames, state = self._step_normalised(state, torch.cat([padding, beyond], dim=1), padding)
         held = self.encoder.finish(state.encoder)
         if self.denoiser is not None and state.denoiser is not None and held.shape[1]:
             held = self.denoiser.step(state.denoiser, held)[0]
-        return self._streamed(torch.cat([frames, held], dim=1), state)
+        return self._stream_outputs(torch.cat([frames, held], dim=1), state)
 
-    def _take(self, state: StreamState, normalised: Tensor, heard: Tensor) -> tuple[Tensor, StreamState]:
-        """Bins through all parts; `heard` are those among them that belong to the trial."""
-        fresh, front_end = self.front_end.step(state.front_end, normalised)
+    def _classify_mode(self, bins: Tensor, n_bins: Tensor) -> ModeLogits | None:
+        """Speaking mode of complete trials, padded to one patch as in the front end."""
+        if self.mode is None:
+            return None
+        patch_bins = self.config.settings.front_end.patch.bins
+        bins = F.pad(bins, (0, 0, 0, max(patch_bins - bins.shape[1], 0)))
+        is_padding = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
+        return ModeLogits(
+            *self.mode(bins.masked_fill(is_padding[..., None], 0.0), n_bins.clamp(min=patch_bins))
+        )
+
+    def _step_normalised(
+        self, state: StreamState, normalised: Tensor, trial_bins: Tensor
+    ) -> tuple[Tensor, StreamState]:
+        """Normalised bins through all parts; `trial_bins` are those among them that belong to the trial."""
+        ready, front_end = self.front_end.step(state.front_end, normalised)
         mode = state.mode
         if self.mode is not None and mode is not None:
-            mode = self.mode.step(mode, heard)
-            fresh = self.mode.condition(fresh, mode.waiting[:, : fresh.shape[1]])
-            mode = replace(mode, waiting=mode.waiting[:, fresh.shape[1] :])
-        ready, front_end = self.front_end.cut(front_end, fresh)
-        frames, encoder = self._encode_ready(ready, state)
-        ahead = None if frames.shape[1] else state.ahead
+            mode = self.mode.step(mode, trial_bins)
+            ready = self.mode.condition(ready, mode.pending[:, : ready.shape[1]])
+            mode = replace(mode, pending=mode.pending[:, ready.shape[1] :])
+        patches, front_end = self.front_end.take_patches(front_end, ready)
+        frames, encoder = self._encode_patches(patches, state)
+        precomputed = None if frames.shape[1] else state.precomputed
         denoiser = state.denoiser
         if self.denoiser is not None and denoiser is not None:
             frames, denoiser = self.denoiser.step(denoiser, frames)
-        return frames, StreamState(front_end, encoder, mode, denoiser, ahead)
+        return frames, StreamState(front_end, encoder, mode, denoiser, precomputed)
 
-    def _encode_ready(self, ready: Tensor, state: StreamState) -> tuple[Tensor, EncoderState]:
-        if ready.shape[1] < self.config.settings.front_end.patch.bins:
-            return ready.new_zeros(1, 0, self.encoder.n_outputs), state.encoder
-        done = () if state.ahead is None else (state.ahead,)
-        return self.encoder.step(state.encoder, ready, *done)
+    def _encode_patches(self, bins: Tensor, state: StreamState) -> tuple[Tensor, EncoderState]:
+        if bins.shape[1] < self.config.settings.front_end.patch.bins:
+            return bins.new_zeros(1, 0, self.encoder.n_outputs), state.encoder
+        precomputed = () if state.precomputed is None else (state.precomputed,)
+        return self.encoder.step(state.encoder, bins, *precomputed)
 
-    def _streamed(self, frames: Tensor, state: StreamState) -> Outputs:
+    def _stream_outputs(self, frames: Tensor, state: StreamState) -> Outputs:
         mode = None if state.mode is None else state.mode.logits[:, 0]
-        return self._outputs(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
+        return self._apply_heads(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
 
-    def _outputs(
-        self,
-        frames: Tensor,
-        n_frames: Tensor,
-        tokens: Tensor | None = None,
-        mode: Tensor | None = None,
-        flow: Flow | None = None,
+    def _apply_heads(
+        self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None, mode: Tensor | None
     ) -> Outputs:
         joint = None
         if self.transducer is not None and tokens is not None:
             joint = self.transducer(frames, tokens)
-        log_probs = {"ctc": self._scores(frames)}
-        return Outputs(frames, n_frames, log_probs, joint, mode, flow)
+        return Outputs(frames, n_frames, {"ctc": self._ctc_log_probs(frames)}, joint, mode)
 
-    def _scores(self, frames: Tensor) -> Tensor:
+    def _ctc_log_probs(self, frames: Tensor) -> Tensor:
         return F.log_softmax(self.head(frames), dim=-1)
 
-    def _check(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
-        if bins is not None and (bins.ndim != 3 or bins.shape[-1] != self.config.n_channels):
+    def _check_inputs(self, bins: Tensor | None, statistics: BatchStatistics | None) -> None:
+        n_channels = self.config.n_channels
+        if bins is not None and (bins.ndim != 3 or bins.shape[-1] != n_channels):
             raise UserError(
-                f"The model reads bins of shape (trials, bins, {self.config.n_channels}) but was given "
-                f"{tuple(bins.shape)}; give it {self.config.n_channels} channels or train a model on these."
+                f"bins have shape {tuple(bins.shape)}; the model expects (trials, bins, {n_channels}): pass"
+                f" {n_channels} channels, or train a model on this data"
             )
-        how = self.config.settings.front_end.normalise
-        if how != "none" and statistics is None:
+        kind = self.config.settings.front_end.normalise
+        if kind != "none" and statistics is None:
             raise UserError(
-                f"The model normalises its bins (front_end.normalise={how}); pass the statistics of the "
-                f"{'block' if how == 'block' else 'bins before each trial'} with them."
+                f"the model normalises its input (front_end.normalise={kind}); pass the statistics of"
+                f" {'the block' if kind == 'block' else 'the bins before each trial'} as well"
             )
 
 
 def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM | Transformer:
+    patch = settings.front_end.patch
     match settings.encoder:
         case GRUSettings() as encoder:
-            return GRU(encoder, settings.front_end.patch, n_channels)
+            return GRU(encoder, patch, n_channels)
         case SSMSettings() as encoder:
-            return SSM(encoder, settings.front_end.patch, n_channels)
+            return SSM(encoder, patch, n_channels)
         case TransformerSettings() as encoder:
-            return Transformer(encoder, settings.front_end.patch, n_channels)
+            return Transformer(encoder, patch, n_channels)
 
 
-VECTORS = (
-    "encoder.",
-    "front_end.stem.",
-    "transducer.",
-    "mode.",
-    "denoiser.",
-)  # parts whose biases and gains make up the bias group
+_BIAS_GROUP_PREFIXES = ("encoder.", "front_end.stem.", "transducer.", "mode.", "denoiser.")
 
 
 def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
-    """Parameters as the official recipes divide them: biases of encoder and head, session maps, the rest."""
+    """Parameters grouped as in the official recipes: biases and gains of the network, session layers, the rest."""
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "session": [], "rest": []}
     for name, parameter in model.named_parameters():
         if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
             groups["session"].append(parameter)
-        elif name == "head.bias" or (name.startswith(VECTORS) and parameter.ndim < 2):
+        elif name == "head.bias" or (name.startswith(_BIAS_GROUP_PREFIXES) and parameter.ndim < 2):
             groups["bias"].append(parameter)
         else:
             groups["rest"].append(parameter)
@@ -273,7 +257,7 @@ def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
 
 
 def build_on_meta(config: ModelConfig) -> Model:
-    """The model of a config with shapes but no memory, whatever size the config claims."""
+    """The model with shapes but without memory, whatever its size."""
     with torch.device("meta"):
         return Model(config)
 
@@ -282,11 +266,11 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(p.numel() for p in build_on_meta(config).parameters())
 
 
-# Days a model was not trained on: a model with a layer for one more, or as one day reads it.
+# Sessions the model was not trained on.
 
 
 def copy_session_layer(model: Model, like: str) -> tuple[Tensor, Tensor]:
-    """Weight (C, C) and bias (C,) of a known session, or of their mean for "mean"; a copy."""
+    """Copy of weight (C, C) and bias (C,) of a known session, or of the mean over sessions for "mean"."""
     layer = model.front_end.session_layer
     device = model.head.weight.device
     if not layer.settings.enabled:
@@ -300,32 +284,33 @@ def copy_session_layer(model: Model, like: str) -> tuple[Tensor, Tensor]:
 
 
 def enable_session_layers(settings: ModelSettings) -> ModelSettings:
-    """The same settings with session layers switched on."""
+    """The same settings with session layers enabled."""
     layer = settings.front_end.session_layer.model_copy(update={"enabled": True})
     front_end = settings.front_end.model_copy(update={"session_layer": layer})
     return settings.model_copy(update={"front_end": front_end})
 
 
 def add_session(model: Model, session: str, like: str) -> Model:
-    """A model of its own that knows one session more, whose layer starts as that of `like` (or the mean)."""
+    """Copy of the model with one more session, whose layer starts as that of `like` (or the mean)."""
     if session in model.config.sessions:
-        raise UserError(f"the model knows session {session} already")
-    layers = [copy_session_layer(model, known) for known in model.config.sessions] + [
-        copy_session_layer(model, like)
-    ]
-    return _replace_layers(copy.deepcopy(model), (*model.config.sessions, session), layers)
+        raise UserError(f"the model has a session {session} already; choose another name")
+    layers = [copy_session_layer(model, known) for known in model.config.sessions]
+    layers.append(copy_session_layer(model, like))
+    return _replace_session_layers(copy.deepcopy(model), (*model.config.sessions, session), layers)
 
 
 def single_session_model(model: Model, session: str, weight: Tensor, bias: Tensor) -> Model:
-    """The model as one day reads it: session 0 has this layer; all other weights are shared with the model."""
+    """The model with this layer as its only session; all other weights are shared with the original."""
     shared = copy.copy(model)
     shared._modules = dict(model._modules)
     shared.front_end = copy.copy(model.front_end)
     shared.front_end._modules = dict(model.front_end._modules)
-    return _replace_layers(shared, (session,), [(weight, bias)])
+    return _replace_session_layers(shared, (session,), [(weight, bias)])
 
 
-def _replace_layers(model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]) -> Model:
+def _replace_session_layers(
+    model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]
+) -> Model:
     old = model.front_end.session_layer
     settings = enable_session_layers(model.config.settings)
     model.config = ModelConfig(
@@ -333,8 +318,8 @@ def _replace_layers(model: Model, sessions: tuple[str, ...], layers: list[tuple[
     )
     with torch.device("meta"):
         new = SessionLayer(settings.front_end.session_layer, model.config.n_channels, len(sessions))
-    new.weights = torch.nn.ParameterList(torch.nn.Parameter(weight) for weight, _ in layers)
-    new.biases = torch.nn.ParameterList(torch.nn.Parameter(bias) for _, bias in layers)
+    new.weights = nn.ParameterList(nn.Parameter(weight) for weight, _ in layers)
+    new.biases = nn.ParameterList(nn.Parameter(bias) for _, bias in layers)
     new.layer_norm = old.layer_norm
     model.front_end.settings = settings.front_end
     model.front_end.session_layer = new.train(old.training)

@@ -1,6 +1,6 @@
-"""The session layer: one affine map per recording session, because electrodes and tuning move between days.
+"""Session layer: one affine map per recording session, because electrodes and tuning change between days.
 
-Each session owns its parameters, so an optimizer leaves a session that is not in the batch entirely alone.
+Each session has its own parameters, so that an optimizer does not touch sessions absent from the batch.
 """
 
 import torch
@@ -32,15 +32,16 @@ class SessionLayer(nn.Module):
         """(B, T, C), (B,) -> (B, T, C)"""
         softsign = self.settings.activation == "softsign"
         if self.settings.enabled:
-            rows = session.tolist()
-            present = sorted(set(rows))
+            indices = session.tolist()
+            present = sorted(set(indices))
             if present[0] < 0 or present[-1] >= len(self.weights):
                 raise UserError(
-                    f"The model knows {len(self.weights)} sessions, numbered from 0; choose one of them."
+                    f"session index {present[0] if present[0] < 0 else present[-1]} is out of range; the model has"
+                    f" {len(self.weights)} sessions, numbered from 0"
                 )
-            which = [present.index(s) for s in rows]
+            map_of_trial = [present.index(s) for s in indices]
             weights, biases = [self.weights[s] for s in present], [self.biases[s] for s in present]
-            bins = _SessionMaps.apply(bins, which, softsign, *weights, *biases)
+            bins = _SessionMaps.apply(bins, map_of_trial, softsign, *weights, *biases)
         elif softsign:
             bins = F.softsign(bins)
         if self.layer_norm is not None:
@@ -49,25 +50,26 @@ class SessionLayer(nn.Module):
 
 
 class _SessionMaps(torch.autograd.Function):
-    """The maps and the activation in one: no (B, C, C) copy of weights, and only input and output kept.
+    """Affine maps and activation in one kernel, without a (B, C, C) copy of the weights.
 
-    Softsign y = x / (1 + |x|) has the derivative (1 - |y|)^2, so its input need not be kept. In mixed precision bins
-    come in fewer bits than the maps: products are taken in those of the bins, gradients of the maps added up in theirs.
+    Softsign y = x / (1 + |x|) has the derivative (1 - |y|)^2, so only the output is saved, not the pre-activation. In
+    mixed precision the products are computed in the dtype of the bins, and the gradients of the maps are accumulated in
+    the dtype of the maps.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, bins: Tensor, which: list[int], softsign: bool, *parameters: Tensor
+        ctx: FunctionCtx, bins: Tensor, map_of_trial: list[int], softsign: bool, *parameters: Tensor
     ) -> Tensor:
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         mapped = torch.empty_like(bins, memory_format=torch.contiguous_format)
-        short, offsets = [w.to(bins.dtype) for w in weights], [b.to(bins.dtype) for b in biases]
-        for trial, out, s in zip(bins, mapped, which, strict=True):
-            torch.addmm(offsets[s], trial, short[s], out=out)
+        cast_weights, cast_biases = [w.to(bins.dtype) for w in weights], [b.to(bins.dtype) for b in biases]
+        for trial, out, s in zip(bins, mapped, map_of_trial, strict=True):
+            torch.addmm(cast_biases[s], trial, cast_weights[s], out=out)
             if softsign:
                 out.div_(out.abs().add_(1.0))
-        ctx.which, ctx.softsign = which, softsign  # type: ignore[attr-defined]
+        ctx.map_of_trial, ctx.softsign = map_of_trial, softsign  # type: ignore[attr-defined]
         ctx.save_for_backward(bins, *([mapped] if softsign else []), *weights)
         return mapped
 
@@ -81,8 +83,8 @@ class _SessionMaps(torch.autograd.Function):
         d_bins = torch.empty_like(bins) if need_bins else None
         d_weights = [torch.zeros_like(w) if need[i] else None for i, w in enumerate(weights)]
         d_biases = [w.new_zeros(w.shape[1]) if need[n + i] else None for i, w in enumerate(weights)]
-        short = [w.to(bins.dtype) for w in weights]
-        for i, s in enumerate(ctx.which):
+        cast_weights = [w.to(bins.dtype) for w in weights]
+        for i, s in enumerate(ctx.map_of_trial):
             d = d_mapped[i]
             if mapped is not None:
                 d = mapped[i].abs().sub_(1.0).square_().mul_(d)
@@ -94,5 +96,5 @@ class _SessionMaps(torch.autograd.Function):
             if (d_bias := d_biases[s]) is not None:
                 d_bias.add_(d.sum(0))
             if d_bins is not None:
-                torch.mm(d, short[s].t(), out=d_bins[i])
+                torch.mm(d, cast_weights[s].t(), out=d_bins[i])
         return d_bins, None, None, *d_weights, *d_biases

@@ -1,6 +1,6 @@
-"""The transducer head: a prediction network that reads the tokens so far, and a joiner that weighs both sides.
+"""Transducer head (RNN-T, Graves 2012): prediction network over the tokens so far, and joiner.
 
-The prediction network moves on only when a token is emitted, never on a blank. Its output after 0, 1, … U tokens is
+The prediction network advances only when a token is emitted, never on a blank. Its output after 0, 1, … U tokens is
 joined with every frame: logits = output(tanh(frame + prediction)).
 """
 
@@ -15,39 +15,78 @@ from arcuate.data.alphabet import BLANK
 from arcuate.models.config import TransducerSettings
 from arcuate.models.interfaces import Joint
 
-START = BLANK  # stands for "nothing yet" on the token side, where a blank can not occur
+_START = BLANK  # start-of-sequence token of the prediction network, whose inputs never contain a blank
 
 
 @dataclass(frozen=True)
-class LSTMState:
+class _LSTMState:
     hidden: Tensor  # (depth, n, W)
     cell: Tensor  # (depth, n, W)
 
 
-PredictorState: TypeAlias = Tensor | LSTMState  # the last tokens (n, context), or what an LSTM remembers
+PredictorState: TypeAlias = Tensor | _LSTMState  # the last tokens (n, context), or the state of the LSTM
 
 
-class Stateless(nn.Module):
-    """Sees the last one or two tokens and nothing else; small, and hard to overfit."""
+class Transducer(nn.Module):
+    """Prediction network and joiner, for the loss (`forward`) and for searches (`start`, `step`, `log_probs`)."""
+
+    def __init__(self, settings: TransducerSettings, n_inputs: int, n_classes: int) -> None:
+        super().__init__()
+        predictor = _StatelessPredictor if settings.predictor == "stateless" else _LSTMPredictor
+        self.predictor: _StatelessPredictor | _LSTMPredictor = predictor(settings, n_classes)
+        self.encoder_proj = nn.Linear(n_inputs, settings.width)
+        self.predictor_proj = nn.Linear(settings.width, settings.width, bias=False)
+        self.output = nn.Linear(settings.width, n_classes)
+
+    def forward(self, frames: Tensor, tokens: Tensor) -> Joint:
+        """Inputs of the loss. (B, F, D), (B, U)"""
+        predicted = self.predictor_proj(self.predictor(tokens))
+        return Joint(self.encoder_proj(frames), predicted, self.output.weight, self.output.bias)
+
+    def start(self, n: int) -> tuple[Tensor, PredictorState]:
+        """Projected predictions (n, W) before the first token, and the state after them."""
+        predicted, state = self.predictor.start(n)
+        return self.predictor_proj(predicted), state
+
+    def step(self, state: PredictorState, tokens: Tensor) -> tuple[Tensor, PredictorState]:
+        """Projected predictions after one more token per row. (n,) -> (n, W)"""
+        predicted, state = self.predictor.step(state, tokens)  # type: ignore[arg-type]
+        return self.predictor_proj(predicted), state
+
+    def select(self, state: PredictorState, rows: Tensor) -> PredictorState:
+        """States of the given rows, in this order; rows may repeat."""
+        return self.predictor.select(state, rows)  # type: ignore[arg-type]
+
+    def concatenate(self, states: list[PredictorState]) -> PredictorState:
+        """Concatenate states along their rows."""
+        return self.predictor.concatenate(states)  # type: ignore[arg-type]
+
+    def log_probs(self, frame: Tensor, predicted: Tensor) -> Tensor:
+        """Log-probabilities of all classes at one projected frame (W,) for each prediction (n, W). (n, V)"""
+        return self.output(torch.tanh(frame + predicted)).log_softmax(-1)
+
+
+class _StatelessPredictor(nn.Module):
+    """Prediction network over the last `context` tokens (Ghodsi et al. 2020); small, and hard to overfit."""
 
     def __init__(self, settings: TransducerSettings, n_classes: int) -> None:
         super().__init__()
         self.context, self.dropout = settings.context, settings.dropout
         self.embedding = nn.Embedding(n_classes, settings.width)
-        self.mix = nn.Linear(settings.context * settings.width, settings.width)
+        self.linear = nn.Linear(settings.context * settings.width, settings.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What it says after each number of tokens. (B, U) -> (B, U + 1, W)"""
-        padded = F.pad(tokens, (self.context, 0), value=START)
-        return self._read(padded.unfold(1, self.context, 1))
+        """Outputs after 0, 1, … U tokens. (B, U) -> (B, U + 1, W)"""
+        padded = F.pad(tokens, (self.context, 0), value=_START)
+        return self._predict(padded.unfold(1, self.context, 1))
 
     def start(self, n: int) -> tuple[Tensor, Tensor]:
-        state = torch.full((n, self.context), START, device=self.embedding.weight.device)
-        return self._read(state), state
+        state = torch.full((n, self.context), _START, device=self.embedding.weight.device)
+        return self._predict(state), state
 
     def step(self, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         state = torch.cat([state[:, 1:], tokens[:, None]], dim=1)
-        return self._read(state), state
+        return self._predict(state), state
 
     def select(self, state: Tensor, rows: Tensor) -> Tensor:
         return state[rows]
@@ -55,13 +94,13 @@ class Stateless(nn.Module):
     def concatenate(self, states: list[Tensor]) -> Tensor:
         return torch.cat(states)
 
-    def _read(self, recent: Tensor) -> Tensor:
+    def _predict(self, recent: Tensor) -> Tensor:
         embedded = F.dropout(self.embedding(recent).flatten(-2), self.dropout, self.training)
-        return F.relu(self.mix(embedded))
+        return F.relu(self.linear(embedded))
 
 
-class LSTM(nn.Module):
-    """Remembers all tokens so far."""
+class _LSTMPredictor(nn.Module):
+    """Prediction network over all tokens so far."""
 
     def __init__(self, settings: TransducerSettings, n_classes: int) -> None:
         super().__init__()
@@ -71,58 +110,21 @@ class LSTM(nn.Module):
         self.lstm = nn.LSTM(settings.width, settings.width, settings.depth, batch_first=True, dropout=dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What it says after each number of tokens. (B, U) -> (B, U + 1, W)"""
-        embedded = self.embedding(F.pad(tokens, (1, 0), value=START))
+        """Outputs after 0, 1, … U tokens. (B, U) -> (B, U + 1, W)"""
+        embedded = self.embedding(F.pad(tokens, (1, 0), value=_START))
         outputs: Tensor = self.lstm(F.dropout(embedded, self.settings.dropout, self.training))[0]
         return outputs
 
-    def start(self, n: int) -> tuple[Tensor, LSTMState]:
+    def start(self, n: int) -> tuple[Tensor, _LSTMState]:
         zeros = self.embedding.weight.new_zeros(self.settings.depth, n, self.settings.width)
-        return self.step(LSTMState(zeros, zeros), torch.full((n,), START, device=zeros.device))
+        return self.step(_LSTMState(zeros, zeros), torch.full((n,), _START, device=zeros.device))
 
-    def step(self, state: LSTMState, tokens: Tensor) -> tuple[Tensor, LSTMState]:
+    def step(self, state: _LSTMState, tokens: Tensor) -> tuple[Tensor, _LSTMState]:
         outputs, (hidden, cell) = self.lstm(self.embedding(tokens)[:, None], (state.hidden, state.cell))
-        return outputs[:, 0], LSTMState(hidden, cell)
+        return outputs[:, 0], _LSTMState(hidden, cell)
 
-    def select(self, state: LSTMState, rows: Tensor) -> LSTMState:
-        return LSTMState(state.hidden[:, rows], state.cell[:, rows])
+    def select(self, state: _LSTMState, rows: Tensor) -> _LSTMState:
+        return _LSTMState(state.hidden[:, rows], state.cell[:, rows])
 
-    def concatenate(self, states: list[LSTMState]) -> LSTMState:
-        return LSTMState(torch.cat([s.hidden for s in states], 1), torch.cat([s.cell for s in states], 1))
-
-
-class Transducer(nn.Module):
-    def __init__(self, settings: TransducerSettings, n_inputs: int, n_classes: int) -> None:
-        super().__init__()
-        kind = Stateless if settings.predictor == "stateless" else LSTM
-        self.predictor: Stateless | LSTM = kind(settings, n_classes)
-        self.from_frames = nn.Linear(n_inputs, settings.width)
-        self.from_tokens = nn.Linear(settings.width, settings.width, bias=False)
-        self.output = nn.Linear(settings.width, n_classes)
-
-    def forward(self, frames: Tensor, tokens: Tensor) -> Joint:
-        """Both sides for a loss: frames (B, F, D), tokens (B, U)."""
-        predicted = self.from_tokens(self.predictor(tokens))
-        return Joint(self.from_frames(frames), predicted, self.output.weight, self.output.bias)
-
-    def start(self, n: int) -> tuple[Tensor, PredictorState]:
-        """Predictions (n, W) before the first token, ready to be joined, and the state to go on from."""
-        predicted, state = self.predictor.start(n)
-        return self.from_tokens(predicted), state
-
-    def step(self, state: PredictorState, tokens: Tensor) -> tuple[Tensor, PredictorState]:
-        """After one more token in each row. (n,) -> (n, W)"""
-        predicted, state = self.predictor.step(state, tokens)  # type: ignore[arg-type]
-        return self.from_tokens(predicted), state
-
-    def select(self, state: PredictorState, rows: Tensor) -> PredictorState:
-        """The states of these rows, in this order, any of them more than once."""
-        return self.predictor.select(state, rows)  # type: ignore[arg-type]
-
-    def concatenate(self, states: list[PredictorState]) -> PredictorState:
-        """The rows of all these states, one after the other."""
-        return self.predictor.concatenate(states)  # type: ignore[arg-type]
-
-    def log_probs(self, frame: Tensor, predicted: Tensor) -> Tensor:
-        """Scores of all classes at one frame (W,), already `from_frames`, for each prediction (n, W). (n, V)"""
-        return self.output(torch.tanh(frame + predicted)).log_softmax(-1)
+    def concatenate(self, states: list[_LSTMState]) -> _LSTMState:
+        return _LSTMState(torch.cat([s.hidden for s in states], 1), torch.cat([s.cell for s in states], 1))

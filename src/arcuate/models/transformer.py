@@ -1,8 +1,8 @@
-"""Attention over a bounded neighbourhood, with a learned preference for each distance.
+"""Transformer encoder with bounded context and relative positions, intended for heavy time masking.
 
-A frame sees the `context` frames up to itself (or as many on both sides), so that a stream remembers a bounded number
-of keys and values, and long trials are read some frames at a time: the cost of a frame never depends on how much came
-before. What is preferred depends on the distance alone, exactly for near frames and in growing steps for far ones.
+A frame attends to the `context` frames up to itself (and as many after it in the bidirectional model). A stream
+therefore keeps a bounded number of keys and values, and long trials are processed block by block: the cost of a frame
+does not depend on the number of frames before it.
 """
 
 import math
@@ -16,17 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.models.config import Patch, TransformerSettings
-from arcuate.models.front_end import extract_patches
+from arcuate.models.convolution import extract_patches
 from arcuate.models.interfaces import require_causal
 
-BLOCK = 64  # frames that look together, at least
-HIDDEN = (
-    -1e4
-)  # added to the score of padding: its share is exactly 0, and a frame that sees nothing else has no NaN
+_MIN_BLOCK = 64  # minimum number of query frames processed together
+_PADDING_BIAS = -1e4  # attention to padding is exactly 0 after softmax, and rows of padding alone stay finite
 
 
 @dataclass(frozen=True)
-class Memory:
+class _KeyValueCache:
     """Keys and values of the last frames, fewer than `context` of them."""
 
     keys: Tensor  # (B, H, n, d)
@@ -34,111 +32,78 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Some new frames that look together, the frames that any of them may see, and how much each is preferred."""
+class _Window:
+    """A block of queries, the keys that any of them may attend to, and their bias."""
 
-    asking: slice  # of the new frames
-    seen: slice  # of remembered and new frames together
-    bias: Tensor  # (1 or B, H, q, k), -inf where a frame may not look
+    queries: slice  # of the new frames
+    keys: slice  # of cached and new frames together
+    bias: Tensor  # (1 or B, H, q, k), -inf outside the context
 
 
-class RelativePositionBias(nn.Module):
-    """How much each head likes to look so far back (or ahead): one number per bucket of distances."""
+TransformerState = tuple[_KeyValueCache, ...]  # one per block
 
-    def __init__(self, n_heads: int, n_buckets: int, context: int, both_ways: bool) -> None:
+
+class Transformer(nn.Module):
+    """Bins to frames: patch embedding, then `depth` blocks."""
+
+    def __init__(self, settings: TransformerSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
-        self.n_buckets, self.context, self.both_ways = n_buckets, context, both_ways
-        self.table = nn.Parameter(torch.zeros(n_heads, n_buckets))
+        self.settings = settings
+        self.embedding = _PatchEmbedding(n_channels * patch.bins, settings.width, patch)
+        self.position_bias = RelativePositionBias(
+            settings.n_heads, settings.n_buckets, settings.context, settings.bidirectional
+        )
+        self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.depth))
+        self.output_norm = nn.LayerNorm(settings.width)
 
-    def windows(self, n_past: int, n_new: int, hidden: Tensor | None = None) -> list[Window]:
-        """Windows over `n_new` frames after `n_past` remembered ones; `hidden` (B, F) marks padding within sight."""
-        n_block = min(max(self.context, BLOCK), n_new)
-        liking = F.pad(self.table[:, self._buckets()], (n_block, n_block), value=-math.inf)
-        return list(self._cut(liking, n_past, n_new, n_block, hidden))
+    @property
+    def n_outputs(self) -> int:
+        return self.settings.width
 
-    def _buckets(self) -> Tensor:
-        """The bucket of every distance that is seen, farthest past first."""
-        found = relative_position_buckets(self.context, self.n_buckets, self.both_ways)
-        return torch.tensor(found, device=self.table.device)
+    def start(self, n_trials: int) -> TransformerState:
+        return tuple(cast(_Block, block).attention.start(n_trials) for block in self.blocks)
 
-    def _cut(
-        self, liking: Tensor, n_past: int, n_new: int, n_block: int, hidden: Tensor | None
-    ) -> Iterator[Window]:
-        for first in range(0, n_new, n_block):
-            end = min(first + n_block, n_new)
-            low = max(n_past + first - self.context + 1, 0)
-            high = min(n_past + end + (self.context - 1 if self.both_ways else 0), n_past + n_new)
-            farthest = n_past + end - 1 - low  # distance of the last frame that asks to the first one seen
-            at = n_block + self.context - 1 - farthest
-            n_asking, n_seen = end - first, high - low
-            along = liking[:, at : at + n_asking + n_seen - 1]  # (H, q + k - 1) by falling distance
-            bias = along.unfold(-1, n_seen, 1).flip(1)[None]  # (1, H, q, k)
-            if hidden is not None:
-                bias = bias + HIDDEN * hidden[:, None, None, low:high].to(bias.dtype)
-            yield Window(slice(first, end), slice(low, high), bias)
+    def step(self, state: TransformerState, bins: Tensor) -> tuple[Tensor, TransformerState]:
+        """Frames completed by these bins, and the state after them."""
+        require_causal(self.settings.causal)
+        return self(bins, None, state)
 
+    def finish(self, state: TransformerState) -> Tensor:
+        """No frames are held back. (B, 0, W)"""
+        return state[0].keys.new_zeros(len(state[0].keys), 0, self.n_outputs)
 
-@lru_cache(maxsize=64)
-def relative_position_buckets(context: int, n_buckets: int, both_ways: bool) -> tuple[int, ...]:
-    """Bucket of each distance from context - 1 down to 0, and on to -(context - 1) where frames look ahead too."""
-    n = n_buckets // 2 if both_ways else n_buckets
-    back = [relative_position_bucket(d, context, n) for d in range(context)]
-    ahead = [n + b for b in back[1:]] if both_ways else []
-    return (*reversed(back), *ahead)
+    def forward(
+        self, bins: Tensor, n_frames: Tensor | None, state: TransformerState
+    ) -> tuple[Tensor, TransformerState]:
+        """Bins (B, T, C), at least one patch long -> frames (B, F, W) and the state after the last frame."""
+        frames, after, _ = self.forward_with_layers(bins, n_frames, state, ())
+        return frames, after
 
+    def forward_with_layers(
+        self, bins: Tensor, n_frames: Tensor | None, state: TransformerState, layers: Collection[int]
+    ) -> tuple[Tensor, TransformerState, dict[int, Tensor]]:
+        """`forward`, and the normalised outputs of the given layers (1 = the first)."""
+        frames = F.dropout(self.embedding(bins), self.settings.input_dropout, self.training)
+        windows = self.position_bias.windows(
+            state[0].keys.shape[2], frames.shape[1], self._padding(frames, n_frames)
+        )
+        caches, inner = [], {}
+        for layer, (block, before) in enumerate(zip(self.blocks, state, strict=True), start=1):
+            frames, after = block(frames, windows, before)
+            caches.append(after)
+            if layer in layers:
+                inner[layer] = self.output_norm(frames)
+        return self.output_norm(frames), tuple(caches), inner
 
-def relative_position_bucket(distance: int, context: int, n_buckets: int) -> int:
-    """Near distances have a bucket each, far ones share them in equal steps of the logarithm."""
-    n_exact = max(n_buckets // 2, 1)
-    if context <= n_buckets or distance < n_exact:
-        return min(distance, n_buckets - 1)
-    share = math.log(distance / n_exact) / math.log(context / n_exact)
-    return min(n_exact + int(share * (n_buckets - n_exact)), n_buckets - 1)
-
-
-class Attention(nn.Module):
-    """Heads that look over windows of frames. (B, F, W) -> (B, F, W)"""
-
-    def __init__(self, width: int, n_heads: int, context: int, dropout: float) -> None:
-        super().__init__()
-        self.n_heads, self.context, self.dropout = n_heads, context, dropout
-        self.project = nn.Linear(width, 3 * width, bias=False)
-        self.output = nn.Linear(width, width)
-
-    def start(self, n_trials: int) -> Memory:
-        width = self.output.in_features
-        nothing = self.output.weight.new_zeros(n_trials, self.n_heads, 0, width // self.n_heads)
-        return Memory(nothing, nothing)
-
-    def forward(self, frames: Tensor, windows: list[Window], memory: Memory) -> tuple[Tensor, Memory]:
-        projected = self.project(frames).unflatten(-1, (3, self.n_heads, -1))  # (B, F, 3, H, d)
-        asked, keys, values = projected.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, F, d)
-        if memory.keys.shape[2]:
-            keys = torch.cat([memory.keys.to(keys.dtype), keys], dim=2)
-            values = torch.cat([memory.values.to(values.dtype), values], dim=2)
-        looked = [
-            F.scaled_dot_product_attention(
-                asked[:, :, w.asking],
-                keys[:, :, w.seen],
-                values[:, :, w.seen],
-                attn_mask=w.bias.to(asked.dtype),
-                dropout_p=self.dropout if self.training else 0.0,
-            )
-            for w in windows
-        ]
-        found = looked[0] if len(looked) == 1 else torch.cat(looked, dim=2)
-        first = max(keys.shape[2] - self.context + 1, 0)
-        kept = Memory(keys[:, :, first:], values[:, :, first:])
-        return self.output(found.transpose(1, 2).flatten(2)), kept
+    def _padding(self, frames: Tensor, n_frames: Tensor | None) -> Tensor | None:
+        """Mask of padding frames, needed only where frames attend to later ones. (B, F)"""
+        if self.settings.causal or n_frames is None:
+            return None
+        return torch.arange(frames.shape[1], device=frames.device) >= n_frames[:, None]
 
 
-# The time-masked Transformer encoder: every frame looks back over a bounded past, all frames at once in training.
-
-TransformerState = tuple[Memory, ...]  # one per block
-
-
-class Embedding(nn.Module):
-    """Patches to frames: layer norm over the patch, linear map, layer norm. (B, T, C) -> (B, F, W)"""
+class _PatchEmbedding(nn.Module):
+    """Layer norm over the patch, linear map, layer norm. (B, T, C) -> (B, F, W)"""
 
     def __init__(self, n_inputs: int, width: int, patch: Patch) -> None:
         super().__init__()
@@ -152,82 +117,123 @@ class Embedding(nn.Module):
         return frames
 
 
-class Block(nn.Module):
-    """Attention, then two layers on each frame alone; both behind a norm and beside a residual."""
+class _Block(nn.Module):
+    """Pre-norm attention and feed-forward layer, each with a residual."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         width, self.dropout = settings.width, settings.dropout
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width, settings.n_heads, settings.context, settings.attention_dropout)
-        self.frame_norm = nn.LayerNorm(width)
-        self.inner = nn.Linear(width, settings.ffn_expansion * width)
-        self.outer = nn.Linear(settings.ffn_expansion * width, width)
-        if not self.outer.weight.is_meta:
-            with torch.no_grad():  # the sum over all blocks starts at a usual size
-                for layer in (self.attention.output, self.outer):
+        self.ffn_norm = nn.LayerNorm(width)
+        self.ffn_in = nn.Linear(width, settings.ffn_expansion * width)
+        self.ffn_out = nn.Linear(settings.ffn_expansion * width, width)
+        if not self.ffn_out.weight.is_meta:
+            with torch.no_grad():  # keeps the variance of the residual stream independent of depth
+                for layer in (self.attention.output, self.ffn_out):
                     layer.weight /= math.sqrt(2 * settings.depth)
 
-    def forward(self, frames: Tensor, windows: list[Window], memory: Memory) -> tuple[Tensor, Memory]:
-        looked, memory = self.attention(self.attention_norm(frames), windows, memory)
-        frames = frames + F.dropout(looked, self.dropout, self.training)
-        inner = F.dropout(F.gelu(self.inner(self.frame_norm(frames))), self.dropout, self.training)
-        return frames + F.dropout(self.outer(inner), self.dropout, self.training), memory
+    def forward(
+        self, frames: Tensor, windows: list[_Window], cache: _KeyValueCache
+    ) -> tuple[Tensor, _KeyValueCache]:
+        attended, cache = self.attention(self.attention_norm(frames), windows, cache)
+        frames = frames + F.dropout(attended, self.dropout, self.training)
+        hidden = F.dropout(F.gelu(self.ffn_in(self.ffn_norm(frames))), self.dropout, self.training)
+        return frames + F.dropout(self.ffn_out(hidden), self.dropout, self.training), cache
 
 
-class Transformer(nn.Module):
-    """Bins to frames: patches, then `depth` blocks."""
+class Attention(nn.Module):
+    """Multi-head attention over windows of frames. (B, F, W) -> (B, F, W)"""
 
-    def __init__(self, settings: TransformerSettings, patch: Patch, n_channels: int) -> None:
+    def __init__(self, width: int, n_heads: int, context: int, dropout: float) -> None:
         super().__init__()
-        self.settings = settings
-        self.embedding = Embedding(n_channels * patch.bins, settings.width, patch)
-        self.distances = RelativePositionBias(
-            settings.n_heads, settings.n_buckets, settings.context, settings.bidirectional
-        )
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.depth))
-        self.output_norm = nn.LayerNorm(settings.width)
+        self.n_heads, self.context, self.dropout = n_heads, context, dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width)
 
-    @property
-    def n_outputs(self) -> int:
-        return self.settings.width
-
-    def start(self, n_trials: int) -> TransformerState:
-        return tuple(cast(Block, block).attention.start(n_trials) for block in self.blocks)
-
-    def step(self, state: TransformerState, bins: Tensor) -> tuple[Tensor, TransformerState]:
-        """The frames that these bins complete, and the state after them."""
-        require_causal(self.settings.causal)
-        return self(bins, None, state)
-
-    def finish(self, state: TransformerState) -> Tensor:
-        """Nothing waits for bins to come. (B, 0, W)"""
-        return state[0].keys.new_zeros(len(state[0].keys), 0, self.n_outputs)
+    def start(self, n_trials: int) -> _KeyValueCache:
+        width = self.output.in_features
+        empty = self.output.weight.new_zeros(n_trials, self.n_heads, 0, width // self.n_heads)
+        return _KeyValueCache(empty, empty)
 
     def forward(
-        self, bins: Tensor, n_frames: Tensor | None, state: TransformerState
-    ) -> tuple[Tensor, TransformerState]:
-        """Bins (B, T, C), T at least one patch -> frames (B, F, W) and the state after the last frame."""
-        frames, after, _ = self.layered(bins, n_frames, state, ())
-        return frames, after
+        self, frames: Tensor, windows: list[_Window], cache: _KeyValueCache
+    ) -> tuple[Tensor, _KeyValueCache]:
+        projected = self.qkv(frames).unflatten(-1, (3, self.n_heads, -1))  # (B, F, 3, H, d)
+        q, k, v = projected.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, F, d)
+        if cache.keys.shape[2]:
+            k = torch.cat([cache.keys.to(k.dtype), k], dim=2)
+            v = torch.cat([cache.values.to(v.dtype), v], dim=2)
+        attended = [
+            F.scaled_dot_product_attention(
+                q[:, :, w.queries],
+                k[:, :, w.keys],
+                v[:, :, w.keys],
+                attn_mask=w.bias.to(q.dtype),
+                dropout_p=self.dropout if self.training else 0.0,
+            )
+            for w in windows
+        ]
+        joined = attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
+        first = max(k.shape[2] - self.context + 1, 0)
+        cache = _KeyValueCache(k[:, :, first:], v[:, :, first:])
+        return self.output(joined.transpose(1, 2).flatten(2)), cache
 
-    def layered(
-        self, bins: Tensor, n_frames: Tensor | None, state: TransformerState, layers: Collection[int]
-    ) -> tuple[Tensor, TransformerState, dict[int, Tensor]]:
-        frames = F.dropout(self.embedding(bins), self.settings.input_dropout, self.training)
-        windows = self.distances.windows(
-            state[0].keys.shape[2], frames.shape[1], self._padding(frames, n_frames)
-        )
-        after, inner = [], {}
-        for layer, (block, before) in enumerate(zip(self.blocks, state, strict=True), start=1):
-            frames, left = block(frames, windows, before)
-            after.append(left)
-            if layer in layers:
-                inner[layer] = self.output_norm(frames)
-        return self.output_norm(frames), tuple(after), inner
 
-    def _padding(self, frames: Tensor, n_frames: Tensor | None) -> Tensor | None:
-        """Which frames lie beyond a trial's end, where any frame could see them. (B, F)"""
-        if self.settings.causal or n_frames is None:
-            return None
-        return torch.arange(frames.shape[1], device=frames.device) >= n_frames[:, None]
+class RelativePositionBias(nn.Module):
+    """Learned attention bias per head and bucket of relative positions (T5, Raffel et al. 2020).
+
+    Different from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
+    out for blocks of queries, so that cost and memory of a trial grow linearly with its length.
+    """
+
+    def __init__(self, n_heads: int, n_buckets: int, context: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.n_buckets, self.context, self.bidirectional = n_buckets, context, bidirectional
+        self.table = nn.Parameter(torch.zeros(n_heads, n_buckets))
+
+    def windows(self, n_cached: int, n_new: int, padding: Tensor | None = None) -> list[_Window]:
+        """Windows over `n_new` frames after `n_cached` cached ones; `padding` (B, F) marks frames to ignore."""
+        n_block = min(max(self.context, _MIN_BLOCK), n_new)
+        buckets = relative_position_buckets(self.context, self.n_buckets, self.bidirectional)
+        by_distance = self.table[:, torch.tensor(buckets, device=self.table.device)]
+        by_distance = F.pad(by_distance, (n_block, n_block), value=-math.inf)
+        return list(self._cut_windows(by_distance, n_cached, n_new, n_block, padding))
+
+    def _cut_windows(
+        self, by_distance: Tensor, n_cached: int, n_new: int, n_block: int, padding: Tensor | None
+    ) -> Iterator[_Window]:
+        """The bias matrix of a window is a Toeplitz matrix: overlapping views of one row of biases by distance."""
+        for first in range(0, n_new, n_block):
+            end = min(first + n_block, n_new)
+            low = max(n_cached + first - self.context + 1, 0)
+            high = min(n_cached + end + (self.context - 1 if self.bidirectional else 0), n_cached + n_new)
+            farthest = n_cached + end - 1 - low  # distance from the last query to the first key
+            offset = n_block + self.context - 1 - farthest
+            n_queries, n_keys = end - first, high - low
+            diagonal = by_distance[:, offset : offset + n_queries + n_keys - 1]  # (H, q + k - 1), descending
+            bias = diagonal.unfold(-1, n_keys, 1).flip(1)[None]  # (1, H, q, k)
+            if padding is not None:
+                bias = bias + _PADDING_BIAS * padding[:, None, None, low:high].to(bias.dtype)
+            yield _Window(slice(first, end), slice(low, high), bias)
+
+
+@lru_cache(maxsize=64)
+def relative_position_buckets(context: int, n_buckets: int, bidirectional: bool) -> tuple[int, ...]:
+    """Bucket of each distance from context - 1 down to 0, and down to -(context - 1) if bidirectional.
+
+    Past and future have separate halves of the buckets.
+    """
+    n = n_buckets // 2 if bidirectional else n_buckets
+    past = [relative_position_bucket(d, context, n) for d in range(context)]
+    future = [n + b for b in past[1:]] if bidirectional else []
+    return (*reversed(past), *future)
+
+
+def relative_position_bucket(distance: int, context: int, n_buckets: int) -> int:
+    """Half of the buckets hold one distance each; the others are spaced logarithmically up to `context`."""
+    n_exact = max(n_buckets // 2, 1)
+    if context <= n_buckets or distance < n_exact:
+        return min(distance, n_buckets - 1)
+    fraction = math.log(distance / n_exact) / math.log(context / n_exact)
+    return min(n_exact + int(fraction * (n_buckets - n_exact)), n_buckets - 1)

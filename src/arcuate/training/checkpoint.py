@@ -1,12 +1,17 @@
-"""What `state.json` of a checkpoint holds: everything about a run that changes and is no tensor, checked when read."""
+"""Checkpoints: folders written atomically and checked when read, with `last`, `best` and `stage-*` as relative links.
+
+A checkpoint holds the model (config and weights), `training.safetensors` (optimizer, averages) and `state.json`:
+everything about a run that changes and is not a tensor.
+"""
 
 import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, ValidationError, field_validator
@@ -16,29 +21,37 @@ from safetensors.torch import load_file
 from arcuate.config import Settings
 from arcuate.errors import UserError
 from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
-from arcuate.models.io import CONFIG_FILE, STATE_FILE, WEIGHTS_FILE, checksum, save_model, save_tensors
+from arcuate.models.io import (
+    CONFIG_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    checksum,
+    current_tensor_name,
+    save_model,
+    save_tensors,
+)
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.curriculum import StageProgress
+from arcuate.training.curriculum import Count, StageProgress
 from arcuate.training.guard import migrate_state
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.schedule import PlateauState
 
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+_TENSORS_FILE = "training.safetensors"
+_FOLDER_NAME = re.compile(r"(step|best)-\d{8,9}")
 
 
 @dataclass
 class Best:
-    """The best validation so far: by actual error rate, ties by loss; without validation the newest wins."""
+    """The best validation so far: lowest PER, ties by loss; without validation, the latest."""
 
     step: Count | None = None
     per: float | None = None
     loss: float | None = None
-    position: Count | None = (
-        None  # in the data; tells apart two passes over a step, before and after a rewind
-    )
+    position: Count | None = None  # in the data; the same step occurs twice if a rewind lies between
 
-    def improve(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
+    def update(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
+        """Take the new validation if it is better; return whether it is."""
         inf = float("inf")
         new = (inf if per is None else per, inf if loss is None else loss)
         old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
@@ -48,36 +61,49 @@ class Best:
         return True
 
 
-class Averaged(Settings):
+class AverageCounts(Settings):
+    """Number of sets of weights in each average."""
+
     n_ema: Count
     n_mean: Count
 
 
-class FilesAt(Settings):
-    """How long the run's files of rows were, in bytes."""
+class FileSizes(Settings):
+    """Sizes of metrics.jsonl and incidents.jsonl in bytes."""
 
     metrics: Count
     incidents: Count
 
 
-class Saved(Settings):
+class SavedState(Settings):
+    """Content of state.json."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "rate_scale": "lr_scale",
+        "tally": "interval",
+        "good": "rewind_targets",
+        "mixed_on": "mixed_precision_on",
+        "bests": "stage_bests",
+        "files_at": "file_sizes",
+    }
+
     step: Count
     position: Count
-    rate_scale: float = Field(ge=0.0)
+    lr_scale: float = Field(ge=0.0)
     plateaus: tuple[PlateauState, PlateauState]
     best: Best
     validations: list[tuple[Count, float]]
-    tally: IntervalMetrics
+    interval: IntervalMetrics
     guard: dict[str, Any]
-    good: list[Count] = Field(max_length=3)
+    rewind_targets: Annotated[list[Count], Field(max_length=3)]
     rewound_to: Count | None
-    averages: Averaged
-    mixed_on: bool
+    averages: AverageCounts
+    mixed_precision_on: bool
     progress: StageProgress = StageProgress()
-    bests: dict[str, Best] = Field(default_factory=dict)  # of stages that are over, by name
+    stage_bests: dict[str, Best] = Field(default_factory=dict)
     scaler: dict[str, int | float]
-    files_at: FilesAt
-    files: dict[str, str]
+    file_sizes: FileSizes
+    files: dict[str, str]  # checksums of the other files
 
     @field_validator("guard", mode="before")
     @classmethod
@@ -85,154 +111,161 @@ class Saved(Settings):
         return migrate_state(given) if isinstance(given, dict) else given
 
 
-def seal(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with its own checksum in it."""
-    plain = to_json_value(state)
-    return {**plain, "checksum": digest(plain)}
-
-
-def unseal(state: dict[str, Any], where: str) -> Saved:
-    """Nothing in the file is trusted before its checksum and every type and range in it are right."""
-    content = {k: v for k, v in state.items() if k != "checksum"}
-    try:
-        if digest(content) != state.get("checksum"):
-            raise UserError(f"{where} is damaged: its checksum is not the one it was saved with")
-        return Saved.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, first["loc"]))
-        raise UserError(f"{where} is not the state of a checkpoint ({path}: {first['msg']})") from None
-    except RecursionError:
-        raise UserError(f"{where} is not the state of a checkpoint") from None
-
-
-def digest(content: dict[str, Any]) -> str:
-    """Of the values, not of the layout: JSON gives numbers back as they were."""
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
-
-
-def check_like(known: dict[str, Any], given: dict[str, Any], what: str) -> None:
-    """Refuse values of other names or kinds than those that stand there now."""
-    if known.keys() != given.keys():
-        raise ValueError(f"{what} holds other values")
-    for name, value in given.items():
-        if not is_like(known[name], value):
-            raise ValueError(f"{what}.{name} is no value of its kind")
-
-
-def is_like(known: Any, given: Any) -> bool:
-    if isinstance(known, bool):
-        return isinstance(given, bool)
-    if isinstance(known, list):
-        return isinstance(given, list) and all(is_number(v) for v in given)
-    if known is None:
-        return given is None or is_number(given)
-    return is_number(given)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-# Checkpoints: folders written aside, synced and renamed, with `last` and `best` as relative links.
-
-TENSORS = "training.safetensors"
-NAMED = re.compile(r"(step|best)-\d{8,9}")
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are whole."""
+    """A checkpoint whose files are complete and unchanged."""
 
     folder: Path
-    saved: Saved
+    saved: SavedState
 
     @property
     def step(self) -> int:
         return self.saved.step
 
     def tensors(self) -> dict[str, torch.Tensor]:
+        path = self.folder / _TENSORS_FILE
         try:
-            return load_file(self.folder / TENSORS)
+            return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
         except SafetensorError as error:
-            raise UserError(f"{self.folder / TENSORS} cannot be read ({error})") from None
+            raise UserError(f"{path} cannot be read ({error})") from None
 
 
 def save_checkpoint(
-    run: Run, step: int, model: Model, tensors: dict[str, torch.Tensor], state: dict[str, Any]
+    run: Run, step: int, model: Model, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
 ) -> Path:
-    """Whole or not at all; a checkpoint of this step that is already there (left by a rewind) is replaced."""
+    """Write the checkpoint of a step atomically; one left by a rewind is replaced."""
     folder = run.checkpoints / f"step-{step:08d}"
     with atomic_folder(folder) as temporary:
         save_model(temporary, model)
-        save_tensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / TENSORS)
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_tensors(plain, temporary / _TENSORS_FILE)
         files = {p.name: checksum(p) for p in sorted(temporary.iterdir())}
-        write_json(temporary / STATE_FILE, seal({"step": step, **state, "files": files}))
+        write_json(temporary / STATE_FILE, add_checksum({"step": step, **state, "files": files}))
         if folder.exists():
-            make_room(run, folder, step)
+            _make_room(run, folder, step)
     return folder
 
 
-def make_room(run: Run, folder: Path, step: int) -> None:
-    """A step reached again after a rewind: the weights that earned the best validation keep a place of their own."""
-    best, kept = run.checkpoints / "best", run.checkpoints / f"best-{step:08d}"
-    if best.is_symlink() and best.readlink().name == folder.name:
-        shutil.rmtree(kept, ignore_errors=True)
-        folder.rename(kept)
-        point(run, "best", kept)
-    else:
-        shutil.rmtree(folder)
-
-
-def mend_best(run: Run, step: int | None, position: int | None, link: str = "best") -> None:
-    """Make `best` what the state says it is: a run killed between saving and linking comes back without the link."""
-    for name in (f"best-{step:08d}", f"step-{step:08d}") if step is not None else ():
-        if position is not None and position_of(run.checkpoints / name) == position:
-            point(run, link, run.checkpoints / name)
-            return
-
-
-def mend_bests(run: Run, best: Best, bests: dict[str, Best]) -> None:
-    """The links to the best checkpoint, and to the best one of every stage that is over."""
-    for name, earlier in bests.items():
-        mend_best(run, earlier.step, earlier.position, f"stage-{name}")
-    if best.step is None and bests:  # nothing validated since: the best of the stage before
-        best = list(bests.values())[-1]
-    mend_best(run, best.step, best.position)
-
-
-def position_of(folder: Path) -> int | None:
-    """Where in the data a checkpoint was made; None where there is none that can be read."""
-    try:
-        return unseal(read_json(folder / STATE_FILE), str(folder / STATE_FILE)).position
-    except UserError:
-        return None
-
-
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Refuses a checkpoint that is cut short or changed."""
-    saved = unseal(read_json(folder / STATE_FILE), str(folder / STATE_FILE))
-    if saved.files.keys() != {CONFIG_FILE, WEIGHTS_FILE, TENSORS}:
-        raise UserError(f"{folder / STATE_FILE} does not name the files of a checkpoint")
-    if NAMED.fullmatch(folder.name) and int(folder.name[5:]) != saved.step:
+    """Load a checkpoint; `UserError` if it is incomplete or was changed."""
+    saved = _read_state(folder)
+    if saved.files.keys() != {CONFIG_FILE, WEIGHTS_FILE, _TENSORS_FILE}:
+        raise UserError(f"{folder / STATE_FILE} does not list the files of a checkpoint")
+    if _FOLDER_NAME.fullmatch(folder.name) and int(folder.name[5:]) != saved.step:
         raise UserError(f"{folder} holds the checkpoint of step {saved.step}, which is not its name")
     for name, expected in saved.files.items():
         path = folder / name
         if not path.is_file() or checksum(path) != expected:
-            raise UserError(f"{path} is damaged: its checksum is not the one it was saved with")
+            raise UserError(f"{path} is damaged: its checksum differs from the saved one")
     return Checkpoint(folder, saved)
 
 
-def candidates(run: Run) -> list[Path]:
-    """The last checkpoint and those before it, newest first."""
+def add_checksum(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with its own checksum in it."""
+    plain = to_json_value(state)
+    return {**plain, "checksum": _digest(plain)}
+
+
+def _read_state(folder: Path) -> SavedState:
+    """Read state.json; nothing in it is used before its checksum and every type and range are verified."""
+    path = folder / STATE_FILE
+    state = read_json(path)
+    content = {name: value for name, value in state.items() if name != "checksum"}
+    try:
+        if _digest(content) != state.get("checksum"):
+            raise UserError(f"{path} is damaged: its checksum differs from the saved one")
+        return SavedState.model_validate(content, context={"migrate": True})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is not the state of a checkpoint ({where}: {first['msg']})") from None
+    except RecursionError:
+        raise UserError(f"{path} is not the state of a checkpoint") from None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Return a checksum of the values, independent of the layout of the file."""
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
+    """Require the same keys and kinds of values; ValueError otherwise."""
+    if expected.keys() != given.keys():
+        raise ValueError(f"{name} holds other values")
+    for key, value in given.items():
+        if not _is_same_kind(expected[key], value):
+            raise ValueError(f"{name}.{key} has the wrong type")
+
+
+def _is_same_kind(expected: Any, given: Any) -> bool:
+    if isinstance(expected, bool):
+        return isinstance(given, bool)
+    if isinstance(expected, list):
+        return isinstance(given, list) and all(_is_number(v) for v in given)
+    if expected is None:
+        return given is None or _is_number(given)
+    return _is_number(given)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def link(run: Run, name: str, folder: Path) -> None:
+    """Make checkpoints/<name> a relative link to this folder, replacing an older link atomically."""
+    replace_link(run.checkpoints / name, folder.name)
+
+
+def repair_best_links(run: Run, best: Best, stage_bests: Mapping[str, Best]) -> None:
+    """Link the best checkpoint, and the best one of every completed stage.
+
+    A run that was killed between saving and linking is resumed without the links.
+    """
+    for name, stage_best in stage_bests.items():
+        _link_best(run, stage_best, f"stage-{name}")
+    if best.step is None and stage_bests:  # no validation in this stage yet: the best of the stage before
+        best = list(stage_bests.values())[-1]
+    _link_best(run, best, "best")
+
+
+def _link_best(run: Run, best: Best, name: str) -> None:
+    if best.step is None or best.position is None:
+        return
+    for folder in (run.checkpoints / f"{kind}-{best.step:08d}" for kind in ("best", "step")):
+        if _position_of(folder) == best.position:
+            link(run, name, folder)
+            return
+
+
+def _position_of(folder: Path) -> int | None:
+    """Return the data position of a checkpoint; None if there is none or it cannot be read."""
+    try:
+        return _read_state(folder).position
+    except UserError:
+        return None
+
+
+def _make_room(run: Run, folder: Path, step: int) -> None:
+    """Remove the checkpoint of a step reached again after a rewind; the best one is moved instead."""
+    best, kept = run.checkpoints / "best", run.checkpoints / f"best-{step:08d}"
+    if best.is_symlink() and best.readlink().name == folder.name:
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.rename(kept)
+        link(run, "best", kept)
+    else:
+        shutil.rmtree(folder)
+
+
+def resumable_checkpoints(run: Run) -> list[Path]:
+    """Return the last checkpoint and those before it, latest first."""
     last = run.checkpoints / "last"
-    end = last.readlink().name if last.is_symlink() else "step-~"  # any name is smaller
+    end = last.readlink().name if last.is_symlink() else "step-~"  # sorts after every step
     return sorted((p for p in run.checkpoints.glob("step-*") if p.name <= end), reverse=True)
 
 
-def sweep_up(run: Run) -> None:
-    """Remove what a killed process had half written."""
+def remove_partial_files(run: Run) -> None:
+    """Remove temporary files and folders of a killed process."""
     for path in (*run.path.glob(".*.part"), *run.checkpoints.glob(".*.part")):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -240,24 +273,17 @@ def sweep_up(run: Run) -> None:
             path.unlink()
 
 
-def forget_newer(run: Run, target: Checkpoint) -> None:
-    """Remove the checkpoints of steps that a rewind undoes; the best one stays, for it was validated."""
-    links = (run.checkpoints / "best", *run.checkpoints.glob("stage-*"))
-    kept = {link.readlink().name for link in links if link.is_symlink()}
+def remove_newer(run: Run, target: Checkpoint) -> None:
+    """Remove the checkpoints of rewound steps, except the best ones, which were validated."""
+    kept = _linked(run, ["best"])
     for folder in run.checkpoints.glob("step-*"):
         if folder.name > target.folder.name and folder.name not in kept:
             shutil.rmtree(folder)
 
 
-def point(run: Run, name: str, folder: Path) -> None:
-    """Make checkpoints/<name> a relative link to this folder, replacing the old one in one move."""
-    replace_link(run.checkpoints / name, folder.name)
-
-
-def prune(run: Run, keep: int, needed: set[str]) -> None:
-    """Remove all but the newest `keep` checkpoints, those a link points to, and those named as needed."""
-    links = (run.checkpoints / "best", run.checkpoints / "last", *run.checkpoints.glob("stage-*"))
-    kept = {p.readlink().name for p in links if p.is_symlink()}
+def prune_checkpoints(run: Run, keep: int, needed: set[str]) -> None:
+    """Remove all but the latest `keep` checkpoints, the linked ones and the needed ones."""
+    kept = _linked(run, ["best", "last"])
     folders = sorted(p for p in run.checkpoints.glob("step-*") if p.is_dir())
     for folder in folders[:-keep]:
         if folder.name not in kept | needed:
@@ -265,3 +291,9 @@ def prune(run: Run, keep: int, needed: set[str]) -> None:
     for folder in run.checkpoints.glob("best-*"):
         if folder.name not in kept:
             shutil.rmtree(folder)
+
+
+def _linked(run: Run, names: Iterable[str]) -> set[str]:
+    """Return the names of the folders that these links and those of completed stages point to."""
+    links = (*(run.checkpoints / name for name in names), *run.checkpoints.glob("stage-*"))
+    return {path.readlink().name for path in links if path.is_symlink()}

@@ -119,7 +119,7 @@ class Train(Settings):
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(
-        2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, besides the best."
+        2, ge=1, le=1_000_000, description="Latest checkpoints kept, besides the best."
     )
 
 

@@ -60,9 +60,7 @@ class Stage(Settings):
     )
     losses: StageLosses = StageLosses()
     train: tuple[Component, ...] = Field((), description="Trained components; empty = all of them.")
-    lr_factor: float = Field(
-        1.0, gt=0.0, le=1000.0, description="Factor on the learning rate of the schedule."
-    )
+    lr_factor: float = Field(1.0, gt=0.0, le=1000.0, description="Factor on the scheduled learning rate.")
     schedule: Literal["restart", "continue"] = Field(
         "restart",
         description="`restart`: the schedule starts again and spans the stage; `continue`: it spans the run.",
@@ -74,7 +72,7 @@ class Stage(Settings):
         description="Number of validations without improvement that end the stage early; null = by length only.",
     )
     min_improvement: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts as an improvement."
+        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a run was made with, for whoever wants to repeat it."""
+"""The environment of a run: versions, platform, command and code revision, for repeating it."""
 
 import platform
 import subprocess
@@ -8,41 +8,36 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
+_PACKAGES = ("torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
 
 
-def describe(**facts: Any) -> dict[str, Any]:
-    """Versions, platform, command and code revision, with the given facts added."""
+def describe_environment(**facts: Any) -> dict[str, Any]:
+    """Return the content of environment.json, with the given facts added."""
     return {
-        "arcuate": installed("arcuate"),
+        "arcuate": installed_version("arcuate"),
         "python": platform.python_version(),
-        **{name: installed(name) for name in PACKAGES},
+        **{name: installed_version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "revision": revision(),
+        "revision": _git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     }
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def revision() -> str | None:
-    """The git commit of the code, where it runs from a checkout."""
-    here = Path(__file__).parent
+def _git_revision() -> str | None:
+    """Return the git commit of the code, if it runs from a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return asked.stdout.strip() or None
+    return result.stdout.strip() or None

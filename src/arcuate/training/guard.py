@@ -18,24 +18,18 @@ from arcuate.training.schedule import MAX_STEPS
 
 
 class SpikeSettings(Settings):
-    """A loss that rises above its running statistics and stays there; a single spike is not a failure."""
+    """A loss that rises above its running statistics and stays there; a single spike is not a failure.
+
+    A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`.
+    """
 
     renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
 
     window: int = Field(50, ge=20, le=100_000, description="Number of kept steps in the running statistics.")
     warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first judgement.")
-    n_sd: float = Field(
-        4.0,
-        gt=1.0,
-        le=1000.0,
-        description="Robust SDs of log loss above the lowest running median that count as high.",
-    )
-    ratio: float = Field(
-        2.0, gt=1.0, le=1e6, description="Smallest loss / lowest running median that counts as high."
-    )
-    patience: int = Field(
-        20, ge=1, le=10_000, description="Number of consecutive high steps before a rewind."
-    )
+    n_sd: float = Field(4.0, gt=1.0, le=1000.0, description="Robust SDs of log loss above its lowest median.")
+    ratio: float = Field(2.0, gt=1.0, le=1e6, description="Smallest loss / lowest median of a high step.")
+    patience: int = Field(20, ge=1, le=10_000, description="Consecutive high steps before a rewind.")
 
 
 class StuckSettings(Settings):
@@ -47,12 +41,7 @@ class StuckSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
 
     action: Literal["rewind", "warn", "stop", "ignore"] = Field("rewind", description="Action when stuck.")
-    patience: int = Field(
-        2000,
-        ge=50,
-        le=10_000_000,
-        description="Number of steps without a drop of the loss before the action.",
-    )
+    patience: int = Field(2000, ge=50, le=10_000_000, description="Steps without a drop before the action.")
     lr_factor: float = Field(
         0.15,
         gt=0.0,
@@ -60,9 +49,7 @@ class StuckSettings(Settings):
         description="Factor on all learning rates after a rewind: lower than after a spike, because a learning rate at"
         " which nothing was learnt is further off than one that diverged late.",
     )
-    min_drop: float = Field(
-        0.1, gt=0.0, lt=1.0, description="Relative decrease of the median loss that counts as a drop."
-    )
+    min_drop: float = Field(0.1, gt=0.0, lt=1.0, description="Relative drop of the median loss that counts.")
 
 
 class CollapseSettings(Settings):
@@ -95,14 +82,10 @@ class GuardSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor"}
 
     enabled: bool = Field(True, description="False switches the guard off.")
-    max_skips: int = Field(
-        10, ge=1, le=100_000, description="Consecutive non-finite updates before a rewind."
-    )
+    max_skips: int = Field(10, ge=1, le=100_000, description="Consecutive non-finite steps before a rewind.")
     lr_factor: float = Field(0.3, gt=0.0, lt=1.0, description="Factor on all learning rates after a rewind.")
     max_rewinds: int = Field(5, ge=0, le=1000, description="Number of rewinds after which training stops.")
-    keep_batches: bool = Field(
-        False, description="Save the bins of batches with non-finite updates to bad_steps/."
-    )
+    keep_batches: bool = Field(False, description="Save the bins of non-finite steps to bad_steps/.")
     spike: SpikeSettings = SpikeSettings()
     stuck: StuckSettings = StuckSettings()
     collapse: CollapseSettings = CollapseSettings()

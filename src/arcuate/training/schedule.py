@@ -71,9 +71,7 @@ class WarmupCosine(_Decaying):
 
     kind: Literal["warmup_cosine"] = "warmup_cosine"
     warmup_steps: _StepsOrZero = Field(0, description="Length of the warm-up in steps.")
-    warmup_fraction: float = Field(
-        0.0, ge=0.0, le=1.0, description="Length of the warm-up as a fraction of `decay_steps`."
-    )
+    warmup_fraction: float = Field(0.0, ge=0.0, le=1.0, description="Warm-up as a fraction of the schedule.")
     decay_steps: Steps | None = Field(None, description=_RUN_LENGTH)
 
     @model_validator(mode="after")
@@ -97,9 +95,7 @@ class OneCycle(Settings):
     peak_lr: _LearningRate = Field(description="Highest learning rate.")
     pct_start: float = Field(0.3, gt=0.0, lt=1.0, description="Fraction of the cycle spent increasing.")
     div_factor: float = Field(25.0, ge=1.0, le=1e6, description="peak_lr / learning rate at the start.")
-    final_div_factor: float = Field(
-        1e4, ge=1.0, le=1e9, description="Learning rate at the start / learning rate at the end."
-    )
+    final_div_factor: float = Field(1e4, ge=1.0, le=1e9, description="First / last learning rate.")
     anneal: Literal["cosine", "linear"] = Field("cosine", description="Shape of the increase and the decay.")
     cycle_steps: Steps | None = Field(None, description="Length in steps; null = the length of the run.")
 
@@ -109,9 +105,7 @@ class Plateau(_Decaying):
 
     kind: Literal["plateau"] = "plateau"
     factor: float = Field(0.5, gt=0.0, lt=1.0, description="Factor on the learning rate at a reduction.")
-    patience: int = Field(
-        8, ge=0, le=10_000, description="Number of validations without improvement tolerated."
-    )
+    patience: int = Field(8, ge=0, le=10_000, description="Validations without improvement tolerated.")
     threshold: float = Field(
         0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts."
     )

@@ -36,7 +36,7 @@ from arcuate.data.readers.source import (
 )
 from arcuate.data.trial import Split, Trial, trial_id
 
-FILES: dict[str, Split] = {
+_FILES: dict[str, Split] = {
     "data_train.hdf5": "train",
     "data_val.hdf5": "val",
     "data_test.hdf5": "test",
@@ -46,7 +46,7 @@ _MAX_ATTRIBUTE_BYTES = 100_000
 
 
 def is_session(folder: Path) -> bool:
-    return any(os.path.isfile(folder / name) for name in FILES)
+    return any(os.path.isfile(folder / name) for name in _FILES)
 
 
 def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], list[ReadResult]]:
@@ -56,10 +56,10 @@ def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], 
     for folder in [only] if only else list_folders(root, skipped):
         session = replace_surrogates(folder.name)
         for name in list_names(folder, skipped):
-            if name in FILES:
-                files.append(SourceFile(session, FILES[name], folder / name))
+            if name in _FILES:
+                files.append(SourceFile(session, _FILES[name], folder / name))
             elif looks_like_data(name):
-                skipped.append(unrecognised(f"{session}/{name}", f"not one of {', '.join(FILES)}"))
+                skipped.append(unrecognised(f"{session}/{name}", f"not one of {', '.join(_FILES)}"))
     return files, skipped
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from arcuate.data.readers import b2t24, b2t25, side_files
 from arcuate.data.readers.source import (
-    Layout,
     ReadResult,
     Source,
     file_order,
@@ -15,6 +14,7 @@ from arcuate.data.readers.source import (
     summarise_error,
     unreadable,
 )
+from arcuate.data.trial import Layout
 from arcuate.errors import UserError
 
 _MAX_DEPTH = 5

@@ -23,7 +23,7 @@ _MAX_CELLS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Variable:
+class _Variable:
     """Header of a MATLAB variable."""
 
     is_cell: bool
@@ -45,10 +45,10 @@ class _ByteStream(Protocol):
     def skip(self, n: int) -> None: ...
 
 
-def list_variables(path: Path, wanted: Collection[str]) -> dict[str, Variable]:
+def list_variables(path: Path, wanted: Collection[str]) -> dict[str, _Variable]:
     """The variables of a file; the `wanted` ones are validated down to the last cell."""
     size = path.stat().st_size
-    found: dict[str, Variable] = {}
+    found: dict[str, _Variable] = {}
     with path.open("rb") as stream:
         order = _byte_order(stream.read(128))
         end = 128
@@ -86,7 +86,7 @@ class _VariableReader:
     def __init__(self, source: _ByteStream, order: str) -> None:
         self.source, self.order = source, order
 
-    def header(self) -> tuple[str, Variable, int]:
+    def header(self) -> tuple[str, _Variable, int]:
         """Name, shape and class."""
         kind, flags = self.element()
         if kind != _UINT32 or len(flags) != 8:
@@ -94,7 +94,7 @@ class _VariableReader:
         (flag_bits,) = struct.unpack(f"{self.order}I", flags[:4])
         matlab_class, is_complex = flag_bits & 0xFF, bool(flag_bits & _COMPLEX)
         if matlab_class == _OPAQUE:  # a MATLAB object, without shape and name
-            return "", Variable(False, ()), _OPAQUE
+            return "", _Variable(False, ()), _OPAQUE
         kind, dims = self.element()
         if kind != _INT32 or len(dims) % 4 or not 8 <= len(dims) <= 128 or matlab_class not in _KNOWN_CLASSES:
             raise ValueError("a variable has no shape or an unknown class")
@@ -102,9 +102,9 @@ class _VariableReader:
         kind, name = self.element()
         if min(shape) < 0 or kind not in _CHARACTERS:
             raise ValueError("a variable has an impossible shape or name")
-        return name.decode("latin-1"), Variable(matlab_class == _CELL, shape, is_complex), matlab_class
+        return name.decode("latin-1"), _Variable(matlab_class == _CELL, shape, is_complex), matlab_class
 
-    def check_body(self, variable: Variable, matlab_class: int, depth: int) -> None:
+    def check_body(self, variable: _Variable, matlab_class: int, depth: int) -> None:
         if variable.is_complex:
             raise ValueError("values are complex numbers")
         if matlab_class == _CELL and depth < 2:

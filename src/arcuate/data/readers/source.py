@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from arcuate.data.sessions import session_date, session_order
-from arcuate.data.trial import SPLITS, Split, Trial
+from arcuate.data.trial import SPLITS, Layout, Split, Trial
 
-Layout = Literal["b2t25", "b2t24"]
 Severity = Literal["note", "ignored", "bad", "unreadable"]
 
 MAX_VALUES = 2**27  # values in one trial (half a gigabyte as float32); more means a damaged file
@@ -79,9 +78,8 @@ class Source:
     root: Path
     files: tuple[SourceFile, ...]  # by session (chronological), then train, val, test
     corpora: Mapping[tuple[date, int], str] = field(default_factory=dict)  # (date, block) -> corpus
-    modes: Mapping[tuple[str, str, int], str] = field(
-        default_factory=dict
-    )  # (session, split, number) -> mode
+    # (session, split, number) -> speaking mode
+    modes: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
 

@@ -8,21 +8,9 @@ import numpy as np
 from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.data.trial import BIN_SECONDS
 
-ARTICULATORS = (
-    "lip_aperture",
-    "lip_rounding",
-    "jaw",
-    "tip_height",
-    "tip_front",
-    "body_height",
-    "body_front",
-    "root",
-    "lateral",
-    "rhotic",
-    "velum",
-    "voicing",
-    "airflow",
-    "closure",
+ARTICULATORS = tuple(
+    "lip_aperture lip_rounding jaw tip_height tip_front body_height body_front root"
+    " lateral rhotic velum voicing airflow closure".split()
 )
 N_ARTICULATORS = len(ARTICULATORS)
 # Time constant of each articulator (s): lips and tongue tip are fast; jaw, velum and larynx are slower.
@@ -32,7 +20,7 @@ _TIME_CONSTANTS = np.array(
 
 # One gesture per row, in the order of ARTICULATORS; "." = unspecified, determined by the neighbours.
 # Heights, fronting and rounding run from -1 to 1; a diphthong or affricate is two gestures in a row.
-_GESTURES = """
+_GESTURE_TABLE = """
 AA   0.9 -0.3  1.0   .    .  -0.9 -0.7 -0.9  .    .   -1.0  1.0 -0.6 -1.0
 AE   0.9 -0.5  0.8   .   0.3 -0.6  0.8 -0.3  .    .   -1.0  1.0 -0.6 -1.0
 AH   0.4  0.0  0.3   .    .  -0.2  0.0 -0.2  .    .   -1.0  1.0 -0.6 -1.0
@@ -82,21 +70,21 @@ ZH   0.1  0.6 -0.8  0.6  0.1  0.5  0.3   .   .    .   -1.0  0.8  0.8  0.0
 SIL  0.0  0.0  0.0  0.0  0.0  0.0  0.0  0.0 -0.2 -0.2 -0.3 -1.0 -1.0 -0.6
 """
 
-_VOWELS = frozenset(["AA", "AE", "AO", "AW", "AY", "EH", "ER", "EY", "IY", "OW", "OY", "UW"])
-_SHORT = frozenset(["B", "D", "DH", "G", "HH", "L", "P", "T", "K", "V", "Y", "R", "W"])
+_LONG_VOWELS = frozenset(["AA", "AE", "AO", "AW", "AY", "EH", "ER", "EY", "IY", "OW", "OY", "UW"])
+_SHORT_CONSONANTS = frozenset(["B", "D", "DH", "G", "HH", "L", "P", "T", "K", "V", "Y", "R", "W"])
 
 
-def _table() -> dict[str, np.ndarray]:
+def _parse_gestures() -> dict[str, np.ndarray]:
     """Phoneme name to its gestures, (1 or 2, N_ARTICULATORS); NaN where the phoneme specifies no target."""
     rows: dict[str, list[list[float]]] = {}
-    for line in _GESTURES.strip().splitlines():
+    for line in _GESTURE_TABLE.strip().splitlines():
         name, *cells = line.split()
         rows.setdefault(name, []).append([np.nan if cell == "." else float(cell) for cell in cells])
     return {name: np.array(gestures) for name, gestures in rows.items()}
 
 
-GESTURES = _table()
-REST = GESTURES[SILENCE_NAME][0]
+GESTURES = _parse_gestures()
+_REST = GESTURES[SILENCE_NAME][0]
 
 
 @dataclass(frozen=True)
@@ -125,7 +113,7 @@ def draw_onsets(names: Sequence[str], timing: Timing, rng: np.random.Generator) 
 def _relative_duration(name: str) -> float:
     if name == SILENCE_NAME:
         return 0.95
-    return 1.22 if name in _VOWELS else 0.86 if name in _SHORT else 1.02
+    return 1.22 if name in _LONG_VOWELS else 0.86 if name in _SHORT_CONSONANTS else 1.02
 
 
 def articulate(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndarray:
@@ -135,7 +123,7 @@ def articulate(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndar
     Where a phoneme specifies no target, the articulator moves between the targets around it.
     """
     starts: list[float] = [0.0]
-    targets: list[np.ndarray] = [REST]
+    targets: list[np.ndarray] = [_REST]
     ends = np.append(onsets[1:], n_bins)
     for name, start, end in zip(names, onsets, ends, strict=True):
         gestures = GESTURES[name]
@@ -144,9 +132,9 @@ def articulate(names: Sequence[str], onsets: np.ndarray, n_bins: int) -> np.ndar
             targets.append(gesture)
     path_targets = _fill_unspecified(np.array(targets))  # (G, K)
     current = np.searchsorted(np.array(starts), np.arange(n_bins) + 0.5, side="right") - 1
-    path = path_targets[current] - REST  # (T, K)
+    path = path_targets[current] - _REST  # (T, K)
     poles = np.exp(-BIN_SECONDS / _TIME_CONSTANTS)
-    return low_pass(low_pass(path, poles), poles) + REST
+    return low_pass(low_pass(path, poles), poles) + _REST
 
 
 def low_pass(target: np.ndarray, pole: np.ndarray | float) -> np.ndarray:
@@ -163,7 +151,6 @@ def low_pass(target: np.ndarray, pole: np.ndarray | float) -> np.ndarray:
 def _fill_unspecified(targets: np.ndarray) -> np.ndarray:
     """Replace unspecified targets by a blend of the previous and the next target of the articulator."""
     n, k = targets.shape
-    filled = targets.copy()
     order = np.arange(n)[:, None]
     specified = ~np.isnan(targets)
     last = np.maximum.accumulate(np.where(specified, order, 0), axis=0)
@@ -171,4 +158,4 @@ def _fill_unspecified(targets: np.ndarray) -> np.ndarray:
     columns = np.broadcast_to(np.arange(k), (n, k))
     before, after = targets[last, columns], targets[upcoming, columns]
     blend = 0.45 * before + 0.55 * np.where(np.isnan(after), before, after)
-    return np.where(specified, filled, 0.8 * blend + 0.2 * REST)
+    return np.where(specified, targets, 0.8 * blend + 0.2 * _REST)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -30,17 +30,17 @@ from arcuate.data.simulation.cortex import (
 from arcuate.data.simulation.layouts import (
     Hdf5SessionWriter,
     MatSessionWriter,
+    PlannedTrial,
     SessionWriter,
     SimulatedTrial,
     write_description,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.trial import BIN_SECONDS, SPLITS, Split
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
 from arcuate.errors import UserError
+from arcuate.files import exclusive_lock
 from arcuate.progress import Progress
 
-Layout = Literal["b2t25", "b2t24"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 
@@ -85,18 +85,6 @@ class Simulation:
             "hours": self.hours,
             "ms_per_phoneme": self.ms_per_phoneme,
         }
-
-
-@dataclass(frozen=True)
-class PlannedTrial:
-    """One trial of a session's schedule."""
-
-    split: Split
-    number: int
-    block: int
-    order: int  # position within its block
-    corpus: str
-    mode: str
 
 
 @dataclass(frozen=True)
@@ -248,10 +236,9 @@ def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> _Tot
             plan = _plan_session(cohort, index)
             dead = np.flatnonzero(electrodes.dead).tolist()
             with _session_writer(out, cohort, index) as writer:
-                trials = _simulate_trials(cohort, index, plan, electrodes, signal)
-                for planned, (trial, onsets) in zip(plan, trials, strict=True):
+                for trial in _simulate_trials(cohort, index, plan, electrodes, signal):
                     writer.write(trial)
-                    row = _truth_row(trial, planned, onsets)
+                    row = _truth_row(trial)
                     row |= {"dead": dead, "seed": cohort.seed, "difficulty": cohort.difficulty}
                     truth.write(json.dumps(row) + "\n")
                     counts[trial.split] += 1
@@ -273,19 +260,23 @@ def _staging_folder(out: Path, layout: Layout) -> Iterator[Path]:
     """
     staging = out / _STAGING
     is_new = not out.exists()
+    busy = f"another `arcuate simulate` is writing {out}; wait for it to finish"
     try:
-        shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
-        staging.mkdir(parents=True)
-        yield staging
-        for folder in _FOLDERS.values():
-            shutil.rmtree(out / folder, ignore_errors=True)
-        (out / DESCRIPTION_FILE).unlink(missing_ok=True)
-        for part in sorted(staging.iterdir(), key=lambda path: path.name == _FOLDERS[layout]):
-            part.replace(out / part.name)
+        with exclusive_lock(out / f"{_STAGING}.lock", busy, remove=True):
+            shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
+            staging.mkdir()
+            try:
+                yield staging
+                for folder in _FOLDERS.values():
+                    shutil.rmtree(out / folder, ignore_errors=True)
+                (out / DESCRIPTION_FILE).unlink(missing_ok=True)
+                for part in sorted(staging.iterdir(), key=lambda path: path.name == _FOLDERS[layout]):
+                    part.replace(out / part.name)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise UserError(_explain(error, out)) from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
         if is_new and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
 
@@ -303,18 +294,18 @@ def _session_writer(out: Path, cohort: _Cohort, index: int) -> SessionWriter:
     return MatSessionWriter(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
 
 
-def _truth_row(trial: SimulatedTrial, planned: PlannedTrial, onsets: np.ndarray) -> dict[str, object]:
-    """Ground truth of one trial; `onsets` are in seconds."""
+def _truth_row(trial: SimulatedTrial) -> dict[str, object]:
+    """Ground truth of one trial."""
     return {
         "session": trial.session,
         "split": trial.split,
         "number": trial.number,
         "block": trial.block,
-        "mode": planned.mode,
-        "corpus": planned.corpus,
+        "mode": trial.mode,
+        "corpus": trial.corpus,
         "text": trial.text,
         "phonemes": trial.names,
-        "onsets_s": [round(float(onset), 3) for onset in onsets],
+        "onsets_s": [round(float(onset), 3) for onset in trial.onsets * BIN_SECONDS],
     }
 
 
@@ -392,19 +383,19 @@ def _draw_modes(n_blocks: int, rng: np.random.Generator) -> list[str]:
 
 def _simulate_trials(
     cohort: _Cohort, index: int, plan: list[PlannedTrial], electrodes: Electrodes, signal: SignalModel
-) -> Iterator[tuple[SimulatedTrial, np.ndarray]]:
-    """The trials of a session, each with the onset of every phoneme in seconds."""
+) -> Iterator[SimulatedTrial]:
+    """The trials of a session in order."""
     session_rng = cohort.rng(_SESSION, index, 1)
     session_tempo = session_rng.lognormal(0.0, 0.06)
     n = len(electrodes.log_rate)
     offset = np.zeros(n)
-    for position, trial in enumerate(plan):
+    for position, planned in enumerate(plan):
         rng = cohort.rng(_TRIAL, index, position)
-        if trial.order == 0:  # the baseline has shifted during the pause between blocks
+        if planned.order == 0:  # the baseline has shifted during the pause between blocks
             offset = 0.12 * session_rng.standard_normal(n)
         offset = 0.99 * offset + 0.015 * session_rng.standard_normal(n)
-        mode = MODES[trial.mode]
-        text = make_sentence(trial.corpus, rng)
+        mode = MODES[planned.mode]
+        text = make_sentence(planned.corpus, rng)
         names = pronounce(text).names
         tempo = mode.tempo * session_tempo * rng.lognormal(0.0, 0.07)
         tempo *= cohort.ms_per_phoneme / _DEFAULT_MS_PER_PHONEME
@@ -412,17 +403,12 @@ def _simulate_trials(
         onsets, n_bins = draw_onsets(names, timing, rng)
         positions = articulate(names, onsets, n_bins)
         counts, power = record_trial(electrodes, positions, mode, signal, offset, rng)
-        yield (
-            SimulatedTrial(
-                cohort.sessions[index],
-                trial.split,
-                trial.number,
-                trial.block,
-                trial.order,
-                text,
-                names,
-                counts,
-                power,
-            ),
-            onsets * BIN_SECONDS,
+        yield SimulatedTrial(
+            **vars(planned),
+            session=cohort.sessions[index],
+            text=text,
+            names=names,
+            onsets=onsets,
+            counts=counts,
+            power=power,
         )

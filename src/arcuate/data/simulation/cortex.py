@@ -17,8 +17,8 @@ from arcuate.data.simulation.articulation import (
 from arcuate.data.simulation.sentences import make_sentence
 from arcuate.data.trial import BIN_SECONDS
 
-N_FEATURES = 2 * N_ARTICULATORS + 2  # positions, velocities, effort of speaking, sensory feedback
-N_FACTORS = 3  # shared fluctuations within an array; the first is common to all arrays
+_N_FEATURES = 2 * N_ARTICULATORS + 2  # positions, velocities, effort of speaking, sensory feedback
+_N_FACTORS = 3  # shared fluctuations within an array; the first is common to all arrays
 _FACTOR_SECONDS = np.array([0.35, 0.16, 0.25])  # time constants of the shared fluctuations
 _DRIFT_DAYS = 20.0  # time constant of the tuning drift
 _SPIKE_SIZE_SD = 0.65  # of the energy of a spike, relative to the mean
@@ -39,7 +39,7 @@ class SimulatedArray:
 
 @dataclass(frozen=True)
 class SignalModel:
-    """SignalModel and noise, set by the difficulty: tuning depth against fluctuations unrelated to speech."""
+    """Signal and noise, set by the difficulty: tuning depth against fluctuations unrelated to speech."""
 
     depth: float = 0.5
     shared: float = 0.2  # SD of the log-rate fluctuations shared within an array
@@ -59,7 +59,7 @@ class Electrodes:
     arrays: tuple[SimulatedArray, ...]
     tuning: np.ndarray  # (N, F) unit rows
     depth: np.ndarray  # (N,) SD of the log rate due to speech
-    loading: np.ndarray  # (N, N_FACTORS)
+    loading: np.ndarray  # (N, _N_FACTORS)
     log_rate: np.ndarray  # (N,) log of the mean count in a bin
     spike_fraction: np.ndarray  # (N,) fraction of the power due to detected spikes
     power_scale: np.ndarray  # (N,)
@@ -105,14 +105,14 @@ def implant_electrodes(arrays: tuple[SimulatedArray, ...], rng: np.random.Genera
 def _draw_tuning(n: int, rng: np.random.Generator) -> np.ndarray:
     """Sparse unit-norm tuning to articulators, with larger weights for position than for velocity."""
     scale = np.concatenate([np.full(N_ARTICULATORS, 1.0), np.full(N_ARTICULATORS, 0.6), [0.5, 0.5]])
-    weights = rng.standard_normal((n, N_FEATURES)) * scale * (rng.random((n, N_FEATURES)) < 0.4)
-    weights += 0.1 * scale * rng.standard_normal((n, N_FEATURES))
+    weights = rng.standard_normal((n, _N_FEATURES)) * scale * (rng.random((n, _N_FEATURES)) < 0.4)
+    weights += 0.1 * scale * rng.standard_normal((n, _N_FEATURES))
     weights[:, -2] = np.abs(weights[:, -2])  # effort is mostly excitatory
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 
 def _draw_loading(n: int, rng: np.random.Generator) -> np.ndarray:
-    loading = rng.standard_normal((n, N_FACTORS)) * np.array([0.5, 0.5, 0.4])
+    loading = rng.standard_normal((n, _N_FACTORS)) * np.array([0.5, 0.5, 0.4])
     loading[:, 0] += 0.9
     return loading
 
@@ -211,7 +211,7 @@ def _fluctuations(
     electrodes: Electrodes, n_bins: int, signal: SignalModel, rng: np.random.Generator
 ) -> np.ndarray:  # (T, N) float32
     poles = np.exp(-BIN_SECONDS / _FACTOR_SECONDS)
-    factors = _ar1_noise(n_bins, np.repeat(poles, [1] + [len(electrodes.arrays)] * (N_FACTORS - 1)), rng)
+    factors = _ar1_noise(n_bins, np.repeat(poles, [1] + [len(electrodes.arrays)] * (_N_FACTORS - 1)), rng)
     out = signal.private * _ar1_noise(
         n_bins, np.full(len(electrodes.loading), np.exp(-BIN_SECONDS / _PRIVATE_SECONDS)), rng
     )

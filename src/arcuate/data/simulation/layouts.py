@@ -19,7 +19,7 @@ from arcuate.data.alphabet import encode
 from arcuate.data.readers.b2t24 import PARTITIONS
 from arcuate.data.trial import SPLITS, Split
 
-MAX_LABELS = 500
+_MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
 _ROLLING_TRIALS = 20
@@ -28,16 +28,25 @@ _PARTITION_OF: dict[Split, str] = {split: name for name, split in PARTITIONS.ite
 
 
 @dataclass(frozen=True)
-class SimulatedTrial:
-    """One simulated trial."""
+class PlannedTrial:
+    """One trial of a session's schedule."""
 
-    session: str
     split: Split
     number: int  # position within its file
     block: int
     order: int  # position within its block
+    corpus: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class SimulatedTrial(PlannedTrial):
+    """A trial with its sentence and recording."""
+
+    session: str
     text: str
-    names: list[str]
+    names: list[str]  # phonemes
+    onsets: np.ndarray  # (U,) of the phonemes, in bins
     counts: np.ndarray  # (T, N) uint8
     power: np.ndarray  # (T, N) float32
 
@@ -61,7 +70,7 @@ class Hdf5SessionWriter:
         self._target = out / self.folder / session
         self._target.mkdir(parents=True)
         self._files = {split: h5py.File(self._path(split), "w") for split in SPLITS}
-        self._normaliser = RollingNormaliser()
+        self._normaliser = _RollingNormaliser()
 
     def __enter__(self) -> "Hdf5SessionWriter":
         return self
@@ -95,9 +104,9 @@ class Hdf5SessionWriter:
         _dataset(group, "input_features", bins)
         group.attrs["n_time_steps"] = len(bins)
         if trial.split != "test":
-            labels = np.zeros(MAX_LABELS, np.int32)
+            labels = np.zeros(_MAX_LABELS, np.int32)
             labels[: len(trial.names)] = encode(trial.names)
-            letters = np.zeros(MAX_LABELS, np.int32)
+            letters = np.zeros(_MAX_LABELS, np.int32)
             letters[: len(trial.text)] = [ord(letter) for letter in trial.text]
             _dataset(group, "seq_class_ids", labels)
             _dataset(group, "transcription", letters)
@@ -112,7 +121,7 @@ def _dataset(group: h5py.Group, name: str, values: np.ndarray) -> None:
     group.create_dataset(name, data=values, track_times=False)
 
 
-class RollingNormaliser:
+class _RollingNormaliser:
     """z-scores over the last trials of the block, including the current one, as in the '25 release."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ _IRREGULAR_PLURAL = _pairs(
 
 
 @dataclass(frozen=True)
-class Rule:
+class _Rule:
     """Alternatives of a grammar symbol."""
 
     alternatives: tuple[str, ...]
@@ -38,7 +38,7 @@ class Rule:
 
 
 @lru_cache(maxsize=1)
-def grammar() -> dict[str, Rule]:
+def grammar() -> dict[str, _Rule]:
     """The rules of grammar.txt."""
     text = resources.files("arcuate.data.simulation").joinpath("grammar.txt").read_text(encoding="utf-8")
     rules = {}
@@ -52,7 +52,7 @@ def grammar() -> dict[str, Rule]:
             weights.append(int(weighted.group(1)) if weighted else 1)
             alternatives.append(_WEIGHT.sub("", choice.strip()))
         cumulative = np.cumsum(weights) / sum(weights)
-        rules[name] = Rule(tuple(alternatives), tuple(cumulative.tolist()))
+        rules[name] = _Rule(tuple(alternatives), tuple(cumulative.tolist()))
     return rules
 
 

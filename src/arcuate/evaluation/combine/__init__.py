@@ -1,1 +1,1 @@
-"""Several readings of one trial into one text: least expected word errors, votes word by word, mean frame scores."""
+"""System combination: MBR, ROVER and log-linear choice over candidate texts, averages of frame log-probabilities."""

@@ -1,67 +1,106 @@
-"""Frame scores of several models averaged: their probabilities (arithmetic) or their logarithms (geometric)."""
+"""Average the frame log-probabilities of several models: probabilities (arithmetic) or logarithms (geometric)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
+from arcuate.data.alphabet import token_names
+from arcuate.decoding.greedy import greedy
+from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs, write_log_probs
 from arcuate.errors import UserError
-from arcuate.files import save_npz
+from arcuate.evaluation.combine.candidates import check_same_trials
+from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.significance import Difference, bootstrap_interval, score_difference
+from arcuate.files import read_jsonl
+from arcuate.run import open_run
 
 Mean = Literal["arithmetic", "geometric"]
-FLOOR = -1e4  # instead of minus infinity, which one model alone could force on a geometric mean
+_FLOOR = -1e4  # replaces −inf, which a single model would force on a geometric mean
 
 
-def read_named(path: Path) -> FrameLogProbs:
-    """A file of frame scores that says which trials it holds, none of them twice."""
+@dataclass(frozen=True)
+class PhonemeComparison:
+    """PER of the greedy search on the mean, against the single models."""
+
+    per: float | None
+    per_low: float | None
+    per_high: float | None
+    single_per: list[float | None]
+    best_single: int  # number of the model with the fewest errors, from 1
+    against_best_single: Difference | None  # mean minus best single model
+
+
+@dataclass(frozen=True)
+class FrameCombination:
+    """Result of `combine` with method arithmetic or geometric."""
+
+    method: Mean
+    n_models: int
+    n_trials: int
+    phonemes: PhonemeComparison | None  # None: no labels
+    out: Path | None
+
+    @property
+    def per(self) -> float | None:
+        """PER of the greedy search on the mean; None without labels."""
+        return self.phonemes.per if self.phonemes else None
+
+    def to_dict(self) -> dict[str, Any]:
+        summary: dict[str, Any] = {
+            "method": self.method,
+            "n_models": self.n_models,
+            "n_trials": self.n_trials,
+        }
+        summary |= asdict(self.phonemes) if self.phonemes else {}
+        return summary | ({} if self.out is None else {"out": str(self.out)})
+
+
+def combine_frames(
+    sources: Sequence[Path], mean: Mean, split: str, label: str | None, out: Path | None
+) -> FrameCombination:
+    """Average the frame log-probabilities of runs or .npz files; score the greedy search if labels are known."""
+    if len(sources) < 2:
+        raise UserError("a mean needs at least two runs or .npz files of frame scores")
+    paths = [_find_scores(path, split, label) if path.is_dir() else path for path in sources]
+    models = [replace(read_frames(path), name=str(path)) for path in paths]
+    pooled = average(models, mean)
+    labels = _read_labels(sources[0], split, label)
+    phonemes = _compare_phonemes(models, pooled, labels) if labels else None
+    if out is not None:
+        write_log_probs(out, replace(models[0], trials=tuple(pooled)))
+    return FrameCombination(mean, len(models), len(pooled), phonemes, out)
+
+
+def read_frames(path: Path) -> FrameLogProbs:
+    """Read frame log-probabilities that name their trials."""
     scores = read_log_probs(path)
     if scores.ids is None:
         raise UserError(f"{path} does not name its trials; write it with: arcuate evaluate --scores")
-    if len(set(scores.ids)) != len(scores.ids):
-        raise UserError(f"{path} holds a trial twice")
-    for name, frames in zip(scores.ids, scores.trials, strict=True):
+    for trial, frames in zip(scores.ids, scores.trials, strict=True):
         if np.isnan(frames).any() or np.isposinf(frames).any():
-            raise UserError(f"{path}: trial {name} contains NaN or +inf; score the model again")
+            raise UserError(f"{path}: trial {trial} contains NaN or +inf; evaluate the model again")
     return scores
 
 
-def average(files: Sequence[FrameLogProbs], mean: Mean) -> list[np.ndarray]:
-    """Mean frame scores of every trial; refuses files of other trials, classes or frame counts."""
-    first = files[0]
-    for other in files[1:]:
-        refuse_other_trials(first.name, first.ids or (), other.name, other.ids or ())
+def average(models: Sequence[FrameLogProbs], mean: Mean) -> list[np.ndarray]:
+    """Mean log-probabilities of every trial; trials, classes and frame counts must agree."""
+    first = models[0]
+    for other in models[1:]:
+        check_same_trials(first.name, first.ids or (), other.name, other.ids or ())
         if other.classes != first.classes:
-            raise UserError(f"{other.name} has other classes than {first.name}; they cannot be averaged")
-    return [mean_of([_same_frames(first, file, i) for file in files], mean) for i in range(len(first.trials))]
+            raise UserError(f"the classes of {other.name} and {first.name} differ; they cannot be averaged")
+    return [
+        mean_frames([_check_length(first, model, i) for model in models], mean)
+        for i in range(len(first.trials))
+    ]
 
 
-def refuse_other_trials(name: str, trials: Sequence[str], other: str, others: Sequence[str]) -> None:
-    """Both must hold the same trials in the same order."""
-    if tuple(trials) == tuple(others):
-        return
-    strange = sorted(set(trials) ^ set(others))
-    detail = (
-        f"{len(strange)} trials are in one only, such as {strange[0]}" if strange else "their order differs"
-    )
-    raise UserError(f"{name} and {other} were not scored on the same trials: {detail}")
-
-
-def _same_frames(first: FrameLogProbs, file: FrameLogProbs, index: int) -> np.ndarray:
-    wanted, found = first.trials[index], file.trials[index]
-    if len(found) != len(wanted):
-        raise UserError(
-            f"trial {(first.ids or ())[index]} has {len(wanted)} frames in {first.name} and {len(found)} in"
-            f" {file.name}; models with other patches cannot be averaged frame by frame, combine their words:"
-            " --method mbr"
-        )
-    return found
-
-
-def mean_of(frames: Sequence[np.ndarray], mean: Mean) -> np.ndarray:
-    """Log-probabilities of the mean, adding up to one in every frame: (F, V)"""
-    stacked = np.maximum(np.stack(frames).astype(np.float64), FLOOR)  # (models, F, V)
+def mean_frames(frames: Sequence[np.ndarray], mean: Mean) -> np.ndarray:
+    """Mean of one trial, renormalised in every frame: (F, V)"""
+    stacked = np.maximum(np.stack(frames).astype(np.float64), _FLOOR)  # (models, F, V)
     if mean == "arithmetic":
         pooled = np.logaddexp.reduce(stacked, axis=0) - np.log(len(frames))
     else:
@@ -69,14 +108,58 @@ def mean_of(frames: Sequence[np.ndarray], mean: Mean) -> np.ndarray:
     return (pooled - np.logaddexp.reduce(pooled, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def write_frames(path: Path, scores: FrameLogProbs) -> None:
-    """In the layout that searches read, whole or not at all."""
-    n_classes = len(scores.classes)
-    logp = np.concatenate(scores.trials) if scores.trials else np.zeros((0, n_classes), np.float32)
-    arrays: dict[str, np.ndarray] = {
-        "logp": np.maximum(logp, np.finfo(np.float16).min).astype(np.float16),
-        "lengths": np.array([len(f) for f in scores.trials], dtype=np.int32),
-        "classes": np.array(scores.classes, dtype=np.str_),
-        "trials": np.array(scores.ids or (), dtype=np.str_),
+def _check_length(first: FrameLogProbs, model: FrameLogProbs, index: int) -> np.ndarray:
+    expected, frames = first.trials[index], model.trials[index]
+    if len(frames) != len(expected):
+        raise UserError(
+            f"trial {(first.ids or ())[index]} has {len(expected)} frames in {first.name} and {len(frames)} in"
+            f" {model.name}; models with different patches cannot be averaged by frame, combine their words:"
+            " --method mbr"
+        )
+    return frames
+
+
+def _find_scores(path: Path, split: str, label: str | None) -> Path:
+    file = open_run(path).results_file(split, label, "scores.npz")
+    if not file.is_file():
+        raise UserError(
+            f"{path} has no frame scores of {split}; write them with:"
+            f" arcuate evaluate {path} --split {split} --scores {file}"
+        )
+    return file
+
+
+def _read_labels(source: Path, split: str, label: str | None) -> dict[str, list[str]]:
+    """Reference phonemes by trial, from the results of the first run."""
+    if not source.is_dir():
+        return {}
+    file = open_run(source).results_file(split, label)
+    if not file.is_file():
+        return {}
+    rows = read_jsonl(file)
+    return {
+        str(r["trial"]): r["reference"] for r in rows if "trial" in r and isinstance(r.get("reference"), list)
     }
-    save_npz(path, arrays)
+
+
+def _compare_phonemes(
+    models: Sequence[FrameLogProbs], pooled: Sequence[np.ndarray], labels: Mapping[str, list[str]]
+) -> PhonemeComparison:
+    ids = models[0].ids or ()
+
+    def score_frames(trials: Sequence[np.ndarray]) -> list[Score]:
+        return [
+            score(labels[identity], token_names(greedy(frames)))
+            for identity, frames in zip(ids, trials, strict=True)
+            if identity in labels
+        ]
+
+    single, mean = [score_frames(model.trials) for model in models], score_frames(pooled)
+    best = min(range(len(single)), key=lambda i: total(single[i]).errors)
+    return PhonemeComparison(
+        total(mean).rate,
+        *bootstrap_interval(mean),
+        [total(scores).rate for scores in single],
+        best + 1,
+        score_difference(mean, single[best]),
+    )

@@ -1,1 +1,1 @@
-"""n-best lists scored anew with a causal language model, and the weights between the sources of a score."""
+"""Rescoring of n-best lists with a causal language model."""

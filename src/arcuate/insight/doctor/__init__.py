@@ -1,6 +1,6 @@
-"""The doctor: reads any training log of this field and says what happened, since when, and on which evidence."""
+"""The doctor: diagnoses training logs of any format, with a verdict, evidence and likely causes."""
 
-from arcuate.insight.doctor.diagnose import diagnose
-from arcuate.insight.doctor.diagnosis import VERDICTS, Cause, Diagnosis
+from arcuate.insight.doctor.causes import Cause
+from arcuate.insight.doctor.diagnose import VERDICTS, Diagnosis, diagnose
 
 __all__ = ["VERDICTS", "Cause", "Diagnosis", "diagnose"]

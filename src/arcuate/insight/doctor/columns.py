@@ -1,4 +1,8 @@
-"""The text of a file in whatever encoding, as blocks of lines, so that no file is ever whole in memory."""
+"""`Collector`: rows of any format, accumulated into one growing column per logged quantity.
+
+Also holds the low-level text access shared by the readers (encoding detection, blocks of lines) and the metadata a log
+states about itself (data set, planned length, end of training).
+"""
 
 import codecs
 import io
@@ -13,24 +17,38 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.insight.doctor.names import HELD_OUT, TRAIN, Name, read_name, words
+from arcuate.insight.doctor.column_names import (
+    ColumnMeaning,
+    parse_column_name,
+    split_from_words,
+    split_words,
+)
 
-BLOCK = 1 << 20  # characters read at once
-LONGEST = 1 << 26  # characters of one line
-HEAD = 1 << 16  # bytes that decide what a file is
-TORN = 0.1  # share of bytes that may be damage in what is still a text
+METRICS = ("per", "wer", "loss", "grad", "lr")
+_MAX_LENGTH, _THINNED_LENGTH = 1 << 20, 1 << 18  # a longer column is thinned to about the second length
+_MAX_COLUMNS = 400  # a file with more metric columns is not the log of one training
+_MAX_DEPTH = 3  # of mappings within a row
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_MISSING_VALUES = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
+
+# Text files. Files are read in blocks, so that a file never has to fit into memory.
+
+_BLOCK = 1 << 20  # characters
+_MAX_LINE = 1 << 26  # characters
+_HEAD = 1 << 16  # bytes that determine the format
+_MAX_DAMAGE = 0.1  # share of damaged bytes up to which a file is still treated as text
 
 
 def read_head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(HEAD)
+            return file.read(_HEAD)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def encoding_of(head: bytes) -> str | None:
-    """The encoding of a text; None where the bytes are no text. Some zeros are left behind by a full disk."""
+def detect_encoding(head: bytes) -> str | None:
+    """The encoding of a text file, None for binary data; zero bytes left by a full disk are tolerated."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -41,22 +59,25 @@ def encoding_of(head: bytes) -> str | None:
     ):
         if zeros.count(0) > 0.7 * len(zeros) and others.count(0) < 0.02 * len(others) + 1:
             return encoding
-    signs = head.replace(b"\0", b"")
-    control = sum(signs.count(bytes([c])) for c in range(32) if c not in (8, 9, 10, 12, 13, 27))
-    strange = signs.decode("utf-8", errors="replace").count("\ufffd")
-    torn = len(head) - len(signs) > TORN * len(head)
-    return None if torn or control > 0.02 * len(signs) + 2 or strange > TORN * len(signs) + 2 else "utf-8-sig"
+    text = head.replace(b"\0", b"")
+    n_control = sum(text.count(bytes([c])) for c in range(32) if c not in (8, 9, 10, 12, 13, 27))
+    n_invalid = text.decode("utf-8", errors="replace").count("\ufffd")
+    if len(head) - len(text) > _MAX_DAMAGE * len(head):
+        return None
+    if n_control > 0.02 * len(text) + 2 or n_invalid > _MAX_DAMAGE * len(text) + 2:
+        return None
+    return "utf-8-sig"
 
 
 def line_blocks(path: Path, encoding: str) -> Iterator[list[str]]:
-    """Lines without their ends, many at a time; the last one may be half a line."""
+    """Blocks of lines without line ends; the last line may be incomplete."""
     rest = ""
     with path.open("rb") as raw:
-        text = io.TextIOWrapper(io.BufferedReader(raw, BLOCK), encoding=encoding, errors="replace")
-        while block := text.read(BLOCK):
+        text = io.TextIOWrapper(io.BufferedReader(raw, _BLOCK), encoding=encoding, errors="replace")
+        while block := text.read(_BLOCK):
             rest += block.replace("\0", "")
-            if len(rest) > LONGEST and "\n" not in rest:
-                raise UserError(f"{path} has a line of more than {LONGEST:,} characters: it is no log")
+            if len(rest) > _MAX_LINE and "\n" not in rest:
+                raise UserError(f"{path} is not a log: it has a line of more than {_MAX_LINE:,} characters")
             *lines, rest = rest.split("\n")
             if lines:
                 yield lines
@@ -64,19 +85,12 @@ def line_blocks(path: Path, encoding: str) -> Iterator[list[str]]:
         yield [rest]
 
 
-# Rows of any format, gathered into one growing column per thing that was logged.
-
-LONG, KEPT = 1 << 20, 1 << 18  # a column longer than the first is thinned to about the second
-MAX_COLUMNS = 400  # of interest; a file with more is no log of one training
-DEPTH = 3  # of mappings within a row
-METRICS = ("per", "wer", "loss", "grad", "lr")
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
-MISSING = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
+# Columns.
 
 
 @dataclass(frozen=True)
-class Key:
-    """Which column: of which run of the file, under which tag and name, for which split."""
+class ColumnKey:
+    """Identifies a column: run within the file, tag, name and split."""
 
     group: str
     tag: str
@@ -86,39 +100,38 @@ class Key:
 
 @dataclass
 class Column:
-    """Values with their row numbers, counters and epochs; NaN where a row has no such counter."""
+    """Values with their row numbers, steps and epochs; NaN where a row has no such counter."""
 
-    meaning: Name
+    meaning: ColumnMeaning
     parts: list[np.ndarray] = field(default_factory=list)  # each (4, N): row, step, epoch, value
     n: int = 0
     step_name: str = ""
-    thinned: bool = False
 
-    def add(self, part: np.ndarray) -> None:
+    def append(self, part: np.ndarray) -> None:
         self.parts.append(part)
         self.n += part.shape[1]
-        if self.n > LONG:
-            self.parts = [thin(self.table())]
-            self.n, self.thinned = self.parts[0].shape[1], True
+        if self.n > _MAX_LENGTH:
+            self.parts = [_thin(self.table())]
+            self.n = self.parts[0].shape[1]
 
     def table(self) -> np.ndarray:
-        """All points in the order of the file, (4, N)."""
-        whole = np.concatenate(self.parts, axis=1) if self.parts else np.empty((4, 0))
-        return whole[:, np.argsort(whole[0], kind="stable")]
+        """All points in file order, (4, N)."""
+        points = np.concatenate(self.parts, axis=1) if self.parts else np.empty((4, 0))
+        return points[:, np.argsort(points[0], kind="stable")]
 
 
-def thin(table: np.ndarray) -> np.ndarray:
-    """Real points only: the lowest and highest of each stretch, where counters fall, and what is not finite first."""
+def _thin(table: np.ndarray) -> np.ndarray:
+    """Keep the minimum and maximum of each stretch, points where counters restart, and non-finite values."""
     _, step, epoch, value = table
     n = table.shape[1]
-    size = -(-n // (KEPT // 2))
-    whole = n - n % size
-    blocks = np.nan_to_num(value[:whole], nan=0.0, posinf=0.0, neginf=0.0).reshape(-1, size)
+    size = -(-n // (_THINNED_LENGTH // 2))
+    n_full = n - n % size
+    blocks = np.nan_to_num(value[:n_full], nan=0.0, posinf=0.0, neginf=0.0).reshape(-1, size)
     start = np.arange(len(blocks)) * size
     kept = np.zeros(n, dtype=bool)
     kept[start + blocks.argmin(1)] = kept[start + blocks.argmax(1)] = True
-    kept[whole:] = kept[0] = True
-    falls = np.flatnonzero((np.diff(step) < 0) | (np.diff(epoch) < 0))[: KEPT // 4]
+    kept[n_full:] = kept[0] = True
+    falls = np.flatnonzero((np.diff(step) < 0) | (np.diff(epoch) < 0))[: _THINNED_LENGTH // 4]
     kept[falls] = kept[falls + 1] = True
     broken = np.flatnonzero(~np.isfinite(value))
     kept[broken[:1000]] = True
@@ -127,57 +140,66 @@ def thin(table: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class Collector:
-    """Takes rows in chunks, keeps what a diagnosis can use."""
+class Metadata:
+    """What a log states about itself besides its numbers."""
 
-    columns: dict[Key, Column] = field(default_factory=dict)
+    dataset: tuple[str, str] | None = None  # name, evidence
+    planned: tuple[int, str] | None = None  # steps, evidence
+    n_finished: int = 0  # messages that training is complete
+    run_names: list[str] = field(default_factory=list)
+    implausible: list[str] = field(default_factory=list)  # columns that cannot be what their names state
+
+
+@dataclass
+class Collector:
+    """Accumulates rows in chunks and keeps the columns that a diagnosis can use."""
+
+    columns: dict[ColumnKey, Column] = field(default_factory=dict)
     n_rows: int = 0
     n_bad: int = 0  # lines that should have been rows
-    n_skipped: float = 0.0  # updates that the trainer says it skipped
-    facts: dict[str, Any] = field(default_factory=dict)  # settings found on the way
+    n_skipped: float = 0.0  # updates that the trainer reports as skipped
+    metadata: Metadata = field(default_factory=Metadata)
 
     def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows as dictionaries; those with the same keys are turned into columns together."""
-        alike: dict[tuple[str, ...], tuple[list[range], list[Mapping[str, Any]]]] = {}
+        """Add rows given as dictionaries; rows with the same keys are converted together."""
+        by_keys: dict[tuple[str, ...], tuple[list[range], list[Mapping[str, Any]]]] = {}
         for names, run in groupby(rows, key=tuple):
-            numbers, kept = alike.setdefault(names, ([], []))
+            ranges, kept = by_keys.setdefault(names, ([], []))
             before = len(kept)
             kept.extend(run)
-            numbers.append(range(self.n_rows, self.n_rows + len(kept) - before))
+            ranges.append(range(self.n_rows, self.n_rows + len(kept) - before))
             self.n_rows += len(kept) - before
-        for names, (numbers, kept) in alike.items():
+        for names, (ranges, kept) in by_keys.items():
             if names:
-                self._add_alike(names, np.concatenate([np.array(n, dtype=float) for n in numbers]), kept)
-
-    def _add_alike(self, names: tuple[str, ...], numbers: np.ndarray, rows: list[Mapping[str, Any]]) -> None:
-        columns = dict(zip(names, zip(*(row.values() for row in rows), strict=True), strict=True))
-        self._add_nested(columns, numbers)
+                row_numbers = np.concatenate([np.array(r, dtype=float) for r in ranges])
+                values = zip(*(row.values() for row in kept), strict=True)
+                self._add_nested(dict(zip(names, values, strict=True)), row_numbers)
 
     def _add_nested(
-        self, columns: Mapping[Any, Sequence[Any]], numbers: np.ndarray, depth: int = DEPTH
+        self, columns: Mapping[Any, Sequence[Any]], row_numbers: np.ndarray, depth: int = _MAX_DEPTH
     ) -> None:
-        """Columns of mappings become one column per key, named `outer/inner`, for the rows that have the same keys."""
-        nested = [name for name, values in columns.items() if _nested(values)]
+        """Expand columns of mappings into one column per key, named `outer/inner`, by rows with the same keys."""
+        nested = [name for name, values in columns.items() if _is_nested(values)]
         if not nested:
-            self.add_columns(columns, numbers)
+            self.add_columns(columns, row_numbers)
             return
-        alike: dict[tuple[Any, ...], list[int]] = {}
-        for i, keys in enumerate(zip(*(map(_keys, columns[name]) for name in nested), strict=True)):
-            alike.setdefault(keys, []).append(i)
-        for shape, places in alike.items():
-            if len(alike) > 1:
-                chosen = {name: [values[i] for i in places] for name, values in columns.items()}
+        by_keys: dict[tuple[Any, ...], list[int]] = {}
+        for i, keys in enumerate(zip(*(map(_mapping_keys, columns[name]) for name in nested), strict=True)):
+            by_keys.setdefault(keys, []).append(i)
+        for key_sets, indices in by_keys.items():
+            if len(by_keys) > 1:
+                chosen = {name: [values[i] for i in indices] for name, values in columns.items()}
             else:
                 chosen = dict(columns)
-            for name, keys in zip(nested, shape, strict=True):
+            for name, keys in zip(nested, key_sets, strict=True):
                 if keys is not None:
                     inner = chosen.pop(name)
                     chosen |= {f"{name}/{key}": [v[key] for v in inner] for key in keys if depth}
             if chosen:
-                self._add_nested(chosen, numbers[places] if len(alike) > 1 else numbers, depth - 1)
+                self._add_nested(chosen, row_numbers[indices] if len(by_keys) > 1 else row_numbers, depth - 1)
 
-    def add_columns(self, columns: Mapping[str, Sequence[Any]], rows: np.ndarray) -> None:
-        meanings = {name: read_name(name) for name in columns if isinstance(name, str)}
+    def add_columns(self, columns: Mapping[str, Sequence[Any]], row_numbers: np.ndarray) -> None:
+        meanings = {name: parse_column_name(name) for name in columns if isinstance(name, str)}
         metrics = [name for name, meaning in meanings.items() if meaning.role in METRICS]
         tags = _labels(columns, meanings, "tag")
         if tags is not None and "value" in {m.role for m in meanings.values()}:
@@ -187,58 +209,57 @@ class Collector:
                 self._count_skipped(columns[name])
         if not metrics:
             return
-        step_name = _first(meanings, "step")
-        step = numbers(columns[step_name])[0] if step_name else np.full(len(rows), np.nan)
-        epoch_name = _first(meanings, "epoch")
-        epoch = numbers(columns[epoch_name])[0] if epoch_name else np.full(len(rows), np.nan)
+        step_name, epoch_name = _best_name(meanings, "step"), _best_name(meanings, "epoch")
+        unknown = np.full(len(row_numbers), np.nan)
+        step = parse_numbers(columns[step_name])[0] if step_name else unknown
+        epoch = parse_numbers(columns[epoch_name])[0] if epoch_name else unknown
         groups, splits = _labels(columns, meanings, "group"), _labels(columns, meanings, "split")
-        read = {name: numbers(columns[name]) for name in metrics}
-        for (group, tag, split), chosen in _combinations(groups, tags, splits, len(rows)):
-            for name, (values, present) in read.items():
-                there = present & chosen
-                if there.any():
-                    key = Key(group, tag, name, _split(split))
-                    part = np.stack([rows[there], step[there], epoch[there], values[there]])
-                    self._add(key, meanings[name], part, step_name or "")
+        parsed = {name: parse_numbers(columns[name]) for name in metrics}
+        for (group, tag, split), selected in _label_combinations(groups, tags, splits, len(row_numbers)):
+            for name, (values, present) in parsed.items():
+                kept = present & selected
+                if kept.any():
+                    key = ColumnKey(group, tag, name, split_from_words(set(split_words(split))))
+                    part = np.stack([row_numbers[kept], step[kept], epoch[kept], values[kept]])
+                    self._append(key, meanings[name], part, step_name or "")
 
-    def _add(self, key: Key, meaning: Name, part: np.ndarray, step_name: str) -> None:
+    def _append(self, key: ColumnKey, meaning: ColumnMeaning, part: np.ndarray, step_name: str) -> None:
         if meaning.role == "value":
-            meaning = read_name(key.tag)
+            meaning = parse_column_name(key.tag)
             if meaning.role not in METRICS:
                 return
         if key not in self.columns:
-            if len(self.columns) >= MAX_COLUMNS:
+            if len(self.columns) >= _MAX_COLUMNS:
                 return
             self.columns[key] = Column(meaning, step_name=step_name)
-        self.columns[key].add(part)
+        self.columns[key].append(part)
 
     def _count_skipped(self, values: Sequence[Any]) -> None:
-        plain = [
+        counts = [
             v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
         ]
-        if plain:
-            self.n_skipped = max(self.n_skipped, max(plain))
+        self.n_skipped = max(self.n_skipped, *counts, 0.0)
 
 
-def _first(meanings: Mapping[str, Name], role: str) -> str | None:
+def _best_name(meanings: Mapping[str, ColumnMeaning], role: str) -> str | None:
     found = [(meaning.rank, name) for name, meaning in meanings.items() if meaning.role == role]
     return min(found)[1] if found else None
 
 
-def _nested(values: Sequence[Any]) -> bool:
-    """Whether a column holds mappings; where its ends are empty, all of it is looked at."""
+def _is_nested(values: Sequence[Any]) -> bool:
+    """Whether a column holds mappings; all of it is checked only if its ends are empty."""
     ends = {type(values[0]), type(values[-1])}
     return dict in ends or (type(None) in ends and dict in set(map(type, values)))
 
 
-def _keys(value: Any) -> tuple[Any, ...] | None:
+def _mapping_keys(value: Any) -> tuple[Any, ...] | None:
     return tuple(value) if type(value) is dict else None
 
 
 def _labels(
-    columns: Mapping[str, Sequence[Any]], meanings: Mapping[str, Name], role: str
+    columns: Mapping[str, Sequence[Any]], meanings: Mapping[str, ColumnMeaning], role: str
 ) -> Sequence[Any] | None:
-    """The first column with that role; None where there is none, or it holds no plain labels."""
+    """The first column with that role; None if there is none or it holds no strings."""
     name = next((name for name, meaning in meanings.items() if meaning.role == role), None)
     if name is None:
         return None
@@ -247,72 +268,67 @@ def _labels(
     return columns[name]
 
 
-def _combinations(
+def _label_combinations(
     groups: Sequence[Any] | None, tags: Sequence[Any] | None, splits: Sequence[Any] | None, n: int
 ) -> list[tuple[tuple[str, str, str], np.ndarray]]:
-    """The labels that occur together, each with the rows it holds for."""
-    coded = [_codes(labels, n) for labels in (groups, tags, splits)]
-    whole = sum(codes * factor for (codes, _), factor in zip(coded, (1, 1 << 20, 1 << 40), strict=True))
+    """The combinations of labels that occur, each with a mask of its rows."""
+    coded = [_label_codes(labels, n) for labels in (groups, tags, splits)]
+    combined = sum(codes * factor for (codes, _), factor in zip(coded, (1, 1 << 20, 1 << 40), strict=True))
     found = []
-    for code in np.unique(whole)[:MAX_COLUMNS].tolist():
-        places = (code & 0xFFFFF, code >> 20 & 0xFFFFF, code >> 40)
-        group, tag, split = (names[place] for (_, names), place in zip(coded, places, strict=True))
-        found.append(((group, tag, split), whole == code))
+    for code in np.unique(combined)[:_MAX_COLUMNS].tolist():
+        indices = (code & 0xFFFFF, code >> 20 & 0xFFFFF, code >> 40)
+        group, tag, split = (names[i] for (_, names), i in zip(coded, indices, strict=True))
+        found.append(((group, tag, split), combined == code))
     return found
 
 
-def _codes(labels: Sequence[Any] | None, n: int) -> tuple[np.ndarray, list[str]]:
-    """A number for each label, and the labels by number."""
+def _label_codes(labels: Sequence[Any] | None, n: int) -> tuple[np.ndarray, list[str]]:
+    """An integer for each label, and the labels by integer."""
     if labels is None:
         return np.zeros(n, dtype=np.int64), [""]
     try:
         if labels.count(labels[0]) == n:
-            return np.zeros(n, dtype=np.int64), [_label(labels[0])]
+            return np.zeros(n, dtype=np.int64), [_label_text(labels[0])]
         known = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-        return np.array([known[label] for label in labels], dtype=np.int64), list(map(_label, known))
-    except TypeError:  # a label that cannot be compared, such as a list
-        return _codes([_label(label) for label in labels], n)
+        return np.array([known[label] for label in labels], dtype=np.int64), list(map(_label_text, known))
+    except TypeError:  # unhashable labels such as lists
+        return _label_codes([_label_text(label) for label in labels], n)
 
 
-def _label(value: Any) -> str:
+def _label_text(value: Any) -> str:
     return "" if value is None or isinstance(value, (dict, list)) else str(value)[:120]
 
 
-def _split(label: str) -> str:
-    found = set(words(label))
-    return "train" if found & TRAIN else "val" if found & HELD_OUT else ""
-
-
-def numbers(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Values as floats, and which of them were there at all; NaN that was logged is there."""
+def parse_numbers(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Values as floats, and a mask of those present; a logged NaN counts as present."""
     try:
         if None not in values:
-            plain = np.array(values, dtype=float)
-            if plain.ndim == 1:
-                return plain, np.ones(len(plain), dtype=bool)
+            numbers = np.array(values, dtype=float)
+            if numbers.ndim == 1:
+                return numbers, np.ones(len(numbers), dtype=bool)
     except (TypeError, ValueError, OverflowError):
         pass
     try:
         if "" in values and None not in values:  # empty cells of a table
-            plain = np.array([value or "nan" for value in values], dtype=float)
-            return plain, np.array([value != "" for value in values], dtype=bool)
+            numbers = np.array([value or "nan" for value in values], dtype=float)
+            return numbers, np.array([value != "" for value in values], dtype=bool)
     except (TypeError, ValueError, OverflowError):
         pass
-    read = [number(v) for v in values]
-    there = np.array([v is not None for v in read], dtype=bool)
-    return np.array([math.nan if v is None else v for v in read], dtype=float), there
+    parsed = [parse_number(v) for v in values]
+    present = np.array([v is not None for v in parsed], dtype=bool)
+    return np.array([math.nan if v is None else v for v in parsed], dtype=float), present
 
 
-def number(value: Any) -> float | None:
-    """One number, from a number or a text such as `0.31`, `31 %`, `NaN` or `-Infinity`; None for everything else."""
+def parse_number(value: Any) -> float | None:
+    """A number, or a string such as `0.31`, `31 %`, `NaN` or `-Infinity`; None for anything else."""
     if isinstance(value, (bool, dict, list, tuple)) or value is None:
         return None
     if isinstance(value, str):
         value = value.strip()
-        if value.lower() in MISSING or len(value) > 60:
+        if value.lower() in _MISSING_VALUES or len(value) > 60:
             return None
         if value.endswith("%"):
-            inner = number(value[:-1])
+            inner = parse_number(value[:-1])
             return None if inner is None else inner / 100
         if _THOUSANDS.fullmatch(value):
             value = value.replace(",", "")
@@ -322,84 +338,85 @@ def number(value: Any) -> float | None:
         return None
 
 
-def flatten(row: Mapping[Any, Any], depth: int = DEPTH, before: str = "") -> dict[str, Any]:
-    """Nested keys joined by a slash, a few levels deep; values that are lists are left out."""
+def flatten(row: Mapping[Any, Any], depth: int = _MAX_DEPTH, prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by slashes, to a limited depth; lists are omitted."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
             if depth > 0:
-                flat |= flatten(value, depth - 1, f"{before}{name}/")
+                flat |= flatten(value, depth - 1, f"{prefix}{name}/")
         elif not isinstance(value, (list, tuple)):
-            flat[f"{before}{name}"] = value
+            flat[f"{prefix}{name}"] = value
     return flat
 
 
-# What a log says about itself beside its numbers: data set, planned length, that it came to its end.
+# Metadata: data set, planned length, end of training.
 
-_25 = re.compile(r"t15[._]?20\d\d|t15[._ ]copytask|hdf5_data_final|b2t[_-]?25|brain-to-text-25|\bt15\b", re.I)
-_24 = re.compile(
+_B2T25 = re.compile(
+    r"t15[._]?20\d\d|t15[._ ]copytask|hdf5_data_final|b2t[_-]?25|brain-to-text-25|\bt15\b", re.I
+)
+_B2T24 = re.compile(
     r"t12[._]20\d\d|ptdecoder_ctc|competitiondata|b2t[_-]?24|brain-to-text-24|\bt12\b|willett", re.I
 )
-_PLAN = re.compile(
+_PLANNED = re.compile(
     r"(?:total[ _](?:batches|steps|iterations)|num[ _]training[ _](?:batches|steps)|n_?batch(?:es)?|max[ _]steps"
     r"|num[ _]train[ _]steps|training[ _]steps|planned[ _]steps)\W{1,4}(\d[\d,_]{1,11})\b",
     re.I,
 )
-_DONE = re.compile(
+_FINISHED = re.compile(
     r"training (?:is )?(?:complete|finished|done)|finished training|best avg val per achieved|total training time"
     r"|training completed|={3,} *(?:fin|end|done) *={3,}",
     re.I,
 )
-_RUN = re.compile(r"={2,} *(?:RUN|EXPERIMENT) +([^=\s][^=]{0,80}?) *={2,}", re.I)
-_MARK = re.compile(r"train|best avg|=== *|finished|total|max.steps|num.train|n_?batch", re.I)
-PLAN_KEYS = frozenset(
-    {"nbatch", "nbatches", "n_batches", "num_training_batches", "max_steps", "total_batches", "total_steps"}
-    | {"num_train_steps", "planned_steps", "steps", "max_iters", "n_steps"}
+_RUN_NAME = re.compile(r"={2,} *(?:RUN|EXPERIMENT) +([^=\s][^=]{0,80}?) *={2,}", re.I)
+_KEYWORDS = re.compile(r"train|best avg|=== *|finished|total|max.steps|num.train|n_?batch", re.I)
+_PLANNED_KEYS = frozenset(
+    "nbatch nbatches n_batches num_training_batches max_steps total_batches total_steps num_train_steps"
+    " planned_steps steps max_iters n_steps".split()
 )
-_MANY = 10_000
+_MAX_TEXT = 10_000
 
 
-def look_at(line: str, collector: Collector, early: bool) -> bool:
-    """Take note of a line that holds no numbers of the training itself; whether there was anything to note."""
-    facts = collector.facts
-    if not _MARK.search(line) and not early:
+def scan_line(line: str, collector: Collector, early: bool) -> bool:
+    """Extract metadata from a line without metrics; return whether a new run or the end of one was found."""
+    metadata = collector.metadata
+    if not _KEYWORDS.search(line) and not early:
         return False
-    done, named = _DONE.search(line), _RUN.search(line)
-    if done:
-        facts.setdefault("finished", []).append(collector.n_rows)
+    finished, named = _FINISHED.search(line), _RUN_NAME.search(line)
+    if finished:
+        metadata.n_finished += 1
     if named:
-        facts.setdefault("names", []).append((collector.n_rows, named[1].strip()))
-    if "planned" not in facts and (plan := _PLAN.search(line)):
-        _plan(facts, plan[1].replace(",", "").replace("_", ""), "the log names it")
-    if early and "dataset" not in facts:
-        name_dataset(line, collector, "the log names its files")
-    return bool(done or named)
+        metadata.run_names.append(named[1].strip())
+    if metadata.planned is None and (planned := _PLANNED.search(line)):
+        _set_planned(metadata, planned[1].replace(",", "").replace("_", ""), "stated in the log")
+    if early and metadata.dataset is None:
+        detect_dataset(line, collector, "file names in the log")
+    return bool(finished or named)
 
 
-def name_dataset(text: str, collector: Collector, because: str) -> None:
-    newer, older = _25.search(text), _24.search(text)
-    if newer and not older:
-        collector.facts.setdefault("dataset", ("b2t25", f"{because} ({newer[0]})"))
-    elif older and not newer:
-        collector.facts.setdefault("dataset", ("b2t24", f"{because} ({older[0]})"))
+def detect_dataset(text: str, collector: Collector, because: str) -> None:
+    newer, older = _B2T25.search(text), _B2T24.search(text)
+    match = newer or older
+    if match and not (newer and older) and collector.metadata.dataset is None:
+        collector.metadata.dataset = "b2t25" if newer else "b2t24", f"{because} ({match[0]})"
 
 
-def look_at_config(config: Any, collector: Collector, because: str) -> None:
-    """A configuration beside a history: its length and its data."""
+def scan_config(config: Any, collector: Collector, because: str) -> None:
+    """Extract planned length and data set from a configuration stored with a log."""
     if not isinstance(config, dict):
         return
     flat = flatten(config)
     for name, value in flat.items():
-        if name.rsplit("/", 1)[-1].lower() in PLAN_KEYS and "planned" not in collector.facts:
-            _plan(collector.facts, value, because)
-    texts = " ".join(v for v in flat.values() if isinstance(v, str))
-    name_dataset(texts[:_MANY], collector, because)
+        if name.rsplit("/", 1)[-1].lower() in _PLANNED_KEYS and collector.metadata.planned is None:
+            _set_planned(collector.metadata, value, because)
+    strings = " ".join(v for v in flat.values() if isinstance(v, str))
+    detect_dataset(strings[:_MAX_TEXT], collector, because)
 
 
-def _plan(facts: dict[str, Any], value: Any, because: str) -> None:
+def _set_planned(metadata: Metadata, value: Any, because: str) -> None:
     try:
         steps = int(value)
     except (TypeError, ValueError, OverflowError):
         return
     if 10 <= steps <= 100_000_000:
-        facts["planned"] = (steps, because)
+        metadata.planned = steps, because

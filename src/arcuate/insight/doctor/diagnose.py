@@ -1,228 +1,239 @@
-"""What nobody told the doctor: which data set, how long the run was meant to be; each conclusion with its reason."""
+"""`diagnose`: read a log, infer its data set and planned length, apply the rules and name likely causes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.insight.doctor.causes import causes_of, suggestion_of
-from arcuate.insight.doctor.curve import Log, Series
-from arcuate.insight.doctor.diagnosis import VERDICTS, Diagnosis
-from arcuate.insight.doctor.facts import Facts
-from arcuate.insight.doctor.read import Reading, read
-from arcuate.insight.doctor.reference import OFFICIAL_STEPS, compare, course, level
-from arcuate.insight.doctor.rules import Finding, beside, findings
-
-BELOW_24 = 0.137  # no published single decoder of '24 has a lower error rate
-ABOVE_AT_START, FAR_ABOVE = 1.02, 2.0  # untrained decoders of '25 insert too much, those of '24 hardly do
-SUMMED = 100.0  # a first loss this high is a sum over phonemes, as the '25 trainer logs it
-DECAYED = 0.05  # of its highest: a learning rate this low has come to the end of its schedule
-FINE = 0.025  # an evaluation interval below this share of the plan may be the last one of it
-ROUND = (
-    10_000,
-    12_000,
-    15_000,
-    20_000,
-    25_000,
-    30_000,
-    40_000,
-    50_000,
-    60_000,
-    80_000,
-    100_000,
-    120_000,
-    150_000,
+from arcuate.insight.doctor.causes import Cause, find_causes, first_suggestion
+from arcuate.insight.doctor.measurements import Measurements
+from arcuate.insight.doctor.read import LogFile, read_logs
+from arcuate.insight.doctor.reference import (
+    OFFICIAL_STEPS,
+    compare_with_official,
+    expected_rate,
+    reference_level,
 )
+from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
+from arcuate.insight.doctor.training_log import TrainingLog
+
+VERDICTS = (
+    *("restarted", "exploded", "too_short", "collapsed", "degraded", "overfit", "plateaued", "unfinished"),
+    "healthy",
+)  # if several hold, the first of them in this order leads
+_DATASETS = ("b2t24", "b2t25")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a run is measured against."""
+class Diagnosis:
+    """The verdict on one log; `runs` holds one diagnosis per run if a file contains several."""
 
-    dataset: str | None
-    reference: float | None
-    course: float | None
-    planned: int | None
-    inferences: tuple[str, ...]
+    primary: str
+    secondary: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    since_step: int | None = (
+        None  # first step the verdict applies to; after a restart, the last step before it
+    )
+    best_per: float | None = None
+    best_step: int | None = None
+    last_per: float | None = None
+    last_step: int | None = None
+    causes: tuple[Cause, ...] = ()
+    suggestion: str = ""
+    runs: tuple["Diagnosis", ...] = ()
+    name: str = ""
+    source: str = ""  # format of the file, in words
+    dataset: str | None = None
+    planned_steps: int | None = None
+    unit: str = "steps"  # what the step counter counts
+    inferences: tuple[str, ...] = ()  # what the file does not state, with the reason for each conclusion
+    notes: tuple[str, ...] = ()  # remarks about how the file was read
+    marks: tuple[tuple[int, str], ...] = field(default=(), repr=False)  # steps to mark in charts
+    log: TrainingLog | None = field(default=None, repr=False, compare=False)  # the curves, for the page
+
+    @property
+    def since(self) -> str:
+        """`since_step` in words."""
+        if self.since_step is None:
+            return ""
+        return f"{'after' if self.primary == 'restarted' else 'since'} step {self.since_step:,}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `runs` is present only if there are several, `log` never."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("log", "runs")}
+        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}
+        plain["causes"] = [{"cause": c.cause, "because": c.because, "change": c.change} for c in self.causes]
+        plain["marks"] = [{"step": step, "what": verdict} for step, verdict in self.marks]
+        return plain | ({"runs": [run.to_dict() for run in self.runs]} if self.runs else {})
 
 
-def infer(log: Log, dataset: str | None, planned: int | None) -> Setting:
-    told = []
-    if dataset is None:
-        dataset, why = infer_dataset(log)
-        if why:
-            told.append(why)
-    if planned is None:
-        planned, why = infer_plan(log, dataset)
-        if why:
-            told.append(why)
-    usual = course(dataset, _last(log)) if dataset and log.per.unit == "batches" and len(log.per) else None
-    measured = dataset is not None and log.error_name == "PER"
-    return Setting(dataset, level(dataset) if dataset and measured else None, usual, planned, tuple(told))
+def diagnose(
+    path: str | Path,
+    *,
+    dataset: str | None = None,
+    planned_steps: int | None = None,
+    allow_pickle: bool = False,
+) -> Diagnosis:
+    """Diagnose the run or runs in a run folder, a folder with a log, or a log file.
+
+    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given.
+    """
+    if dataset is not None and dataset not in _DATASETS:
+        raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
+    file = read_logs(Path(path), allow_pickle)
+    runs = tuple(_diagnose_log(log, file, dataset, planned_steps) for log in file.logs)
+    return runs[0] if len(runs) == 1 else _restarted(runs, file)
 
 
-def _last(log: Log) -> float:
-    return float(log.per.steps[-1])
-
-
-def infer_dataset(log: Log) -> tuple[str | None, str]:
-    """By what the file says, else by the curve; the more lenient '24 where nothing speaks for '25."""
-    if log.dataset:
-        return log.dataset, f"data set {log.dataset}: {log.dataset_because}"
+def _diagnose_log(
+    log: TrainingLog, file: LogFile, dataset: str | None, planned_steps: int | None
+) -> Diagnosis:
+    measurements, dataset, inferences = measure(log, dataset, planned_steps)
+    lead, *rest = findings = apply_rules(measurements)
     per = log.per.finite
-    if log.own or not len(per):
-        return None, "no published data set: compared with nothing but itself" if log.own else ""
-    first = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]
-    if per.values.min() < BELOW_24:
-        return "b2t25", f"data set b2t25: an error rate of {per.values.min():.3f} is out of reach on '24"
-    summed = not first or max(first) > SUMMED
-    if per.values[0] > (ABOVE_AT_START if summed else FAR_ABOVE):
-        return "b2t25", f"data set b2t25: the untrained error rate is {per.values[0]:.2f}, above 1"
-    if first and max(first) > SUMMED:
-        return (
-            "b2t25",
-            f"data set b2t25: a first loss of {max(first):.0f} is a sum over phonemes, as its trainer logs",
-        )
-    return (
-        "b2t24",
-        "data set b2t24: nothing in the curve speaks for '25, and '24 is the more lenient comparison",
+    best = int(per.values.argmin()) if len(per) else None
+    last = float(log.per.values[-1]) if len(log.per) and np.isfinite(log.per.values[-1]) else None
+    evidence = [e for f in findings for e in f.evidence]
+    causes = find_causes(lead, measurements)
+    return Diagnosis(
+        primary=lead.verdict,
+        secondary=secondary_verdicts(lead, rest),
+        evidence=tuple(dict.fromkeys([*evidence, *compare_with_official(log, dataset), *log.incidents])),
+        since_step=lead.since,
+        best_per=None if best is None else float(per.values[best]),
+        best_step=None if best is None else int(per.steps[best]),
+        last_per=last,
+        last_step=log.last_step,
+        causes=causes,
+        suggestion=first_suggestion(lead, causes, measurements),
+        name=log.name,
+        source=file.source,
+        dataset=dataset,
+        planned_steps=measurements.planned,
+        unit=log.judged.unit if len(log.judged) else log.train_loss.unit,
+        inferences=inferences,
+        notes=(*file.notes, *log.notes),
+        marks=tuple((f.since, f.verdict) for f in findings if f.since is not None and not f.minor),
+        log=log,
     )
 
 
-def infer_plan(log: Log, dataset: str | None) -> tuple[int | None, str]:
-    """By what the file says, else by where the run stopped, else the official length."""
+def _restarted(runs: tuple[Diagnosis, ...], file: LogFile) -> Diagnosis:
+    """The diagnosis of a file with several runs; best and last values are those of the first."""
+    first = next((run for run in runs if run.best_per is not None), runs[0])
+    verdicts = [run.primary for run in runs]
+    shown = ", ".join(verdicts[:12]) + ", …" * (len(runs) > 12)
+    return replace(
+        first,
+        primary="restarted",
+        secondary=tuple(v for v in VERDICTS if v in verdicts and v != "restarted"),
+        evidence=(f"the file contains {len(runs)} runs: {shown}", *_repeated_runs(file)),
+        since_step=first.last_step,
+        causes=(),
+        suggestion="judge each run separately, and use a separate folder for every run (--run)",
+        runs=runs,
+        name=file.name,
+        notes=file.notes,
+        marks=(),
+        log=None,
+    )
+
+
+def _repeated_runs(file: LogFile) -> tuple[str, ...]:
+    """Consecutive runs with identical values."""
+    repeated = []
+    for i, log in enumerate(file.logs[1:], start=2):
+        before = file.logs[i - 2].judged
+        if len(log.judged) > 1 and np.array_equal(log.judged.values, before.values, equal_nan=True):
+            repeated.append(f"run {i} is identical to run {i - 1}: the same log twice, or the same seed")
+    return tuple(repeated[:3])
+
+
+# Inference of what the file does not state: the data set and the planned length.
+
+_BEST_OF_24 = 0.137  # lowest published error rate of a single decoder on '24
+_ABOVE_ONE, _FAR_ABOVE_ONE = 1.02, 2.0  # initial error rates: many insertions on '25, hardly any on '24
+_SUMMED_LOSS = 100.0  # an initial loss this high is a sum over phonemes, as the '25 trainer logs it
+_DECAYED = 0.05  # share of the peak: a learning rate this low has reached the end of its schedule
+_FINE_INTERVAL = 0.025  # share of the planned steps: the last evaluation may lie this far before the end
+_USUAL_STEPS = tuple(1000 * n for n in (10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 150))
+
+
+def measure(
+    log: TrainingLog, dataset: str | None = None, planned: int | None = None
+) -> tuple[Measurements, str | None, tuple[str, ...]]:
+    """The measurements of a log, its data set, and sentences about what was inferred."""
+    inferences = []
+    if dataset is None:
+        dataset, reason = _infer_dataset(log)
+        inferences.append(reason)
+    if planned is None:
+        planned, reason = _infer_planned_steps(log, dataset)
+        inferences.append(reason)
+    reference = expected = None
+    if dataset and log.error_name == "PER":
+        reference = reference_level(dataset)
+    if dataset and log.per.unit == "batches" and len(log.per):
+        expected = expected_rate(dataset, float(log.per.steps[-1]))
+    measurements = Measurements(log, reference, expected, planned)
+    return measurements, dataset, tuple(reason for reason in inferences if reason)
+
+
+def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
+    """By statements in the file, else by the curve; '24, the more lenient reference, if nothing indicates '25."""
+    if log.dataset:
+        return log.dataset, f"data set {log.dataset}: {log.dataset_because}"
+    per = log.per.finite
+    if log.is_arcuate:
+        return None, "not a published data set: there is no reference curve"
+    if not len(per):
+        return None, ""
+    first_losses = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]
+    first_loss = max(first_losses, default=None)
+    first_rate, best_rate = float(per.values[0]), float(per.values.min())
+    if best_rate < _BEST_OF_24:
+        return (
+            "b2t25",
+            f"data set b2t25: no published decoder reaches an error rate of {best_rate:.3f} on '24",
+        )
+    summed = first_loss is None or first_loss > _SUMMED_LOSS
+    if first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
+        return "b2t25", f"data set b2t25: the initial error rate is {first_rate:.2f}, above 1"
+    if first_loss is not None and summed:
+        return (
+            "b2t25",
+            f"data set b2t25: an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer",
+        )
+    return (
+        "b2t24",
+        "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference",
+    )
+
+
+def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | None, str]:
+    """By statements in the file, else by where the run stopped, else the official length."""
     if log.planned:
         return log.planned, f"planned steps {log.planned:,}: {log.planned_because}"
     last = log.last_step
     if last is None:
         return None, ""
-    if log.said_finished:
+    if log.reported_finished:
         last += (last + 1) % 1000 == 0
-        return last, f"planned steps {last:,}: the log says that training was complete"
+        return last, f"planned steps {last:,}: the log reports that training is complete"
     rates = log.lr.finite.values
-    if len(rates) >= 5 and rates[-1] <= DECAYED * rates.max():
-        return last, f"planned steps {last:,}: the learning rate had come to the end of its schedule"
+    if len(rates) >= 5 and rates[-1] <= _DECAYED * rates.max():
+        return last, f"planned steps {last:,}: the learning rate had reached the end of its schedule"
     if log.judged.unit != "batches":
         return None, ""
     if last >= 1000 and (last + 1) % 1000 == 0:
         return last + 1, f"planned steps {last + 1:,}: the last batch is {last:,}, one before a round number"
     spacing = float(np.median(np.diff(log.judged.steps))) if len(log.judged) > 1 else 0.0
-    due = next((n for n in ROUND if last - 1 <= n <= last + spacing and spacing <= FINE * n), None)
-    if due is not None:
-        return due, f"planned steps {due:,}: the run stopped where a schedule of this length ends"
+    for n in _USUAL_STEPS:
+        if last - 1 <= n <= last + spacing and spacing <= _FINE_INTERVAL * n:
+            return n, f"planned steps {n:,}: the run stopped where a schedule of this length ends"
     if dataset is not None and last < OFFICIAL_STEPS[dataset]:
-        return OFFICIAL_STEPS[
-            dataset
-        ], f"planned steps {OFFICIAL_STEPS[dataset]:,}: the official length on {dataset}"
+        official = OFFICIAL_STEPS[dataset]
+        return official, f"planned steps {official:,}: the official length on {dataset}"
     return None, ""
-
-
-# From a path to a diagnosis: read, infer what was not told, apply the rules.
-
-DATASETS = ("b2t24", "b2t25")
-
-
-def diagnose(
-    path: Path, *, dataset: str | None = None, planned_steps: int | None = None, allow_pickle: bool = False
-) -> Diagnosis:
-    """What happened in the run or runs that a folder or a log file holds."""
-    check_dataset(dataset)
-    return judge_all(read(path, allow_pickle), dataset, planned_steps)
-
-
-def check_dataset(dataset: str | None) -> None:
-    if dataset is not None and dataset not in DATASETS:
-        raise UserError(f"there is no data set {dataset!r}; choose {' or '.join(DATASETS)}")
-
-
-def judge_all(reading: Reading, dataset: str | None = None, planned_steps: int | None = None) -> Diagnosis:
-    runs = tuple(judge(log, reading, dataset, planned_steps) for log in reading.logs)
-    return runs[0] if len(runs) == 1 else restarted(runs, reading)
-
-
-def judge(log: Log, reading: Reading, dataset: str | None, planned_steps: int | None) -> Diagnosis:
-    """One run on its own."""
-    setting = infer(log, dataset, planned_steps)
-    facts = facts_of(log, setting)
-    found = findings(facts)
-    compared = compare(log, setting.dataset)
-    lead, rest = found[0], found[1:]
-    per = log.per.finite
-    best = int(per.values.argmin()) if len(per) else None
-    told = [*lead.evidence, *(e for f in rest for e in f.evidence), *compared, *log.incidents]
-    causes = causes_of(lead, facts)
-    return Diagnosis(
-        primary=lead.verdict,
-        secondary=beside(lead, rest),
-        evidence=tuple(dict.fromkeys(told)),
-        since_step=lead.since,
-        best_per=None if best is None else float(per.values[best]),
-        best_step=None if best is None else int(per.steps[best]),
-        last_per=last_value(log.per),
-        last_step=log.last_step,
-        causes=causes,
-        suggestion=suggestion_of(lead, causes, facts),
-        name=log.name,
-        source=reading.source,
-        dataset=setting.dataset,
-        planned_steps=setting.planned,
-        unit=log.judged.unit if len(log.judged) else log.train_loss.unit,
-        inferences=setting.inferences,
-        notes=(*reading.notes, *log.notes),
-        marks=marks(found),
-    )
-
-
-def last_value(per: Series) -> float | None:
-    """What the last evaluation said; None where it said nothing finite, whatever was said before."""
-    return float(per.values[-1]) if len(per) and np.isfinite(per.values[-1]) else None
-
-
-def facts_of(log: Log, setting: Setting) -> Facts:
-    return Facts(log, setting.reference, setting.course, setting.planned)
-
-
-def marks(found: list[Finding]) -> tuple[tuple[int, str], ...]:
-    return tuple((f.since, f.verdict) for f in found if f.since is not None and not f.mild)
-
-
-def restarted(runs: tuple[Diagnosis, ...], reading: Reading) -> Diagnosis:
-    """Several runs in one file: each judged on its own; best and last are those of the first."""
-    first = next((run for run in runs if run.best_per is not None), runs[0])
-    verdicts = [run.primary for run in runs]
-    others = tuple(v for v in VERDICTS if v in verdicts and v != "restarted")
-    return Diagnosis(
-        primary="restarted",
-        secondary=others,
-        evidence=(
-            f"the file holds {len(runs)} runs: {', '.join(verdicts[:12])}{', …' * (len(runs) > 12)}",
-            *repeats(reading),
-        ),
-        since_step=first.last_step,
-        best_per=first.best_per,
-        best_step=first.best_step,
-        last_per=first.last_per,
-        last_step=first.last_step,
-        suggestion="judge each run on its own, and give every run a folder of its own (--run)",
-        runs=runs,
-        name=reading.name,
-        source=reading.source,
-        dataset=first.dataset,
-        planned_steps=first.planned_steps,
-        unit=first.unit,
-        inferences=first.inferences,
-        notes=reading.notes,
-    )
-
-
-def repeats(reading: Reading) -> tuple[str, ...]:
-    """Runs that are the same number for number."""
-    told = []
-    for i, log in enumerate(reading.logs[1:], start=2):
-        before = reading.logs[i - 2].judged
-        if len(log.judged) > 1 and np.array_equal(log.judged.values, before.values, equal_nan=True):
-            told.append(
-                f"run {i} repeats run {i - 1} number for number: the same log twice, or the same seed"
-            )
-    return tuple(told[:3])

@@ -1,4 +1,4 @@
-"""TensorBoard event files, without TensorBoard: records with checksums, and the scalars in them."""
+"""TensorBoard event files without TensorBoard: TFRecords with CRC-32C checksums, and the scalars in them."""
 
 import struct
 from collections.abc import Iterator
@@ -9,12 +9,13 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.insight.doctor.columns import Collector
 
-CHUNK = 1 << 22
-LONGEST = 1 << 28  # bytes of one record; pictures and sound may be long
-ROWS = 1 << 16
+_MAX_RECORD = 1 << 28  # bytes; images and audio may be long
+_MAX_SCALAR = 4096  # bytes; longer records hold no scalars and are ignored
+_BATCH = 20_000  # records whose checksums are computed together
+_N_ROWS = 1 << 16  # rows passed to the collector at once
 
 
-def _make_table() -> np.ndarray:
+def _crc_table() -> np.ndarray:
     """CRC-32C of every byte."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -22,44 +23,48 @@ def _make_table() -> np.ndarray:
     return table
 
 
-_TABLE = _make_table()
-_PLAIN_TABLE = _TABLE.tolist()
+_TABLE = _crc_table()
+_TABLE_LIST = _TABLE.tolist()
 
 
 def masked_crc(data: bytes) -> int:
+    """The masked CRC-32C of the TFRecord format."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc = _PLAIN_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc = _TABLE_LIST[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def masked_crcs(data: np.ndarray) -> np.ndarray:
-    """The same for many records of one length at once; data (N, L) uint8."""
+    """`masked_crc` of many records of equal length; data (N, L) uint8."""
     crc = np.full(len(data), 0xFFFFFFFF, dtype=np.uint32)
     for column in data.T:
         crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
     crc = crc ^ np.uint32(0xFFFFFFFF)
-    turned = ((crc >> np.uint32(15)) | (crc << np.uint32(17))).astype(np.uint64)
-    return ((turned + 0xA282EAD8) & 0xFFFFFFFF).astype(np.uint32)
+    rotated = ((crc >> np.uint32(15)) | (crc << np.uint32(17))).astype(np.uint64)
+    return ((rotated + 0xA282EAD8) & 0xFFFFFFFF).astype(np.uint32)
 
 
-def is_events(head: bytes) -> bool:
-    """Whether a file begins with a record whose length has the right checksum."""
+def is_event_file(head: bytes) -> bool:
+    """Whether a file starts with a record whose length has the right checksum."""
     if len(head) < 16:
         return False
     length, crc = struct.unpack("<QI", head[:12])
-    return length < LONGEST and masked_crc(head[:8]) == crc
+    return length < _MAX_RECORD and masked_crc(head[:8]) == crc
 
 
 def read_events(path: Path, collector: Collector) -> tuple[str, ...]:
-    """Scalars of all sound records; what follows a broken length cannot be found again and is said to be missing."""
+    """Collect the scalars of all intact records and return notes about damage.
+
+    Records after a damaged length cannot be located and are lost.
+    """
     notes: list[str] = []
     rows: list[dict[str, float]] = []
-    for records in _sound(_records(path, notes), notes):
+    for records in _intact_records(_records(path, notes), notes):
         for record in records:
-            rows += list(scalars(record))
-        if len(rows) >= ROWS:
+            rows += _scalars(record)
+        if len(rows) >= _N_ROWS:
             collector.add_rows(rows)
             rows = []
     collector.add_rows(rows)
@@ -67,13 +72,13 @@ def read_events(path: Path, collector: Collector) -> tuple[str, ...]:
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
-    """Records with the checksum written beside them."""
+    """Records with their stored checksums."""
     try:
         with path.open("rb") as file:
             while len(head := file.read(12)) == 12:
                 length, crc = struct.unpack("<QI", head)
-                if length > LONGEST or masked_crc(head[:8]) != crc:
-                    notes.append("a record of the event file is damaged; what follows it could not be read")
+                if length > _MAX_RECORD or masked_crc(head[:8]) != crc:
+                    notes.append("a record of the event file is damaged; the rest could not be read")
                     return
                 data = file.read(length)
                 tail = file.read(4)
@@ -85,49 +90,45 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _sound(
-    records: Iterator[tuple[bytes, int]], notes: list[str], many: int = 20_000
-) -> Iterator[list[bytes]]:
-    """Records whose content has its checksum, many at a time."""
+def _intact_records(records: Iterator[tuple[bytes, int]], notes: list[str]) -> Iterator[list[bytes]]:
+    """Batches of records whose checksum is right."""
     batch: list[tuple[bytes, int]] = []
     for record in records:
         batch.append(record)
-        if len(batch) >= many:
-            yield _checked(batch, notes)
+        if len(batch) >= _BATCH:
+            yield _check_batch(batch, notes)
             batch = []
-    yield _checked(batch, notes)
+    yield _check_batch(batch, notes)
 
 
-def _checked(batch: list[tuple[bytes, int]], notes: list[str]) -> list[bytes]:
-    good = np.ones(len(batch), dtype=bool)
+def _check_batch(batch: list[tuple[bytes, int]], notes: list[str]) -> list[bytes]:
+    intact = np.ones(len(batch), dtype=bool)
     lengths = np.array([len(data) for data, _ in batch])
-    for length in np.unique(lengths):
-        places = np.flatnonzero(lengths == length)
-        if length > 4096:
-            continue  # no scalar is that long, and nothing else is read
-        data = np.frombuffer(b"".join(batch[i][0] for i in places), dtype=np.uint8).reshape(
-            len(places), length
-        )
-        good[places] = masked_crcs(data) == np.array([batch[i][1] for i in places], dtype=np.uint32)
-    if not good.all():
-        notes.append(
-            f"{int((~good).sum()):,} records of the event file have a wrong checksum and were left out"
-        )
-    return [data for (data, _), sound in zip(batch, good, strict=True) if sound and len(data) <= 4096]
+    for length in np.unique(lengths[lengths <= _MAX_SCALAR]):
+        indices = np.flatnonzero(lengths == length)
+        joined = b"".join(batch[i][0] for i in indices)
+        data = np.frombuffer(joined, dtype=np.uint8).reshape(len(indices), length)
+        intact[indices] = masked_crcs(data) == np.array([batch[i][1] for i in indices], dtype=np.uint32)
+    if not intact.all():
+        n_damaged = int((~intact).sum())
+        notes.append(f"{n_damaged:,} records of the event file have a wrong checksum and were skipped")
+    return [data for (data, _), ok in zip(batch, intact, strict=True) if ok and len(data) <= _MAX_SCALAR]
 
 
-def scalars(record: bytes) -> Iterator[dict[str, float]]:
-    """The scalar values of one event, each with its step, as rows."""
+def _scalars(record: bytes) -> list[dict[str, float]]:
+    """The scalars of one event as rows of step and value."""
+    rows: list[dict[str, float]] = []
     try:
-        fields = list(protobuf(record))
+        fields = list(_protobuf_fields(record))
         step = next((value for number, value in fields if number == 2), 0)
         for number, summary in fields:
             if number == 5 and isinstance(summary, bytes):
-                for inner, value in protobuf(summary):
+                for inner, value in _protobuf_fields(summary):
                     if inner == 1 and isinstance(value, bytes) and (found := _scalar(value)):
-                        yield {"step": _signed(step), found[0]: found[1]}
+                        rows.append({"step": _signed(step), found[0]: found[1]})
     except (IndexError, struct.error, UnicodeDecodeError):
-        return  # sound by its checksum, but no event as this reader knows it
+        pass  # intact by its checksum, but not an event known to this reader
+    return rows
 
 
 def _signed(value: object) -> float:
@@ -137,54 +138,54 @@ def _signed(value: object) -> float:
 
 def _scalar(data: bytes) -> tuple[str, float] | None:
     tag, value = "", None
-    for number, content in protobuf(data):
+    for number, content in _protobuf_fields(data):
         if number == 1 and isinstance(content, bytes):
             tag = content.decode("utf-8")
         elif number == 2 and isinstance(content, float):
             value = content
         elif number == 8 and isinstance(content, bytes):
-            value = _tensor(content)
+            value = _tensor_value(content)
     return (tag, value) if tag and value is not None else None
 
 
-def _tensor(data: bytes) -> float | None:
-    """A tensor of one float, as newer writers store scalars."""
-    kind = 0
-    for number, content in protobuf(data):
+def _tensor_value(data: bytes) -> float | None:
+    """The value of a tensor with one float, as newer writers store scalars."""
+    dtype = 0
+    for number, content in _protobuf_fields(data):
         if number == 1 and isinstance(content, int):
-            kind = content
+            dtype = content
         elif number == 5 and isinstance(content, float):
             return content
-        elif isinstance(content, bytes) and (number, kind, len(content)) in ((4, 1, 4), (5, 1, 4)):
+        elif isinstance(content, bytes) and (number, dtype, len(content)) in ((4, 1, 4), (5, 1, 4)):
             return float(struct.unpack("<f", content)[0])
-        elif isinstance(content, bytes) and (number, kind, len(content)) in ((4, 2, 8), (6, 2, 8)):
+        elif isinstance(content, bytes) and (number, dtype, len(content)) in ((4, 2, 8), (6, 2, 8)):
             return float(struct.unpack("<d", content)[0])
     return None
 
 
-def protobuf(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """Field numbers with their values: whole numbers, floats and doubles as such, everything else as bytes."""
+def _protobuf_fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+    """Field numbers and values of a protobuf message: integers, floats and doubles parsed, the rest as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
+        wire_type = key & 7
+        if wire_type == 0:
             value, at = _varint(data, at)
             yield key >> 3, value
-        elif kind == 1:
+        elif wire_type == 1:
             yield key >> 3, float(struct.unpack_from("<d", data, at)[0])
             at += 8
-        elif kind == 5:
+        elif wire_type == 5:
             yield key >> 3, float(struct.unpack_from("<f", data, at)[0])
             at += 4
-        elif kind == 2:
+        elif wire_type == 2:
             length, at = _varint(data, at)
             if at + length > len(data):
-                raise IndexError("a field reaches beyond its record")
+                raise IndexError("field exceeds its record")
             yield key >> 3, data[at : at + length]
             at += length
         else:
-            raise IndexError("an unknown kind of field")
+            raise IndexError("unknown wire type")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -195,4 +196,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise IndexError("a number without an end")
+    raise IndexError("unterminated varint")

@@ -1,4 +1,4 @@
-"""arcuate's own run folders: the plan is known, and the guard kept its incidents."""
+"""Arcuate run folders: metrics, recipe and the incidents of the guard."""
 
 import json
 from collections.abc import Sequence
@@ -9,75 +9,76 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.files import read_json
-from arcuate.insight.doctor.assemble import assemble
+from arcuate.insight.doctor.assemble import assemble_logs
 from arcuate.insight.doctor.columns import Collector, flatten, line_blocks
-from arcuate.insight.doctor.curve import Log
 from arcuate.insight.doctor.read_tables import read_jsonl
+from arcuate.insight.doctor.training_log import TrainingLog
 from arcuate.run import Run
 from arcuate.training.checks import coupling_warnings
 
-MUTE_BLANK, MUTE_CLASSES = 0.98, 3  # an output with nearly only blanks, or with so few phonemes, says nothing
+_BLANK_SHARE, _FEW_CLASSES = 0.98, 3  # output with almost only blanks, or with at most this many phonemes
+_MAX_INCIDENTS = 5
+_ACTIONS = {
+    "skip": "skipped the step",
+    "rewind": "rewound to a checkpoint",
+    "reduce_lr": "reduced the learning rate",
+    "cool": "reduced the learning rate",  # name used by earlier versions
+    "stop": "stopped the run",
+}
 
 
-def read_run(run: Run) -> list[Log]:
-    """The log of a run folder; several where something was written after it."""
+def read_run(run: Run) -> list[TrainingLog]:
+    """The log of a run folder; several if another run was appended to its file."""
     if not run.metrics_file.is_file():
-        raise UserError(f"{run.path} has no metrics.jsonl yet: nothing has been trained there")
-    collector, rows = Collector(), _Output()
-    read_jsonl(line_blocks(run.metrics_file, "utf-8"), collector, rows.look)
-    logs = assemble(collector, run.name) or [Log(name=run.name)]
-    recipe, damage = _recipe(run)
-    incidents = _incidents(run)
-    return [
-        _own(replace(log, notes=(*log.notes, *damage)), run, recipe, incidents, rows, len(logs) == 1)
-        for log in logs
-    ]
+        raise UserError(f"{run.path} has no metrics.jsonl: training has not started")
+    collector, output = Collector(), _OutputMonitor()
+    read_jsonl(line_blocks(run.metrics_file, "utf-8"), collector, output.add_rows)
+    logs = assemble_logs(collector, run.name) or [TrainingLog(name=run.name)]
+    recipe, problems = None, []
+    try:
+        recipe = run_recipe(run)
+    except UserError as error:  # damaged or of another version; the curves can be judged without it
+        problems.append(f"judged without its recipe: {error}")
+    logs = [_with_recipe(replace(log, notes=(*log.notes, *problems)), run, recipe) for log in logs]
+    return [_with_incidents(logs[0], _read_incidents(run), output)] if len(logs) == 1 else logs
 
 
-class _Output:
-    """What the training rows say beside their numbers, as they pass by: a mute output, a loss that is null."""
+class _OutputMonitor:
+    """Scans the training rows for blank output and for null losses."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, bool]] = []  # step, whether the output said nothing
-        self.broken: list[int] = []  # steps whose row has no finite loss: arcuate writes null for it
+        self.blank: list[tuple[int, bool]] = []  # step, whether the output was almost only blanks
+        self.non_finite: list[int] = []  # steps whose row has a null loss, as arcuate writes a non-finite one
 
-    def look(self, rows: list[dict[str, Any]]) -> None:
+    def add_rows(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             if "blank_share" in row or row.get("loss", 0) is None:
-                self._take(row)
+                self._add_row(row)
 
-    def _take(self, row: dict[str, Any]) -> None:
+    def _add_row(self, row: dict[str, Any]) -> None:
         try:
             step = int(row["step"])
             if "loss" in row and row["loss"] is None:
-                self.broken.append(step)
-            mute = row["blank_share"] >= MUTE_BLANK or row["n_distinct"] <= MUTE_CLASSES
-            self.seen.append((step, bool(mute)))
+                self.non_finite.append(step)
+            blank = row["blank_share"] >= _BLANK_SHARE or row["n_distinct"] <= _FEW_CLASSES
+            self.blank.append((step, bool(blank)))
         except (ValueError, TypeError, KeyError, OverflowError):
-            return  # a row that has no output to speak of
+            return  # a row without output statistics
 
-    def mute_since(self) -> int | None:
-        """From where on every row was mute, if that is at least the last third."""
-        silent = [mute for _, mute in self.seen]
-        if len(silent) < 6 or not all(silent[-(len(silent) // 3) :]):
+    def blank_since(self) -> int | None:
+        """The step from which on every output was blank, if that covers at least the last third."""
+        blank = [is_blank for _, is_blank in self.blank]
+        if len(blank) < 6 or not all(blank[-(len(blank) // 3) :]):
             return None
-        spoke = [i for i, mute in enumerate(silent) if not mute]
-        return self.seen[spoke[-1] + 1 if spoke else 0][0]
+        others = [i for i, is_blank in enumerate(blank) if not is_blank]
+        return self.blank[others[-1] + 1 if others else 0][0]
 
 
-def _recipe(run: Run) -> tuple[Recipe | None, tuple[str, ...]]:
-    """The recipe, or why there is none: damaged, or of another version; the curves can be judged without it."""
-    try:
-        return run_recipe(run), ()
-    except UserError as error:
-        return None, (f"judged without its recipe: {error}",)
-
-
-def _incidents(run: Run) -> list[dict[str, Any]]:
-    """The guard's rows; a line that cannot be read is passed over, for the curves are the evidence."""
+def _read_incidents(run: Run) -> list[dict[str, Any]]:
+    """The incidents of the guard; unreadable lines are skipped."""
     if not run.incidents_file.is_file():
         return []
-    rows = []
+    incidents = []
     for lines in line_blocks(run.incidents_file, "utf-8"):
         for line in lines:
             try:
@@ -85,63 +86,59 @@ def _incidents(run: Run) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    return rows
+                incidents.append(row)
+    return incidents
 
 
-def _own(
-    log: Log, run: Run, recipe: Recipe | None, incidents: Sequence[dict[str, Any]], rows: _Output, alone: bool
-) -> Log:
+def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingLog:
     planned = recipe.train.steps if recipe else None
-    dataset, because = _dataset(run)
-    told = tuple(_sentence(row) for row in incidents[:5])
-    more = (f"and {len(incidents) - 5:,} more incidents",) if len(incidents) > 5 else ()
-    broken = [r for r in incidents if r.get("kind") == "non_finite"]
-    given_up = [r["step"] for r in broken if r.get("action") != "skip"]
-    skipped = [r["step"] for r in broken if r.get("action") == "skip"]
+    dataset, because = _published_dataset(run)
     return replace(
         log,
-        own=True,
-        settings=flatten_settings(recipe),
-        coupling=tuple(_coupling(recipe)) if recipe else (),
+        is_arcuate=True,
+        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()}
+        if recipe
+        else {},
+        coupling_warnings=tuple(_coupling_warnings(recipe)) if recipe else (),
         planned=planned,
         planned_because="recipe.yaml" if planned else "",
         dataset=dataset,
         dataset_because=because,
-        incidents=(*told, *more) if alone else (),
-        broken_steps=tuple(sorted({*given_up, *rows.broken})) if alone else (),
-        skipped_steps=tuple(skipped) if alone else (),
-        silent_since=rows.mute_since() if alone else None,
     )
 
 
-def flatten_settings(recipe: Recipe | None) -> dict[str, Any]:
-    return (
-        {name.replace("/", "."): value for name, value in flatten(to_tree(recipe)).items()} if recipe else {}
+def _with_incidents(
+    log: TrainingLog, incidents: Sequence[dict[str, Any]], output: _OutputMonitor
+) -> TrainingLog:
+    sentences = [_describe_incident(row) for row in incidents[:_MAX_INCIDENTS]]
+    if len(incidents) > _MAX_INCIDENTS:
+        sentences.append(f"and {len(incidents) - _MAX_INCIDENTS:,} more incidents")
+    non_finite = [row for row in incidents if row.get("kind") == "non_finite"]
+    given_up = [row["step"] for row in non_finite if row.get("action") != "skip"]
+    return replace(
+        log,
+        incidents=tuple(sentences),
+        non_finite_steps=tuple(sorted({*given_up, *output.non_finite})),
+        skipped_steps=tuple(row["step"] for row in non_finite if row.get("action") == "skip"),
+        blank_since=output.blank_since(),
     )
 
 
-def _coupling(recipe: Recipe) -> list[str]:
-    """Where a recipe that descends from an official one changed a part of what belongs together."""
+def _coupling_warnings(recipe: Recipe) -> list[str]:
+    """Warnings for a recipe derived from an official one that changes learning rate, eps or reduction alone."""
     known = next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
     official = official_ancestor(known) if known else None
     return coupling_warnings(recipe, load_recipe(official), official) if official else []
 
 
-def _sentence(row: dict[str, Any]) -> str:
-    did = {
-        "skip": "skipped the step",
-        "rewind": "rewound",
-        "reduce_lr": "lowered the rate",
-        "cool": "lowered the rate",  # in runs of earlier versions
-        "stop": "stopped the run",
-    }
-    action = did.get(str(row.get("action")), str(row.get("action") or "noted it"))
-    return f"the guard {action} at step {row['step']:,}: {row.get('reason') or row.get('kind') or 'no reason given'}"
+def _describe_incident(row: dict[str, Any]) -> str:
+    action = _ACTIONS.get(str(row.get("action")), str(row.get("action") or "recorded an incident"))
+    reason = row.get("reason") or row.get("kind") or "no reason recorded"
+    return f"the guard {action} at step {row['step']:,}: {reason}"
 
 
-def _dataset(run: Run) -> tuple[str | None, str]:
-    """The published data set, where a run's data have its layout and size; simulated data have no reference."""
+def _published_dataset(run: Run) -> tuple[str | None, str]:
+    """The published data set if the run's data have its layout and size; simulated data have no reference."""
     try:
         data = read_json(run.environment_file).get("data")
     except UserError:
@@ -150,7 +147,8 @@ def _dataset(run: Run) -> tuple[str | None, str]:
         return None, ""
     sessions = data.get("sessions")
     n_sessions = len(sessions) if isinstance(sessions, list) else 0
-    for dataset, channels, least in (("b2t25", 512, 40), ("b2t24", 256, 24)):
-        if data.get("layout") == dataset and data.get("n_channels") == channels and n_sessions >= least:
-            return dataset, f"environment.json: {n_sessions} sessions of {channels} channels in its layout"
+    for dataset, n_channels, min_sessions in (("b2t25", 512, 40), ("b2t24", 256, 24)):
+        layout = data.get("layout") == dataset and data.get("n_channels") == n_channels
+        if layout and n_sessions >= min_sessions:
+            return dataset, f"environment.json lists {n_sessions} sessions of {n_channels} channels"
     return None, ""

@@ -1,4 +1,8 @@
-"""What trainers print: any line with a counter and named numbers, among banners, warnings and tracebacks."""
+"""Printed output of trainers: lines with a counter and named numbers, among banners, warnings and tracebacks.
+
+The first line of each kind is parsed with general expressions. It then becomes a template, one compiled regular
+expression with fixed words and variable numbers, which parses all further lines of that kind.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -6,19 +10,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arcuate.insight.doctor.columns import METRICS, Collector, look_at, number
-from arcuate.insight.doctor.names import HELD_OUT, TRAIN, read_name, words
+from arcuate.insight.doctor.column_names import HELD_OUT, TRAIN, parse_column_name, split_words
+from arcuate.insight.doctor.columns import METRICS, Collector, parse_number, scan_line
 
-NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
+_NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z][\w./-]*(?:[ ][A-Za-z][\w./-]*){0,3})\s*(?:\([^()]{0,24}\)|\[[^\[\]]{0,24}\])?[\"']?"
-    rf"\s*[:=]\s*[\"']?(?P<number>{NUMBER})(?![\w.:-]*[A-Za-z_]{{3}})(?P<percent>\s?%)?",
+    rf"\s*[:=]\s*[\"']?(?P<number>{_NUMBER})(?![\w.:-]*[A-Za-z_]{{3}})(?P<percent>\s?%)?",
     re.I,
 )
 _BARE = re.compile(
     r"(?<![\w/])(?P<name>(?:(?:train(?:ing)?|val(?:id(?:ation)?)?|eval|dev|test)[_/ ])?\w*loss\w*"
     r"|(?:\w+[_/ ])?(?:per|cer|wer)(?:_\w+)?|lr|grad[_ ]?norm)"
-    rf"\s+(?P<number>{NUMBER})(?P<percent>\s?%)?(?![\w.])",
+    rf"\s+(?P<number>{_NUMBER})(?P<percent>\s?%)?(?![\w.])",
     re.I,
 )
 _STEP = re.compile(
@@ -27,45 +31,45 @@ _STEP = re.compile(
     re.I,
 )
 _EPOCH = re.compile(r"(?<![\w/])epochs?[\"']?\s*[:=#]?\s*\[?\s*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.I)
-_PLACE = re.compile(r"\W{0,3}\[\s*(\d+)\s*/\s*\d+\s*\]")  # [300/10000] at the start of a line
-_UNWANTED = re.compile(r"[-+]?\d[\d.,:/-]*(?:[eE][-+]?\d+)?")
+_POSITION = re.compile(r"\W{0,3}\[\s*(\d+)\s*/\s*\d+\s*\]")  # [300/10000] at the start of a line
+_OTHER_NUMBER = re.compile(r"[-+]?\d[\d.,:/-]*(?:[eE][-+]?\d+)?")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_INTEREST = re.compile(r"loss|\b\w{0,6}per(?![a-z]{2})|cer\b|wer\b|error.rate|batch|epoch|step|iter", re.I)
-_ASIDE = re.compile(r"t1[0-9]\.20\d\d\.\d\d|\b(?:sample|trial|example|session|day)s?\b", re.I)
-_QUALIFIER = frozenset(
-    {"train", "val", "ma", "max", "min", "best", "avg", "mean", "std", "ema", "test", "eval"}
-)
-MAX_TEMPLATES, MAX_LINE, EARLY, MANY = 12, 2000, 3000, 20_000
+_RELEVANT = re.compile(r"loss|\b\w{0,6}per(?![a-z]{2})|cer\b|wer\b|error.rate|batch|epoch|step|iter", re.I)
+_PER_TRIAL = re.compile(r"t1[0-9]\.20\d\d\.\d\d|\b(?:sample|trial|example|session|day)s?\b", re.I)
+_QUALIFIER = frozenset("train val ma max min best avg mean std ema test eval".split())
+_MAX_TEMPLATES = 12
+_MAX_LINE = 2000
+_EARLY = 3000  # lines that are searched for metadata more thoroughly
+_MAX_IRRELEVANT = 20_000  # kinds of irrelevant lines that are remembered
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
-_VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|NaN|NAN|inf|Inf|INF|Infinity))"
+_TEMPLATE_NUMBER = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|NaN|NAN|inf|Inf|INF|Infinity))"
 
 
 @dataclass
-class Template:
-    """A kind of line: which of its numbers mean what, as one expression that reads the next line of its kind."""
+class _Template:
+    """A kind of line as one regular expression, with the names of its numbers."""
 
     expression: re.Pattern[str]
     names: tuple[str, ...]
-    shares: tuple[bool, ...]  # which of them are in per cent
+    percent: tuple[bool, ...]
     split: str
     rows: list[int] = field(default_factory=list)
     values: list[tuple[str, ...]] = field(default_factory=list)
 
     def counters(self, values: tuple[str, ...]) -> dict[str, str]:
         """The step and epoch of a line of this kind."""
-        named = {
+        counters = {
             n: v.replace(",", "") for n, v in zip(self.names, values, strict=True) if n in ("step", "epoch")
         }
-        return {name: value for name, value in named.items() if number(value) is not None}
+        return {name: value for name, value in counters.items() if parse_number(value) is not None}
 
     def flush(self, collector: Collector) -> None:
         if not self.rows:
             return
+        transposed = zip(*self.values, strict=True)
         columns = {
-            name: [v + "%" for v in column] if share else column
-            for name, share, column in zip(
-                self.names, self.shares, zip(*self.values, strict=True), strict=True
-            )
+            name: [v + "%" for v in column] if percent else column
+            for name, percent, column in zip(self.names, self.percent, transposed, strict=True)
         }
         columns["split"] = [self.split] * len(self.rows)
         collector.add_columns(columns, np.array(self.rows, dtype=float))
@@ -73,22 +77,22 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A number in a line: what it is called and where it stands."""
+class _NamedNumber:
+    """The name and position of a number in a line."""
 
     name: str
     start: int
     stop: int
     percent: bool = False
-    begins: int = 0  # where its name stands
+    name_start: int = 0
 
 
 def read_text(blocks: Iterable[list[str]], collector: Collector) -> None:
-    templates: list[Template] = []
-    context: dict[str, str] = {}  # the last counter seen, for evaluations printed on a line of their own
-    boring: set[str] = set()  # kinds of lines that hold nothing of interest
+    templates: list[_Template] = []
+    context: dict[str, str] = {}  # the last counters, for evaluations printed on a line of their own
+    irrelevant: set[str] = set()  # kinds of lines without metrics
     n_lines = 0
-    latest: tuple[Template, tuple[str, ...]] | None = None  # the last line of a known kind, for its counter
+    latest: tuple[_Template, tuple[str, ...]] | None = None  # the last matched line, for its counters
     for lines in blocks:
         for line in lines:
             n_lines += 1
@@ -100,41 +104,41 @@ def read_text(blocks: Iterable[list[str]], collector: Collector) -> None:
                     collector.n_rows += 1
                     break
             else:
-                kind = line[:MAX_LINE].translate(_NO_DIGITS)
-                if kind in boring:
+                kind = line[:_MAX_LINE].translate(_NO_DIGITS)
+                if kind in irrelevant:
                     continue
                 if latest is not None:
                     context, latest = latest[0].counters(latest[1]), None
-                if not _read_new(line, templates, context, collector, n_lines < EARLY) and len(boring) < MANY:
-                    boring.add(kind)
+                relevant = _read_new_line(line, templates, context, collector, n_lines < _EARLY)
+                if not relevant and len(irrelevant) < _MAX_IRRELEVANT:
+                    irrelevant.add(kind)
         for template in templates:
             template.flush(collector)
 
 
-def _read_new(
-    line: str, templates: list[Template], context: dict[str, str], collector: Collector, early: bool
+def _read_new_line(
+    line: str, templates: list[_Template], context: dict[str, str], collector: Collector, early: bool
 ) -> bool:
-    """A line of a kind not seen before: read it the slow way, and learn its kind; whether it was of any use."""
-    noted = look_at(line[:MAX_LINE], collector, early)
-    if len(line) > MAX_LINE or not _INTEREST.search(line):
-        return noted
-    plain = _ANSI.sub("", line)
-    for part in _unglued(plain):
-        found = read_line(part, context)
-        if found is None:
-            noted = noted or bool(_STEP.search(part) or _EPOCH.search(part))
+    """Parse a line of an unknown kind and make it a template; return whether the line was relevant."""
+    relevant = scan_line(line[:_MAX_LINE], collector, early)
+    if len(line) > _MAX_LINE or not _RELEVANT.search(line):
+        return relevant
+    for part in _split_messages(_ANSI.sub("", line)):
+        parsed = _parse_line(part, context)
+        if parsed is None:
+            relevant = relevant or bool(_STEP.search(part) or _EPOCH.search(part))
             continue
-        noted = True
-        numbers, split, carried = found
-        row = {f.name: part[f.start : f.stop].replace(",", "") + "%" * f.percent for f in numbers}
+        relevant = True
+        numbers, split, carried = parsed
+        row = {n.name: part[n.start : n.stop].replace(",", "") + "%" * n.percent for n in numbers}
         collector.add_rows([row | carried | {"split": split}])
-        if not carried and part == line and len(templates) < MAX_TEMPLATES:
-            templates.append(_learn(line, numbers, split))
-    return noted
+        if not carried and part == line and len(templates) < _MAX_TEMPLATES:
+            templates.append(_make_template(line, numbers, split))
+    return relevant
 
 
-def _unglued(line: str) -> Iterator[str]:
-    """Two messages on one line, as when two processes print at once, are taken apart at the second counter."""
+def _split_messages(line: str) -> Iterator[str]:
+    """Split two messages that two processes printed on one line, at the second counter."""
     starts = [m.start() for m in re.finditer(r"(?<![\w/])(?:(?:train|val)\s+)?batch\s+\d+\b", line, re.I)]
     if len(starts) < 2:
         yield line
@@ -143,83 +147,80 @@ def _unglued(line: str) -> Iterator[str]:
         yield line[start:stop]
 
 
-def read_line(line: str, context: dict[str, str]) -> tuple[list[Found], str, dict[str, str]] | None:
-    """The numbers of a line with their names, the split it speaks of, and a counter carried over from before."""
+def _parse_line(line: str, context: dict[str, str]) -> tuple[list[_NamedNumber], str, dict[str, str]] | None:
+    """The named numbers of a line, its split, and counters carried over from earlier lines."""
     step, epoch = _STEP.search(line), _EPOCH.search(line)
     if not step and not epoch:
-        step = _PLACE.match(line)
-    metrics = [f for f in _metrics(line) if read_name(f.name).role in METRICS]
-    taken = {(f.start, f.stop) for f in metrics}
+        step = _POSITION.match(line)
+    metrics = [n for n in _named_numbers(line) if parse_column_name(n.name).role in METRICS]
+    used = {(n.start, n.stop) for n in metrics}
     axes = [
-        Found(name, *found.span(1))
+        _NamedNumber(name, *found.span(1))
         for name, found in (("step", step), ("epoch", epoch))
-        if found and found.span(1) not in taken
+        if found and found.span(1) not in used
     ]
-    told = {f.name: line[f.start : f.stop].replace(",", "") for f in axes}
-    within = {"step": context["step"]} if _same_epoch(told, context) else {}
+    counters = {n.name: line[n.start : n.stop].replace(",", "") for n in axes}
+    carried = {"step": context["step"]} if _is_same_epoch(counters, context) else {}
     if axes:
         context.clear()
-        context.update(told | within)
+        context.update(counters | carried)
     if not metrics:
         return None
-    split = _split_of(line[: metrics[0].begins])
+    before_metrics = line[: metrics[0].name_start]
+    split = _split_of(before_metrics)
     if axes:
-        if _ASIDE.search(line[: metrics[0].begins]) and not step:
-            return None
-        return [*axes, *metrics], split, within
-    if not context or _ASIDE.search(line) or re.search(r"\bbest\b", line, re.I):
+        return None if _PER_TRIAL.search(before_metrics) and not step else ([*axes, *metrics], split, carried)
+    if not context or _PER_TRIAL.search(line) or re.search(r"\bbest\b", line, re.I):
         return None
-    held = [f for f in metrics if read_name(f.name).role in ("per", "wer", "loss")]
-    return (
-        ([Found(f"carried {f.name}", f.start, f.stop, f.percent) for f in held], split, dict(context))
-        if held
-        else None
-    )
+    evaluated = [
+        _NamedNumber(f"carried {n.name}", n.start, n.stop, n.percent)
+        for n in metrics
+        if parse_column_name(n.name).role in ("per", "wer", "loss")
+    ]
+    return (evaluated, split, dict(context)) if evaluated else None
 
 
-def _same_epoch(told: dict[str, str], context: dict[str, str]) -> bool:
-    """Whether a line names nothing but the epoch that the batches before it were in."""
-    return (
-        "step" not in told
-        and "step" in context
-        and float(told.get("epoch", -1)) == float(context.get("epoch", -2))
-    )
+def _is_same_epoch(counters: dict[str, str], context: dict[str, str]) -> bool:
+    """Whether a line names only an epoch, the one of the batches before it."""
+    only_epoch = "step" not in counters and "step" in context
+    return only_epoch and float(counters.get("epoch", -1)) == float(context.get("epoch", -2))
 
 
-def _metrics(line: str) -> list[Found]:
-    found: dict[str, Found] = {}
+def _named_numbers(line: str) -> list[_NamedNumber]:
+    found: dict[str, _NamedNumber] = {}
     before = ""
-    spans = sorted([*_NAMED.finditer(line), *_BARE.finditer(line)], key=lambda m: m.start("number"))
-    for match in spans:
+    matches = sorted([*_NAMED.finditer(line), *_BARE.finditer(line)], key=lambda m: m.start("number"))
+    for match in matches:
         name = match["name"].strip()
-        inside = line[: match.start()].rstrip().endswith("(")
-        if inside and name.lower() in _QUALIFIER:
+        in_brackets = line[: match.start()].rstrip().endswith("(")
+        if in_brackets and name.lower() in _QUALIFIER:
             name = f"{before}_{name}"
         else:
             before = name
         if name not in found:
-            found[name] = Found(name, *match.span("number"), bool(match["percent"]), match.start("name"))
+            percent = bool(match["percent"])
+            found[name] = _NamedNumber(name, *match.span("number"), percent, match.start("name"))
     return list(found.values())
 
 
 def _split_of(text: str) -> str:
-    said = [word for word in words(text) if word in TRAIN or word in HELD_OUT]
-    return ("train" if said[-1] in TRAIN else "val") if said else ""
+    words = [word for word in split_words(text) if word in TRAIN or word in HELD_OUT]
+    return ("train" if words[-1] in TRAIN else "val") if words else ""
 
 
-def _learn(line: str, numbers: list[Found], split: str) -> Template:
-    """An expression for lines that differ from this one in nothing but their numbers."""
+def _make_template(line: str, numbers: list[_NamedNumber], split: str) -> _Template:
+    """An expression for lines that differ from this one only in their numbers."""
     parts, at = [], 0
-    ordered = sorted(numbers, key=lambda f: f.start)
-    for found in ordered:
-        parts += [_between(line[at : found.start]), _VALUE]
-        at = found.stop
-    parts.append(_between(line[at:]))
-    names, shares = tuple(f.name for f in ordered), tuple(f.percent for f in ordered)
-    return Template(re.compile("".join(parts) + r"\s*$"), names, shares, split)
+    ordered = sorted(numbers, key=lambda n: n.start)
+    for number in ordered:
+        parts += [_fixed_text(line[at : number.start]), _TEMPLATE_NUMBER]
+        at = number.stop
+    parts.append(_fixed_text(line[at:]))
+    names, percent = tuple(n.name for n in ordered), tuple(n.percent for n in ordered)
+    return _Template(re.compile("".join(parts) + r"\s*$"), names, percent, split)
 
 
-def _between(text: str) -> str:
-    """The words as they are; times, dates and numbers of no interest as a stretch of their signs."""
-    words_only = [re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(part)) for part in _UNWANTED.split(text)]
-    return r"[-+\d.,:/eE]*".join(words_only)
+def _fixed_text(text: str) -> str:
+    """An expression for text between metrics: words as they are, times, dates and other numbers variable."""
+    words = [re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(part)) for part in _OTHER_NUMBER.split(text)]
+    return r"[-+\d.,:/eE]*".join(words)

@@ -1,24 +1,23 @@
-"""What is normal: learning curves of real healthy runs, aggregated, packaged with their sources."""
+"""Reference learning curves: aggregated over real healthy runs and packaged with their sources."""
 
 import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
-from arcuate.insight.doctor.curve import Log
+from arcuate.insight.doctor.training_log import TrainingLog
 
-OFFICIAL = {"b2t24": "b2t24-biGRU-official-10k", "b2t25": "b2t25-GRU-official-120k"}
-SLOWER = {
-    "b2t24": "b2t24-uniGRU-1024-10k-30k"
-}  # a healthy model that takes longer, so nobody is called late too early
+_OFFICIAL = {"b2t24": "b2t24-biGRU-official-10k", "b2t25": "b2t25-GRU-official-120k"}
+_SLOWER = {"b2t24": "b2t24-uniGRU-1024-10k-30k"}  # a healthy model that learns more slowly
 OFFICIAL_STEPS = {"b2t24": 10_000, "b2t25": 120_000}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Mean and standard deviation of the error rate over healthy runs, by step."""
+    """Mean and standard deviation of the error rate of healthy runs, by step."""
 
     name: str
     dataset: str
@@ -31,35 +30,32 @@ class Reference:
     sd: np.ndarray
 
     def at(self, step: float) -> float | None:
-        """The mean at a step; None outside of what the runs cover."""
+        """The mean at a step; None outside the range of the curve."""
         inside = self.grid[0] <= step <= self.grid[-1]
         return float(np.interp(step, self.grid, self.mean)) if inside else None
 
 
 @cache
-def _packaged() -> dict[str, object]:
-    return dict(
-        json.loads((files("arcuate") / "insight" / "doctor" / "reference_curves.json").read_text("utf-8"))
-    )
+def _packaged() -> dict[str, Any]:
+    file = files("arcuate") / "insight" / "doctor" / "reference_curves.json"
+    return dict(json.loads(file.read_text("utf-8")))
 
 
 @cache
 def references() -> dict[str, Reference]:
-    curves = _packaged()["curves"]
-    assert isinstance(curves, dict)
-    return {name: _reference(name, curve) for name, curve in curves.items()}
+    return {name: _parse_reference(name, curve) for name, curve in _packaged()["curves"].items()}
 
 
-def _reference(name: str, curve: dict[str, object]) -> Reference:
+def _parse_reference(name: str, curve: dict[str, Any]) -> Reference:
     def column(key: str) -> np.ndarray:
-        return np.array([np.nan if v is None else v for v in curve[key]], dtype=float)  # type: ignore[attr-defined]
+        return np.array([np.nan if v is None else v for v in curve[key]], dtype=float)
 
     return Reference(
         name=name,
         dataset=str(curve["dataset"]),
         model=str(curve["model"]),
         unit=str(curve["unit"]),
-        n_runs=int(curve["n_runs"]),  # type: ignore[call-overload]
+        n_runs=int(curve["n_runs"]),
         source=str(curve["source"]),
         grid=column("grid"),
         mean=column("mean"),
@@ -67,49 +63,42 @@ def _reference(name: str, curve: dict[str, object]) -> Reference:
     )
 
 
-def level(dataset: str) -> float:
-    """The error rate at which healthy runs on a data set end, as a round number."""
-    levels = _packaged()["levels"]
-    assert isinstance(levels, dict)
-    return float(levels[dataset])
+def reference_level(dataset: str) -> float:
+    """The final error rate of healthy runs on a data set, rounded."""
+    return float(_packaged()["levels"][dataset])
 
 
-def official(dataset: str) -> Reference:
-    return references()[OFFICIAL[dataset]]
+def expected_rate(dataset: str, step: float) -> float | None:
+    """The error rate of a healthy run at a batch, taken from the slowest healthy model."""
+    tables = (_OFFICIAL, _SLOWER)
+    rates = [references()[table[dataset]].at(step) for table in tables if dataset in table]
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
-def course(dataset: str, step: float) -> float | None:
-    """What a healthy run has at a batch, the slowest of the healthy models counting."""
-    known = [references()[table[dataset]].at(step) for table in (OFFICIAL, SLOWER) if dataset in table]
-    there = [value for value in known if value is not None]
-    return max(there) if there else None
-
-
-def fitting(log: Log, dataset: str | None) -> Reference | None:
-    """The reference whose axis this log has: the official one for batches; none where steps cannot be compared."""
+def matching_reference(log: TrainingLog, dataset: str | None) -> Reference | None:
+    """The reference with the same axis: the official one for batches; None if steps are not comparable."""
     if dataset is None or log.error_name != "PER" or not len(log.per):
         return None
     if log.per.unit == "batches":
-        return official(dataset)
+        return references()[_OFFICIAL[dataset]]
     if log.per.unit != "epochs":
         return None
     last = float(log.per.steps[-1])
-    alike = [r for r in references().values() if r.dataset == dataset and r.unit == "epochs"]
-    return min(alike, key=lambda r: abs(float(r.grid[-1]) - last), default=None)
+    candidates = [r for r in references().values() if r.dataset == dataset and r.unit == "epochs"]
+    return min(candidates, key=lambda r: abs(float(r.grid[-1]) - last), default=None)
 
 
-def compare(log: Log, dataset: str | None) -> tuple[str, ...]:
-    """One sentence beside the official model at the last batch both have; none where steps cannot be compared."""
+def compare_with_official(log: TrainingLog, dataset: str | None) -> tuple[str, ...]:
+    """A sentence that compares the run with the official model at the last common batch, if there is one."""
     per = log.per.finite
     if dataset is None or per.unit != "batches" or log.error_name != "PER":
         return ()
-    curve = official(dataset)
-    inside = np.flatnonzero(per.steps <= curve.grid[-1])
+    reference = references()[_OFFICIAL[dataset]]
+    inside = np.flatnonzero(per.steps <= reference.grid[-1])
     if not len(inside) or per.steps[inside[-1]] <= 0:
         return ()
     step = float(per.steps[inside[-1]])
-    usual = curve.at(step)
     return (
-        f"at batch {int(step):,} the official {dataset} model had {usual:.3f} (mean of {curve.n_runs} runs),"
-        f" this run had {per.values[inside[-1]]:.3f}",
+        f"at batch {int(step):,} this run had PER {per.values[inside[-1]]:.3f}, the official {dataset} model"
+        f" {reference.at(step):.3f} (mean of {reference.n_runs} runs)",
     )

@@ -1,330 +1,318 @@
-"""The rules: each verdict is one function from facts to a finding, with its reason in one sentence."""
+"""The rules: each verdict is one function from measurements to a finding with its evidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.insight.doctor.facts import SILENT, Facts, Jump, broken_gradients, broken_losses, first_jump
-
-FEW, FEW_IN_WARMUP = 5, 6  # evaluations: fewer than the first, or at most the second within the warm-up
-FROZEN_HIGH = 0.5  # an output that never changes, at this error rate or above, is a constant one
-WORSE, WORSE_BY = 0.15, 0.03  # degraded: relative and absolute
-LOSS_ROSE = 0.15  # validation loss above its lowest
-RATE_ROSE = 0.03  # error rate above its best, or gained since: more than the noise between evaluations
-FLAT, FALLING, FALLING_LATE = 0.03, 0.06, 0.03  # better over the last third, twice, and over the last fifth
-HIGH_FLAT, HIGH_DONE, HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference
-ON_COURSE = 1.15  # multiples of the official curve at the same batch
-HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
-LOSS_FLAT = (
-    0.07  # share of all progress made in the last third, where only a loss was logged: a fifth of the pace
+from arcuate.insight.doctor.measurements import (
+    CONSTANT_OUTPUT_PER,
+    Measurements,
+    first_jump,
+    non_finite_gradients,
+    non_finite_losses,
 )
-LOSS_LEARNT = 0.5  # a loss that fell by this share has learnt something, and may stand still at its end
-TREND = 0.05  # of the training loss: less is standing still
-BROKEN = frozenset({"exploded", "collapsed", "degraded", "too_short"})  # no healthy run is any of these
-LOST = frozenset({"exploded", "collapsed", "degraded"})
-RECOVERED = 0.05  # within this share of its best a run has come back
+
+_FEW, _FEW_IN_WARMUP = 5, 6  # evaluations: fewer than the first, or at most the second during warm-up
+_FROZEN_HIGH = 0.5  # an output that never changes at this error rate or above is constant
+_DEGRADED, _DEGRADED_BY = 0.15, 0.03  # relative and absolute rise of the error rate
+_LOSS_ROSE = 0.15  # of the validation loss above its minimum
+_RATE_ROSE = 0.03  # of the error rate above its best: more than the noise between evaluations
+_FLAT, _FALLING, _FALLING_LATE = 0.03, 0.06, 0.03  # gain over the last third (twice) and the last fifth
+_HIGH_FLAT, _HIGH_DONE, _HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference level
+_ON_TRACK = 1.15  # multiple of the official curve at the same batch
+_HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
+_LOSS_FLAT = 0.07  # share of all progress in the last third, for a loss: a fifth of the average pace
+_LOSS_LEARNT = 0.5  # a loss that fell by this share has learnt something and may be flat at the end
+LOSS_TREND = 0.05  # smaller relative changes of the training loss count as flat
+_FAILED = frozenset({"exploded", "collapsed", "degraded"})
+_NOT_HEALTHY = _FAILED | {"too_short"}
+_RECOVERED = 0.05  # a run that ends within this share of its best has recovered
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict that holds. A mild one is true, but never the first thing to say of a run; one without a name is
-    evidence and nothing else."""
+    """A verdict that holds. A minor one never leads; one without a verdict contributes evidence only."""
 
     verdict: str
     evidence: tuple[str, ...]
     since: int | None = None
-    mild: bool = False
+    minor: bool = False
 
 
-def findings(facts: Facts) -> list[Finding]:
+def apply_rules(m: Measurements) -> list[Finding]:
     """All verdicts that hold, the leading one first."""
-    held = [f for rule in RULES if (f := rule(facts)) is not None]
-    if {f.verdict for f in held} & {"collapsed", "degraded"}:
-        held = [f for f in held if f.verdict != "plateaued"]  # flat at a level it fell to is no plateau
-    leading = [f for f in held if not f.mild]
-    mild = [f for f in held if f.mild]
-    return [*leading, *mild] if leading else [fallback(facts), *mild]
+    found = [finding for rule in _RULES if (finding := rule(m)) is not None]
+    if {f.verdict for f in found} & {"collapsed", "degraded"}:
+        found = [f for f in found if f.verdict != "plateaued"]  # flat after a failure is not a plateau
+    leading = [f for f in found if not f.minor]
+    minor = [f for f in found if f.minor]
+    return [*(leading or [_fallback(m)]), *minor]
 
 
-def beside(lead: Finding, rest: Sequence[Finding]) -> tuple[str, ...]:
-    """The other verdicts by name. Healthy means that nothing is broken, so it never stands beside a verdict that
-    says otherwise: beside a worse lead it is left out, and beside a healthy lead what was overcome stays evidence."""
+def secondary_verdicts(lead: Finding, rest: Sequence[Finding]) -> tuple[str, ...]:
+    """The other verdicts.
+
+    Healthy means that nothing is broken, so it is dropped next to a failure, and a failure that a healthy run recovered
+    from is kept as evidence only.
+    """
     others = dict.fromkeys(f.verdict for f in rest if f.verdict not in ("", lead.verdict))
     if lead.verdict == "healthy":
-        return tuple(v for v in others if v not in BROKEN)
-    if lead.verdict in LOST:
-        others.pop("unfinished", None)  # more of the same mends none of them
-    broken = BROKEN & {lead.verdict, *others}
-    return tuple(v for v in others if v != "healthy" or not broken)
+        return tuple(v for v in others if v not in _NOT_HEALTHY)
+    if lead.verdict in _FAILED:
+        others.pop("unfinished", None)  # training longer would not repair a failure
+    failed = _NOT_HEALTHY & {lead.verdict, *others}
+    return tuple(v for v in others if v != "healthy" or not failed)
 
 
-def exploded(facts: Facts) -> Finding | None:
-    """A loss that is no number ends the learning; a jump counts only where the error rate pays for it."""
-    if losses := broken_losses(facts.log):
+def _exploded(m: Measurements) -> Finding | None:
+    """A non-finite loss, or a jump after which the error rate is worse."""
+    if losses := non_finite_losses(m.log):
         return Finding("exploded", losses.evidence, losses.step)
-    if (skipped := facts.log.skipped_steps) and not facts.log.grad_norm.broken_steps.size:
-        told = (
-            f"the guard skipped {len(skipped):,} steps that were not finite, the first at step {skipped[0]:,}"
+    if (skipped := m.log.skipped_steps) and not m.log.grad_norm.non_finite_steps.size:
+        text = f"the guard skipped {len(skipped):,} non-finite steps, the first at step {skipped[0]:,}"
+        return Finding("exploded", (text,), skipped[0], minor=True)
+    recovered = m.n > 0 and m.regression <= _RECOVERED and not _is_constant_output(m)
+    jump = non_finite_gradients(m.log) or first_jump(m)
+    return Finding("exploded", jump.evidence, jump.step, minor=recovered) if jump else None
+
+
+def _too_short(m: Measurements) -> Finding | None:
+    """Fewer than five evaluations, or up to six during warm-up, show no trend."""
+    if m.n == 0:
+        return Finding("too_short", ("the log contains no evaluation, so it cannot be judged",))
+    if m.n >= _FEW and not (m.n <= _FEW_IN_WARMUP and m.in_warmup):
+        return None
+    warmup = ", all during warm-up" if m.n >= _FEW else ""
+    evidence = [f"only {m.n} evaluation{'s' * (m.n > 1)}{warmup}"]
+    if m.stuck_train_loss is not None:
+        before, after = m.stuck_train_loss
+        evidence.append(
+            f"nothing has changed so far: {m.log.error_name} is still {m.evaluations.values[-1]:.3f} and training loss"
+            f" went from {before:.3g} to {after:.3g}; continuing unchanged is unlikely to help"
         )
-        return Finding("exploded", (told,), skipped[0], mild=True)
-    came_back = facts.n > 0 and facts.fallen_back <= RECOVERED and not _silent(facts)
-    if gradients := broken_gradients(facts.log):
-        return Finding("exploded", gradients.evidence, gradients.step, mild=came_back)
-    jump: Jump | None = first_jump(facts)
-    return Finding("exploded", jump.evidence, jump.step, mild=came_back) if jump else None
+    return Finding("too_short", tuple(evidence))
 
 
-def too_short(facts: Facts) -> Finding | None:
-    """Fewer than five evaluations show no trend, and neither do five or six within the warm-up."""
-    if facts.n == 0:
-        return Finding("too_short", ("the log holds no evaluation, so it cannot be judged",))
-    if facts.n >= FEW and not (facts.n <= FEW_IN_WARMUP and facts.in_warmup):
+def _collapsed(m: Measurements) -> Finding | None:
+    """The error rate stays at 0.8 to 1, the level of a blank or constant output."""
+    if m.n < _FEW and m.stuck_train_loss:
+        return Finding("collapsed", (), int(m.first_step), minor=True)
+    if m.loss_only or m.n < _FEW or not _is_constant_output(m):
         return None
-    where = ", all of them in the warm-up" if facts.n >= FEW else ""
-    few = f"{facts.n} evaluation{'s' * (facts.n > 1)} only{where}"
-    return Finding("too_short", (few, *_dead(facts)))
-
-
-def collapsed(facts: Facts) -> Finding | None:
-    """A model that says nothing, or always the same, scores 0.8 to 1; what counts is where it stays."""
-    if facts.n < FEW and facts.dead:
-        return Finding("collapsed", (), int(facts.first_step), mild=True)
-    if facts.by_loss or facts.n < FEW or not _silent(facts):
-        return None
-    name, since = facts.log.error_name, _silent_since(facts)
-    learnt = facts.best < SILENT
+    name, learnt = m.log.error_name, m.best < CONSTANT_OUTPUT_PER
     if learnt:
-        told = f"{name} had reached {facts.best_seen:.3f} at step {facts.best_step:,} and went back to {facts.end:.3f}"
+        text = f"{name} had reached {m.best_raw:.3f} at step {m.best_step:,} and returned to {m.end:.3f}"
     else:
-        told = f"{name} never left the level of a constant output: best {facts.best_seen:.3f}, last {facts.end:.3f}"
-    falling = not learnt and facts.gain >= FALLING and facts.fallen_back <= RECOVERED
-    slow = (f"it is still falling, {_percent(facts.gain)} over the last third",) if falling else ()
-    return Finding("collapsed", (told, *slow, *_frozen(facts)), since, mild=falling)
+        text = (
+            f"{name} never left the level of a constant output (all-blank solution): best {m.best_raw:.3f},"
+            f" last {m.end:.3f}"
+        )
+    falling = not learnt and m.gain >= _FALLING and m.regression <= _RECOVERED
+    slow = (f"it is still falling, by {_percent(m.gain)} over the last third",) if falling else ()
+    return Finding("collapsed", (text, *slow, *_frozen_text(m)), _constant_output_since(m), minor=falling)
 
 
-def degraded(facts: Facts) -> Finding | None:
-    """Learnt first, then lost 15 % and 0.03 of it at least and did not come back; a loss alone if training lost too."""
-    if facts.n < FEW or facts.fallen_back < WORSE:
+def _degraded(m: Measurements) -> Finding | None:
+    """The error rate rose by 15 % and 0.03 above its best without recovering; a loss if training rose as well."""
+    if m.n < _FEW or m.regression < _DEGRADED:
         return None
-    if not _rising(facts) if facts.by_loss else facts.end - facts.best < WORSE_BY:
+    if not _train_loss_rose(m) if m.loss_only else m.end - m.best < _DEGRADED_BY:
         return None
-    told = (
-        f"best {_judged(facts)} {facts.best_seen:.3f} at step {facts.best_step:,}, "
-        f"then {facts.end:.3f} at the end (+{_percent(facts.fallen_back)})"
+    text = (
+        f"best {_judged_name(m)} {m.best_raw:.3f} at step {m.best_step:,}, then {m.end:.3f} at the end"
+        f" (+{_percent(m.regression)})"
     )
-    return Finding("degraded", (told, *_trend(facts)), facts.best_step)
+    return Finding("degraded", (text, *_train_loss_text(m)), m.best_step)
 
 
-def overfit(facts: Facts) -> Finding | None:
-    """A rising validation loss is over-confidence as long as the error rate still falls; then it is over-fitting."""
-    if facts.n < FEW or facts.loss_rise is None:
+def _overfit(m: Measurements) -> Finding | None:
+    """A rising validation loss is over-confidence while the error rate still falls, and over-fitting afterwards."""
+    if m.n < _FEW or m.val_loss_rise is None:
         return None
-    rise, step = facts.loss_rise
-    if rise < LOSS_ROSE or _rising(facts):
+    rise, step = m.val_loss_rise
+    if rise < _LOSS_ROSE or _train_loss_rose(m):
         return None
-    told = f"validation loss ended {_percent(rise)} above its lowest at step {step:,}"
-    if facts.by_loss:
-        return Finding("overfit", (told, *_trend(facts)), step)
-    name = facts.log.error_name
-    since_then = 1 - facts.end / facts.value_at(step) if facts.value_at(step) > 0 else 0.0
-    early = step <= facts.step_at(2 / 3)
-    if facts.fallen_back >= max(RATE_ROSE, 2 * facts.noise):
-        told += f", and {name} ended {_percent(facts.fallen_back)} above its best of step {facts.best_step:,}"
-        return Finding("overfit", (told, *_trend(facts)), step)
-    if early and since_then < RATE_ROSE:
-        return Finding("overfit", (f"{told}, and {name} has not improved since", *_trend(facts)), step)
-    told += f" while {name} improved by another {_percent(since_then)}: over-confidence that does not hurt"
-    return Finding("overfit", (told,), step, mild=True)
+    text = f"validation loss ended {_percent(rise)} above its minimum at step {step:,}"
+    if m.loss_only:
+        return Finding("overfit", (text, *_train_loss_text(m)), step)
+    name = m.log.error_name
+    gain_since = 1 - m.end / m.value_at(step) if m.value_at(step) > 0 else 0.0
+    if m.regression >= max(_RATE_ROSE, 2 * m.noise):
+        text += f", and {name} ended {_percent(m.regression)} above its best at step {m.best_step:,}"
+        return Finding("overfit", (text, *_train_loss_text(m)), step)
+    if step <= m.step_at(2 / 3) and gain_since < _RATE_ROSE:
+        return Finding("overfit", (f"{text}, and {name} has not improved since", *_train_loss_text(m)), step)
+    text += f" while {name} improved by another {_percent(gain_since)}: harmless over-confidence"
+    return Finding("overfit", (text,), step, minor=True)
 
 
-def plateaued(facts: Facts) -> Finding | None:
-    """Flat, or at the end of its schedule, at a level that other runs on the same data leave behind."""
-    if facts.n < FEW:
+def _plateaued(m: Measurements) -> Finding | None:
+    """Flat, or at the end of its schedule, at a level that other runs on the same data surpass."""
+    if m.n < _FEW:
         return None
-    if facts.by_loss:
-        return _flat_loss(facts)
-    flat = facts.gain < FLAT or facts.frozen_since is not None
-    if facts.level is None:
-        high, done = facts.best >= HIGH_ANYWHERE, False
+    if m.loss_only:
+        return _flat_loss(m)
+    flat = m.gain < _FLAT or m.frozen_since is not None
+    if m.level is None:
+        high, done = m.best >= _HIGH_ANYWHERE, False
     else:
-        high = facts.level >= HIGH_FLAT
-        done = facts.level >= HIGH_DONE and not _falling(facts) and not _on_course(facts)
+        high = m.level >= _HIGH_FLAT
+        done = m.level >= _HIGH_DONE and not _still_falling(m) and not _on_track(m)
     if not (flat and high) and not done:
         return None
-    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
-    since = facts.frozen_since if facts.frozen_since is not None else int(facts.step_at(2 / 3))
-    return Finding("plateaued", (told, *_frozen(facts), *_trend(facts)), since)
+    since = m.frozen_since if m.frozen_since is not None else int(m.step_at(2 / 3))
+    return Finding("plateaued", (_gain_text(m), *_frozen_text(m), *_train_loss_text(m)), since)
 
 
-def unfinished(facts: Facts) -> Finding | None:
-    """Still clearly falling with its best at the end: more training is worth more than any change."""
-    if facts.n < FEW:
+def _flat_loss(m: Measurements) -> Finding | None:
+    """A flat loss: its level cannot be judged, but whether anything was learnt can."""
+    if _loss_falls(m) or m.regression > _RECOVERED:
         return None
-    falling = _loss_falls(facts) if facts.by_loss else facts.gain >= FALLING
-    at_best = facts.fallen_back <= (RECOVERED if not facts.by_loss else 0.01)
-    cut = facts.finished is False
-    if not at_best or not (falling or (cut and facts.gain >= FLAT)):
-        return None
-    limit = HIGH_DONE if facts.finished else HIGH_FALLING
-    high = facts.level is not None and facts.level >= limit and _falling(facts)
-    unknown = facts.level is None and (facts.by_loss or facts.best >= HIGH_ANYWHERE)
-    leads = falling and (cut or high or unknown)
-    told = f"{_judged(facts)} was still falling, {_percent(facts.gain)} over the last third, best at the end"
-    if facts.finished and not leads:
-        return Finding("", (f"{told}: a longer plan may gain more",), None, mild=True)
-    stop = (
-        f"the log stops at step {facts.log.last_step:,} of {facts.planned:,}" if cut and facts.planned else ""
+    drop = 1 - m.best / float(m.smoothed.max()) if m.smoothed.max() > 0 else 0.0
+    text = (
+        f"without an error rate only the shape of the validation loss can be judged: it fell by {_percent(drop)},"
+        f" {_percent(max(m.late_progress, 0))} of that in the last third"
     )
-    return Finding("unfinished", tuple(t for t in (told + _against(facts), stop) if t), None, mild=not leads)
+    evidence = (text, *_train_loss_text(m))
+    return Finding("plateaued", evidence, int(m.step_at(2 / 3)), minor=drop >= _LOSS_LEARNT)
 
 
-def fallback(facts: Facts) -> Finding:
-    """Where no rule speaks: healthy, unless the run lost more than evaluations differ by, or its level is no end."""
-    if facts.by_loss:
-        return _slipped(facts) if facts.fallen_back > RECOVERED else healthy(facts)
-    high = facts.best >= HIGH_ANYWHERE if facts.level is None else facts.level >= HIGH_DONE
-    if facts.fallen_back > RECOVERED and not high:
-        return _slipped(facts)
+def _unfinished(m: Measurements) -> Finding | None:
+    """Still clearly improving with its best at the end: training longer helps more than any change."""
+    if m.n < _FEW:
+        return None
+    falling = _loss_falls(m) if m.loss_only else m.gain >= _FALLING
+    at_best = m.regression <= (0.01 if m.loss_only else _RECOVERED)
+    stopped_early = m.finished is False
+    if not at_best or not (falling or (stopped_early and m.gain >= _FLAT)):
+        return None
+    limit = _HIGH_DONE if m.finished else _HIGH_FALLING
+    high = m.level is not None and m.level >= limit and _still_falling(m)
+    no_reference = m.level is None and (m.loss_only or m.best >= _HIGH_ANYWHERE)
+    leads = falling and (stopped_early or high or no_reference)
+    text = f"{_judged_name(m)} was still falling, by {_percent(m.gain)} over the last third, with its best at the end"
+    if m.finished and not leads:
+        return Finding("", (f"{text}: a longer schedule may gain more",), None, minor=True)
+    evidence = [text + _level_text(m)]
+    if stopped_early and m.planned:
+        evidence.append(f"the log ends at step {m.log.last_step:,} of {m.planned:,}")
+    return Finding("unfinished", tuple(evidence), None, minor=not leads)
+
+
+def _healthy_curve(m: Measurements) -> Finding | None:
+    """Healthy as a secondary verdict: the curve is fine apart from the leading verdict."""
+    if m.loss_only or m.n < _FEW or m.regression > _RECOVERED or m.level is None:
+        return None
+    fine = m.level < _HIGH_DONE and not _is_constant_output(m)
+    return Finding("healthy", (), None, minor=True) if fine else None
+
+
+_RULES = (_exploded, _too_short, _collapsed, _degraded, _overfit, _plateaued, _unfinished, _healthy_curve)
+
+
+def _fallback(m: Measurements) -> Finding:
+    """If no rule applies: healthy, unless the run lost more than the noise or ended at a high level."""
+    if m.loss_only:
+        return _slightly_worse(m) if m.regression > _RECOVERED else _healthy(m)
+    high = m.best >= _HIGH_ANYWHERE if m.level is None else m.level >= _HIGH_DONE
     if not high:
-        return healthy(facts)
-    told = f"{_gain(facts)}, at {facts.log.error_name} {facts.best_seen:.3f}{_against(facts)}"
-    if facts.gain >= FLAT and facts.finished is not True and facts.fallen_back <= RECOVERED:
-        return Finding("unfinished", (told,))
-    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)))
+        return _slightly_worse(m) if m.regression > _RECOVERED else _healthy(m)
+    if m.gain >= _FLAT and m.finished is not True and m.regression <= _RECOVERED:
+        return Finding("unfinished", (_gain_text(m),))
+    return Finding("plateaued", (_gain_text(m), *_train_loss_text(m)), int(m.step_at(2 / 3)))
 
 
-def _slipped(facts: Facts) -> Finding:
-    """A little worse than its best at the end: over-fitting where training went on to improve, else lost ground."""
-    told = (
-        f"{_judged(facts)} ended at {facts.end:.3f}, {_percent(facts.fallen_back)} above its best of step "
-        f"{facts.best_step:,}"
-    )
-    rose = facts.loss_rise is None or facts.loss_rise[0] > RECOVERED
-    verdict = "overfit" if rose and not _rising(facts) else "degraded"
-    return Finding(verdict, (told, *_trend(facts)), facts.best_step)
+def _slightly_worse(m: Measurements) -> Finding:
+    """Slightly above its best at the end: overfit if training continued to improve, else degraded."""
+    text = f"{_judged_name(m)} ended at {m.end:.3f}, {_percent(m.regression)} above its best at step {m.best_step:,}"
+    loss_rose = m.val_loss_rise is None or m.val_loss_rise[0] > _RECOVERED
+    verdict = "overfit" if loss_rose and not _train_loss_rose(m) else "degraded"
+    return Finding(verdict, (text, *_train_loss_text(m)), m.best_step)
 
 
-def healthy(facts: Facts) -> Finding:
-    """Ends within 5 % of its best, at a level that is normal for the data, and nothing else is wrong."""
-    above = f", {_percent(facts.fallen_back)} above its best" if facts.fallen_back > 0.001 else ", its best"
-    return Finding("healthy", (f"{_judged(facts)} ended at {facts.end:.3f}{above}{_against(facts)}",))
+def _healthy(m: Measurements) -> Finding:
+    """Within 5 % of its best at the end, at a normal level for the data."""
+    above = f", {_percent(m.regression)} above its best" if m.regression > 0.001 else ", its best"
+    return Finding("healthy", (f"{_judged_name(m)} ended at {m.end:.3f}{above}{_level_text(m)}",))
 
 
-def nearly_healthy(facts: Facts) -> Finding | None:
-    """Said beside a leading verdict: the curve itself is in order."""
-    if facts.by_loss or facts.n < FEW or facts.fallen_back > RECOVERED or facts.level is None:
-        return None
-    return Finding("healthy", (), None, mild=True) if facts.level < HIGH_DONE and not _silent(facts) else None
-
-
-RULES = (exploded, too_short, collapsed, degraded, overfit, plateaued, unfinished, nearly_healthy)
-
-
-def _silent(facts: Facts) -> bool:
-    """Whether the last third lies where a constant output lies."""
-    if facts.log.silent_since is not None:
+def _is_constant_output(m: Measurements) -> bool:
+    """Whether the last third is at the level of a blank or constant output."""
+    if m.log.blank_since is not None:
         return True
-    if facts.frozen_since is not None and facts.end >= FROZEN_HIGH:
+    if m.frozen_since is not None and m.end >= _FROZEN_HIGH:
         return True
-    late = facts.evaluations.between(facts.step_at(2 / 3), facts.last_step).values
-    return not facts.by_loss and facts.end >= SILENT and float(np.median(late)) >= SILENT
+    late = m.evaluations.between(m.step_at(2 / 3), m.last_step).values
+    return not m.loss_only and m.end >= CONSTANT_OUTPUT_PER and float(np.median(late)) >= CONSTANT_OUTPUT_PER
 
 
-def _silent_since(facts: Facts) -> int:
-    """The first evaluation from which on the error rate never came below the level again."""
-    if facts.log.silent_since is not None:
-        return facts.log.silent_since
-    if facts.frozen_since is not None:
-        return facts.frozen_since
-    below = np.flatnonzero(facts.evaluations.values < SILENT)
-    return int(
-        facts.evaluations.steps[min(int(below[-1]) + 1, facts.n - 1)] if len(below) else facts.first_step
-    )
+def _constant_output_since(m: Measurements) -> int:
+    """The first evaluation after which the error rate never fell below the level of a constant output."""
+    if m.log.blank_since is not None:
+        return m.log.blank_since
+    if m.frozen_since is not None:
+        return m.frozen_since
+    below = np.flatnonzero(m.evaluations.values < CONSTANT_OUTPUT_PER)
+    return int(m.evaluations.steps[min(int(below[-1]) + 1, m.n - 1)] if len(below) else m.first_step)
 
 
-def _loss_falls(facts: Facts) -> bool:
-    """At a fifth of its usual pace at least, or by what counts for an error rate too."""
-    return facts.progress_share >= LOSS_FLAT or facts.gain >= FALLING
+def _loss_falls(m: Measurements) -> bool:
+    """At least a fifth of the average pace, or a gain that also counts for an error rate."""
+    return m.late_progress >= _LOSS_FLAT or m.gain >= _FALLING
 
 
-def _flat_loss(facts: Facts) -> Finding | None:
-    """A loss that stands still: where it ended is what nobody can tell, but whether anything was learnt is."""
-    if _loss_falls(facts) or facts.fallen_back > RECOVERED:
-        return None
-    fell = 1 - facts.best / float(facts.smooth.max()) if facts.smooth.max() > 0 else 0.0
-    told = (
-        f"without an error rate only the shape of the validation loss can be judged: it fell by {_percent(fell)}, "
-        f"and the last third brought {_percent(max(facts.progress_share, 0))} of that"
-    )
-    return Finding("plateaued", (told, *_trend(facts)), int(facts.step_at(2 / 3)), mild=fell >= LOSS_LEARNT)
+def _still_falling(m: Measurements) -> bool:
+    """Still improving when it stopped; a schedule that ended normally is slower in its last fifth."""
+    late = max(_FALLING_LATE, 2 * m.noise)
+    return m.gain >= _FALLING and (m.finished is False or m.late_gain >= late)
 
 
-def _falling(facts: Facts) -> bool:
-    """Still clearly getting better when it stopped; a schedule that ends is slower in its last fifth."""
-    late = max(FALLING_LATE, 2 * facts.noise)
-    return facts.gain >= FALLING and (facts.finished is False or facts.late_gain >= late)
+def _on_track(m: Measurements) -> bool:
+    return m.expected is not None and m.end <= _ON_TRACK * m.expected
 
 
-def _dead(facts: Facts) -> tuple[str, ...]:
-    if facts.dead is None:
+def _train_loss_rose(m: Measurements) -> bool:
+    return m.train_loss_trend is not None and m.train_loss_trend > LOSS_TREND
+
+
+def _judged_name(m: Measurements) -> str:
+    return "validation loss" if m.loss_only else m.log.error_name
+
+
+def _frozen_text(m: Measurements) -> tuple[str, ...]:
+    if m.frozen_since is None:
         return ()
-    return (
-        f"yet nothing moved in it: {facts.log.error_name} is still {facts.evaluations.values[-1]:.3f}, and training"
-        f" loss went from {facts.dead[0]:.3g} to {facts.dead[1]:.3g}; going on as it is will hardly help",
-    )
+    return (f"all evaluations since step {m.frozen_since:,} are identical: the model is not learning",)
 
 
-def _rising(facts: Facts) -> bool:
-    """Whether training itself got worse since the best evaluation."""
-    return facts.train_trend is not None and facts.train_trend > TREND
+def _gain_text(m: Measurements) -> str:
+    gain = f"improved by {_percent(m.gain)}" if m.gain > 0 else "did not improve"
+    return f"{m.log.error_name} {gain} over the last third; best {m.best_raw:.3f}{_level_text(m)}"
 
 
-def _judged(facts: Facts) -> str:
-    return "validation loss" if facts.by_loss else facts.log.error_name
+def _level_text(m: Measurements) -> str:
+    return "" if m.level is None else f" ({m.level:.2f} times the reference level {m.reference:g})"
 
 
-def _frozen(facts: Facts) -> tuple[str, ...]:
-    if facts.frozen_since is None:
+def _train_loss_text(m: Measurements) -> tuple[str, ...]:
+    """What the training loss indicates about the cause."""
+    trend = m.train_loss_trend
+    if trend is None:
         return ()
-    return (
-        f"every evaluation since step {facts.frozen_since:,} is the same to the last digit: nothing is learnt",
-    )
-
-
-def _gain(facts: Facts) -> str:
-    return (
-        f"{_percent(facts.gain)} better over the last third"
-        if facts.gain > 0
-        else "no better over the last third"
-    )
-
-
-def _on_course(facts: Facts) -> bool:
-    return facts.course is not None and facts.end <= ON_COURSE * facts.course
-
-
-def _against(facts: Facts) -> str:
-    if facts.level is None:
-        return ""
-    return f" ({facts.level:.2f} times the reference level {facts.reference:g})"
-
-
-def _trend(facts: Facts) -> tuple[str, ...]:
-    """What the training loss says about the reason."""
-    if facts.train_trend is None:
-        return ()
-    if facts.by_heart:
-        return ("training loss is next to nothing: the training sentences are known by heart",)
-    if facts.train_trend > TREND:
+    if m.memorised:
+        return ("training loss is close to zero: the training sentences are memorised",)
+    if trend > LOSS_TREND:
         return (
-            f"training loss rose with it ({_percent(facts.train_trend)}): the rate, not the regularisation",
+            f"training loss rose as well (by {_percent(trend)}), which points to the learning rate rather than the"
+            " regularisation",
         )
-    if facts.train_trend < -TREND:
+    if trend < -LOSS_TREND:
         return (
-            f"training loss kept falling ({_percent(-facts.train_trend)}): the regularisation, not the rate",
+            f"training loss kept falling (by {_percent(-trend)}), which points to the regularisation rather than the"
+            " learning rate",
         )
-    return ("training loss stood still as well",)
+    return ("training loss was flat as well",)
 
 
 def _percent(share: float) -> str:

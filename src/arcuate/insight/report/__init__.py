@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run, made from the files of its folder alone."""
+"""The report: one self-contained HTML page per run, built from the files of its folder."""
 
 from arcuate.insight.report.page import write_report
 

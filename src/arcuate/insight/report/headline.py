@@ -1,246 +1,203 @@
-"""The top of the page: what this run is, in one sentence and a few figures."""
+"""The top of the report: the result in one sentence, and the main figures as tiles."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from arcuate.insight.report.evidence import Evidence, Results, lookup
-from arcuate.insight.report.markup import (
+from arcuate.insight.pages.formatting import (
     MISSING,
-    Html,
     count,
     counted,
     duration,
-    join,
-    millions,
-    number,
+    finite_int,
+    finite_number,
+    parameter_count,
     percent,
     split_name,
-    tag,
-    whole,
 )
-from arcuate.insight.report.sessions import calibration_of, read_points
+from arcuate.insight.pages.markup import Html, join, muted, notice, tag, tile
+from arcuate.insight.report.calibration import calibration_points, read_calibration
+from arcuate.insight.report.run_data import RunData, lookup
+
+_ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deletions"))
 
 
-def headline(evidence: Evidence) -> Html:
+def headline(data: RunData) -> Html:
     return tag(
         "header",
         tag("p", "arcuate run report", class_="kicker"),
-        tag("h1", evidence.run.name),
-        tag("p", *lead(evidence), class_="lead"),
-        selection(evidence),
-        tiles(evidence),
+        tag("h1", data.run.name),
+        tag("p", *_lead(data), class_="lead"),
+        _selection_notice(data),
+        _tiles(data),
     )
 
 
-def lead(evidence: Evidence) -> list[Html | str]:
-    """One sentence that says what was measured and on what, without a verdict."""
-    results = evidence.results
+def _lead(data: RunData) -> list[Html | str]:
+    """What was measured and on which trials, in one sentence."""
+    results = data.results
     if results is None:
-        return calibrated(calibration_of(evidence.run)) or unscored(evidence)
-    trials = f"{counted(results.n_trials, f'{split_name(results.split)} trial')}{of_sessions(results)}"
+        return _calibrated_lead(read_calibration(data.run)) or _unevaluated_lead(data)
+    trials = counted(results.n_trials, f"{split_name(results.split)} trial")
+    if n_sessions := len({d.session for d in results.decodings}):
+        trials += f" of {counted(n_sessions, 'session')}"
     if results.rate is None:
-        return [f"{trials} decoded. They carry no labels, so there is no error rate."]
-    n_scored = whole(results.summary.get("n_scored"))
+        return [f"{trials} decoded. The trials have no labels, so there is no error rate."]
+    n_scored = finite_int(results.summary.get("n_scored"))
     if n_scored is not None and n_scored < results.n_trials:
-        trials += f" ({n_scored:,} of them with labels)"
-    spread = within(*(results.interval or (None, None)))
-    step = whole(results.summary.get("step"))
-    checkpoint = f", with the checkpoint of step {step:,}" if step is not None else ""
-    how = read_how(results.summary)
-    return ["Phoneme error rate ", tag("b", percent(results.rate)), f"{spread} on {trials}{checkpoint}{how}."]
+        trials += f" ({n_scored:,} with labels)"
+    step = finite_int(results.summary.get("step"))
+    checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
+    interval = _interval_text(*(results.interval or (None, None)))
+    return [
+        *("Phoneme error rate ", tag("b", percent(results.rate))),
+        f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
+    ]
 
 
-def within(low: float | None, high: float | None) -> str:
+def _interval_text(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f})"
 
 
-def read_how(summary: Mapping[str, Any]) -> str:
-    """Where frames were not simply read greedily off the CTC head, that is part of the result."""
-    head, search, beam = summary.get("head"), summary.get("search"), whole(summary.get("beam"))
+def _decoding_text(summary: Mapping[str, Any]) -> str:
+    """How the trials were decoded, unless greedily from the CTC head."""
+    head, search, beam = summary.get("head"), summary.get("search"), finite_int(summary.get("beam"))
     parts = []
     if isinstance(head, str) and head != "ctc":
         parts.append(f"the {head} head" if head != "both" else "both heads")
     if search == "beam":
-        parts.append(f"a beam of {beam:,}" if beam is not None else "a beam search")
-    return f", read with {' and '.join(parts)}" if parts else ""
+        parts.append(f"beam size {beam:,}" if beam is not None else "beam search")
+    return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
-def calibrated(told: Mapping[str, Any] | None) -> list[Html | str]:
-    """The same for a run that was calibrated and not evaluated; empty where there is nothing to tell."""
-    points = read_points(told) if told else []
-    if told is None or not points:
+def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
+    """The lead of a run that was calibrated but not evaluated; empty if there is no calibration curve."""
+    points = calibration_points(calibration) if calibration else []
+    if calibration is None or not points:
         return []
-    last, first = points[-1], points[0]
-    spread = within(last.low, last.high)
+    first, last = points[0], points[-1]
     before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
-    where = f"{counted(last.n_trials, 'sentence')} of {told.get('session', MISSING)}"
-    how = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
-    return ["Phoneme error rate ", tag("b", percent(last.per)), f"{spread} on {where}, {how}."]
+    trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
+    after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
+    interval = _interval_text(last.low, last.high)
+    return ["Phoneme error rate ", tag("b", percent(last.per)), f"{interval} on {trials}, {after}."]
 
 
-def unscored(evidence: Evidence) -> list[Html | str]:
-    step, planned = evidence.last_step, whole(evidence.setting("train.steps"))
+def _unevaluated_lead(data: RunData) -> list[Html | str]:
+    step, planned, best = data.last_step, finite_int(data.setting("train.steps")), data.best
     if step is None:
-        done = "Nothing has been logged yet."
-    else:
-        done = f"Trained for {step:,}" + (f" of {planned:,}" if planned else "") + " steps"
-        best = evidence.best
-        if best:
-            done += (
-                f"; best {split_name(best[0])} error rate in the log {percent(best[2])}, at step {best[1]:,}"
-            )
-        done += "."
-    return [f"{done} Not evaluated yet."]
+        return ["The log is still empty. Not evaluated yet."]
+    done = f"Trained for {step:,}" + (f" of {planned:,}" if planned else "") + " steps"
+    if best:
+        done += f"; best {split_name(best[0])} error rate in the log {percent(best[2])}, at step {best[1]:,}"
+    return [f"{done}. Not evaluated yet."]
 
 
-def of_sessions(results: Results) -> str:
-    n_sessions = len({d.session for d in results.decodings})
-    return f" of {counted(n_sessions, 'session')}" if n_sessions else ""
-
-
-def selection(evidence: Evidence) -> Html | None:
-    """Whether the checkpoint was chosen on the very trials that are scored."""
-    results, on = evidence.results, evidence.selected_on
+def _selection_notice(data: RunData) -> Html | None:
+    """Whether the checkpoint was selected on the trials that are scored."""
+    results, selected_on = data.results, data.selected_on
     if results is None or results.rate is None:
         return None
-    scored = results.split.split(".")[0]
-    if on is None:
-        return tag("p", "On which split the checkpoint was chosen is not recorded.", class_="notice")
-    if on == scored:
-        words = (
-            f"The checkpoint was chosen on the same {split_name(on)} trials that are scored here,"
-            " so the rate leans to the low side."
+    if selected_on is None:
+        return notice("The split on which the checkpoint was selected is not recorded.")
+    name = split_name(selected_on)
+    if selected_on == results.split.split(".")[0]:
+        return notice(
+            f"The checkpoint was selected on the same {name} trials that are scored here, so the error rate is"
+            " optimistically biased."
         )
-        return tag("p", words, class_="notice")
-    return tag(
-        "p",
-        f"The checkpoint was chosen on the {split_name(on)} split, apart from the trials scored here.",
-        class_="notice",
-    )
+    return notice(f"The checkpoint was selected on the {name} split, not on the trials scored here.")
 
 
-def tiles(evidence: Evidence) -> Html:
-    shown = [
-        rate_tile(evidence),
-        kinds_tile(evidence),
-        steps_tile(evidence),
-        size_tile(evidence),
-        time_tile(evidence),
-    ]
-    return tag("div", *(t for t in shown if t), class_="tiles")
+def _tiles(data: RunData) -> Html:
+    tiles = [_rate_tile(data), _errors_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)]
+    return tag("div", *(t for t in tiles if t), class_="tiles")
 
 
-def tile(name: str, value: object, *below: object, kind: str = "") -> Html:
-    extra = [tag("p", part, class_="below") for part in below if part]
-    return tag(
-        "div",
-        tag("p", name, class_="name"),
-        tag("p", value, class_="value"),
-        *extra,
-        class_=f"tile {kind}".strip(),
-    )
-
-
-def rate_tile(evidence: Evidence) -> Html | None:
-    results = evidence.results
+def _rate_tile(data: RunData) -> Html | None:
+    results = data.results
     if results and results.rate is not None:
-        words: list[str] = []
+        remarks: list[str] = []
         if results.interval:
             low, high = results.interval
-            words = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
-        return tile("Phoneme error rate", percent(results.rate), *words, kind="first")
-    if evidence.best:
-        split, step, rate = evidence.best
-        return tile(
-            "Best error rate in the log", percent(rate), f"{split_name(split)}, step {step:,}", kind="first"
-        )
+            remarks = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
+        return tile("Phoneme error rate", percent(results.rate), *remarks, kind="first")
+    if data.best:
+        split, step, rate = data.best
+        remark = f"{split_name(split)}, step {step:,}"
+        return tile("Best error rate in the log", percent(rate), remark, kind="first")
     return None
 
 
-def kinds_tile(evidence: Evidence) -> Html | None:
+def _errors_tile(data: RunData) -> Html | None:
     """Substitutions, insertions and deletions as shares of one bar."""
-    results = evidence.results
+    results = data.results
     if results is None or results.rate is None:
         return None
-    counts = [whole(results.summary.get(key)) for key in ("substitutions", "insertions", "deletions")]
+    counts = [finite_int(results.summary.get(name)) for _, name in _ERROR_KINDS]
     if any(n is None for n in counts):
         counts = [results.total.substitutions, results.total.insertions, results.total.deletions]
-    kinds = [(n or 0, kind, name) for n, (kind, name) in zip(counts, KINDS, strict=True)]
-    errors = sum(n for n, _, _ in kinds)
-    length = whole(results.summary.get("n_tokens")) or results.total.length
-    parts = []
+    kinds = [(n or 0, kind, name) for n, (kind, name) in zip(counts, _ERROR_KINDS, strict=True)]
+    n_errors = sum(n for n, _, _ in kinds)
+    length = finite_int(results.summary.get("n_tokens")) or results.total.length
+    items = []
     for n, kind, name in kinds:
         share = f" · {percent(n / length)}" if length else ""
-        parts.append(tag("li", tag("i", class_=f"mark {kind}"), tag("b", f"{n:,}"), f" {name}{share}"))
-    below = f"of {length:,} phonemes, silences included" if length else None
+        items.append(tag("li", tag("i", class_=f"mark {kind}"), tag("b", f"{n:,}"), f" {name}{share}"))
     return tag(
         "div",
         tag("p", "Errors by kind", class_="name"),
-        bar([(n / errors, kind) for n, kind, _ in kinds if n])
-        if errors
+        _error_bar([(n / n_errors, kind, name) for n, kind, name in kinds if n])
+        if n_errors
         else tag("p", "none", class_="value"),
-        tag("ul", *parts),
-        tag("p", below, class_="below") if below else None,
+        tag("ul", *items),
+        tag("p", f"of {length:,} phonemes, including silence", class_="below") if length else None,
         class_="tile kinds",
     )
 
 
-KINDS = (("sub", "substituted"), ("ins", "added"), ("del", "missed"))
-
-
-def bar(shares: Sequence[tuple[float, str]]) -> Html:
-    label = ", ".join(f"{dict(KINDS)[kind]} {percent(share, 0)}" for share, kind in shares)
-    pieces = [tag("span", class_=kind, style=f"flex-grow:{share:.4f}") for share, kind in shares]
+def _error_bar(shares: Sequence[tuple[float, str, str]]) -> Html:
+    label = ", ".join(f"{name} {percent(share, 0)}" for share, _, name in shares)
+    pieces = [tag("span", class_=kind, style=f"flex-grow:{share:.4f}") for share, kind, _ in shares]
     return tag("div", *pieces, class_="bar", role="img", aria_label=label)
 
 
-def steps_tile(evidence: Evidence) -> Html:
-    planned = whole(evidence.setting("train.steps"))
-    best = evidence.best
-    words = f"best {split_name(best[0])} rate at {best[1]:,}" if best else None
-    of = f"of {planned:,} planned" if planned and planned != evidence.last_step else None
-    return tile("Optimizer steps", count(evidence.last_step), of, words)
+def _steps_tile(data: RunData) -> Html:
+    planned, best = finite_int(data.setting("train.steps")), data.best
+    of_planned = f"of {planned:,} planned" if planned and planned != data.last_step else None
+    best_at = f"best {split_name(best[0])} error rate at {best[1]:,}" if best else None
+    return tile("Optimizer steps", count(data.last_step), of_planned, best_at)
 
 
-def size_tile(evidence: Evidence) -> Html:
-    n_parameters = number(evidence.environment.get("n_parameters"))
-    channels = whole(lookup(evidence.environment, "data.n_channels"))
-    sessions = len(evidence.sessions)
-    made = [f"{channels} channels" if channels else "", counted(sessions, "session") if sessions else ""]
-    return tile("Parameters", millions(n_parameters), " × ".join(m for m in made if m) or None)
+def _size_tile(data: RunData) -> Html:
+    channels, n_sessions = finite_int(lookup(data.environment, "data.n_channels")), len(data.sessions)
+    sizes = [f"{channels} channels" if channels else "", counted(n_sessions, "session") if n_sessions else ""]
+    n_parameters = parameter_count(data.environment.get("n_parameters"))
+    return tile("Parameters", n_parameters, ", ".join(size for size in sizes if size))
 
 
-def time_tile(evidence: Evidence) -> Html | None:
-    seconds, steps = evidence.seconds, evidence.last_step
+def _time_tile(data: RunData) -> Html | None:
+    seconds, steps, device = data.training_seconds, data.last_step, data.environment.get("device")
     if seconds is None or not steps:
         return None
-    device = evidence.environment.get("device")
-    where = f"on {device}" if device else None
-    return tile("Time in training steps", duration(seconds), f"{seconds / steps:.2g}\u202fs per step", where)
+    per_step = f"{finite_number(seconds / steps):.2g}\u202fs per step"
+    return tile("Training time", duration(seconds), per_step, f"on {device}" if device else None)
 
 
-def commands(evidence: Evidence) -> Html:
-    """How to get the part of the report that is not there yet."""
-    path = shlex.quote(str(evidence.run.path))
-    return join(
-        [
-            tag(
-                "p",
-                "Error rates by session, confusions, the picture of a trial and example decodings come from"
-                " an evaluation, which this run has not had yet. Run",
-            ),
-            tag("pre", f"arcuate evaluate {path} --split val\narcuate report {path}"),
-        ]
+def evaluation_hint(data: RunData) -> Html:
+    """The commands that create the missing part of the report."""
+    path = shlex.quote(str(data.run.path))
+    text = (
+        "This run has not been evaluated yet. An evaluation adds error rates by session, phoneme confusions, an"
+        " example trial and example decodings. Run"
     )
+    commands = tag("pre", f"arcuate evaluate {path} --split val\narcuate report {path}")
+    return join([tag("p", text), commands])
 
 
-def others_table(evidence: Evidence) -> Html:
-    """Further results in the folder, so that none is overlooked."""
-    if not evidence.others:
+def other_results(data: RunData) -> Html:
+    """The results in the folder that are not shown in this report."""
+    if not data.other_results:
         return Html()
-    names = ", ".join(
-        f"{name} {percent(s.get('per')) if s.get('per') is not None else MISSING}"
-        for name, s in evidence.others
-    )
-    return tag("p", f"Other results in this folder: {names}.", class_="absent")
+    names = ", ".join(f"{name} {percent(summary.get('per'))}" for name, summary in data.other_results)
+    return muted(f"Other results in this folder: {names}.")

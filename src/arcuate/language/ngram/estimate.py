@@ -1,236 +1,242 @@
-"""Counting n-grams in text: sorted keys in bounded pieces, no dictionary of n-grams.
+"""Estimate a language model from text: modified Kneser–Ney smoothing with interpolation (Chen & Goodman 1999).
 
-A k-gram is the pair (number of its first k − 1 words, last word) packed into one integer, so sorting integers sorts
-n-grams, and equal n-grams stand side by side at every order.
+Different from the paper: fallback discounts, pruning and counts of counts follow KenLM's `lmplz`, so both programs give
+the same probabilities.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.language.ngram.vocabulary import (
-    BOS,
-    EOS,
-    UNK,
-    ZERO,
-    Table,
-    Tables,
-    Vocabulary,
-    index_words,
-    join,
+from arcuate.language.ngram.counts import (
+    BOS_ID,
+    EOS_ID,
+    UNK_ID,
+    Corpus,
+    Counts,
+    count_ngrams,
+    read_corpus,
 )
-from arcuate.progress import Progress
+from arcuate.language.ngram.file import check_can_write
+from arcuate.language.ngram.io import ModelInfo, write_model
+from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
+from arcuate.language.ngram.perplexity import Leakage, measure_leakage
+from arcuate.language.ngram.text import decode_line, read_lines, read_sentences
+from arcuate.language.ngram.trie import model_from_tables
+from arcuate.language.ngram.vocabulary import LOG_ZERO, NGramTable, NGramTables, index_words, join_bytes
+from arcuate.progress import Progress, logger
 
-UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
-_PIECE = 2**23  # positions sorted at a time
-
-
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """n-grams of one order, sorted by their words from the first on."""
-
-    parents: np.ndarray  # (n,) int64, row of the first k − 1 words one order below
-    words: np.ndarray  # (n,) int64, last word
-    counts: np.ndarray  # (n,) int64
-    suffixes: np.ndarray  # (n,) int64, row of the last k − 1 words one order below
-    from_start: np.ndarray  # (n,) bool, whether it begins with <s>
-
-    def __len__(self) -> int:
-        return len(self.words)
+_FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
+_MAX_ORDER = 16
 
 
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """A text as word ids: <s> words </s> for every line."""
+@dataclass(frozen=True)
+class BuildResult:
+    """Result of `build_model`."""
 
-    words: list[bytes]  # id to word
-    ids: np.ndarray  # (n,) int32
-    n_sentences: int
-    n_empty: int
+    info: ModelInfo
+    n_left_out: int  # sentences
+    leakage: Leakage | None = None  # None if not requested
 
-
-class _Ids(dict[bytes, int]):
-    """Numbers words in the order they are first seen."""
-
-    def __missing__(self, word: bytes) -> int:
-        self[word] = number = len(self)
-        return number
+    def to_dict(self) -> dict[str, Any]:
+        result = self.info.to_dict() | {"n_left_out": self.n_left_out}
+        if self.leakage is not None:
+            result["leakage"] = self.leakage.to_dict()
+        return result
 
 
-def read_corpus(lines: Iterable[bytes], name: str) -> Corpus:
-    """Word ids of a text with a sentence per line; words are what stands between spaces."""
-    ids = _Ids({UNK.encode(): UNK_ID, BOS.encode(): BOS_ID, EOS.encode(): EOS_ID})
-    reserved = frozenset(ids)
-    stream = array("i")
-    n_sentences = n_empty = 0
-    for line in lines:
-        words = line.split()
-        n_sentences += 1
-        n_empty += not words
-        if not reserved.isdisjoint(words):
-            found = next(word for word in words if word in reserved).decode()
-            raise UserError(
-                f"{name}, line {n_sentences}: the text contains {found}, which the model adds itself"
+def build_model(
+    texts: Sequence[str | Path],
+    path: str | Path,
+    *,
+    order: int = 4,
+    prune: Sequence[int] = (),
+    normalise: bool = False,
+    leave_out: str | Path | None = None,
+    against: str | Path | None = None,
+    keep_hashes: bool = True,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Estimate a model from text files with one sentence per line and write it to a model file.
+
+    `leave_out` names a text whose sentences are not trained on, `against` a text whose leakage is measured.
+    """
+    path = Path(path)
+    check_can_write(path, force, *texts, *(other for other in (leave_out, against) if other is not None))
+    evaluation = read_sentences(against) if against else None
+    if evaluation and not keep_hashes:
+        raise UserError("--against needs the sentence hashes; remove --no-hashes")
+    estimated = estimate_model(
+        [Path(text) for text in texts],
+        order,
+        prune=prune,
+        normalise=normalise,
+        leave_out=read_sentences(leave_out) if leave_out else (),
+        keep_hashes=keep_hashes,
+        progress=progress,
+    )
+    write_model(estimated.model, path, force=force, progress=progress)
+    for k, discounts in enumerate(estimated.discounts, start=1):
+        if discounts.fallback:
+            logger.info(
+                f"the text is too small or too regular to estimate the discounts of {k}-grams; 0.5, 1, 1.5 are used"
             )
-        stream.append(BOS_ID)
-        stream.extend([ids[word] for word in words])
-        stream.append(EOS_ID)
-    if n_sentences == n_empty:
-        raise UserError(f"{name} contains no words")
-    return Corpus(_checked(list(ids), name), np.frombuffer(stream, np.int32), n_sentences, n_empty)
+    if estimated.corpus.n_empty:
+        logger.info(f"{estimated.corpus.n_empty} empty lines count as sentences without words")
+    return BuildResult(
+        ModelInfo.of(estimated.model, path),
+        estimated.n_left_out,
+        measure_leakage(estimated.model, evaluation) if evaluation else None,
+    )
 
 
-def _checked(words: list[bytes], name: str) -> list[bytes]:
-    for word in words:
-        try:
-            word.decode("utf-8")
-        except UnicodeDecodeError:
-            shown = word.decode("utf-8", "backslashreplace")
-            raise UserError(f"{name}: the word '{shown}' is not UTF-8; convert the text") from None
-    return words
+@dataclass(frozen=True)
+class Estimated:
+    """A model with statistics of its text."""
+
+    model: LanguageModel
+    corpus: Corpus
+    discounts: list["Discounts"]  # by order
+    n_left_out: int  # sentences
 
 
-def vocabulary_of_corpus(corpus: Corpus) -> Vocabulary:
-    return index_words(*join(corpus.words))
+def estimate_model(
+    texts: Sequence[Path],
+    order: int,
+    *,
+    prune: Sequence[int] = (),
+    normalise: bool = False,
+    leave_out: Iterable[str] = (),
+    keep_hashes: bool = True,
+    progress: Progress | None = None,
+) -> Estimated:
+    """Estimate a model in memory from text files with one sentence per line."""
+    if not 1 <= order <= _MAX_ORDER:
+        raise UserError(f"the order must be between 1 and {_MAX_ORDER}, not {order}")
+    _prune_thresholds(prune, order)  # reports a mistake before the text is read
+    reader = _CorpusReader(frozenset(hash_sentences(leave_out).tolist()), keep_hashes, normalise)
+    name = " + ".join(path.name for path in texts)
+    corpus = read_corpus(reader.lines(texts, progress), name)
+    tables, discounts = estimate_tables(corpus, order, prune, name, progress)
+    metadata = {
+        "made_by": "modified Kneser-Ney",
+        "prune": list(prune),
+        "n_sentences": corpus.n_sentences,
+        "n_words": int(len(corpus.ids) - 2 * corpus.n_sentences),
+        "discounts": [list(d.amounts) for d in discounts],
+    }
+    sentences = reader.hashes() if keep_hashes else None
+    model = model_from_tables(tables, metadata, sentences, progress)
+    return Estimated(model, corpus, discounts, reader.n_left_out)
 
 
-def count_ngrams(corpus: Corpus, order: int, report: Progress | None = None) -> list[Counts]:
-    """Counts of all n-grams up to an order; memory is about 8 bytes per word of text and 40 per distinct n-gram."""
-    ids, n_words = corpus.ids, len(corpus.words)
-    unigrams = np.bincount(ids, minlength=n_words)
-    every = np.arange(n_words)
-    tables = [
-        Counts(np.zeros(n_words, np.int64), every, unigrams, np.zeros(n_words, np.int64), every == BOS_ID)
-    ]
-    rows = ids.copy()  # row of the (k − 1)-gram that starts at each position, -1 where a sentence ends before
-    keys = np.zeros(0, np.int64)
-    for k in range(2, order + 1):
-        if report:
-            report(k - 1, order, f"counting {k}-grams")
-        below, below_keys = tables[-1], keys
-        keys, counts = _distinct(rows, ids, k, n_words)
-        parents, words = np.divmod(keys, n_words)
-        suffixes = words if k == 2 else _find(below_keys, below.suffixes[parents] * n_words + words)
-        tables.append(Counts(parents, words, counts, suffixes, below.from_start[parents]))
-        if k < order:
-            _renumber(rows, ids, k, n_words, keys)
-    return tables
+class _CorpusReader:
+    """Reads training lines, skips excluded sentences and records the hashes of the others."""
 
+    def __init__(self, excluded: frozenset[int], keep_hashes: bool, normalise: bool) -> None:
+        self._excluded, self._keep_hashes, self._normalise = excluded, keep_hashes, normalise
+        self._seen: set[int] = set()
+        self.n_left_out = 0
 
-def _pieces(n: int) -> Iterator[slice]:
-    for start in range(0, n, _PIECE):
-        yield slice(start, min(start + _PIECE, n))
+    def lines(self, paths: Sequence[Path], progress: Progress | None) -> Iterator[bytes]:
+        for path in paths:
+            for number, line in enumerate(read_lines(path, progress), start=1):
+                yield from self._filter(line, decode_line(line, path, number))
 
+    def _filter(self, line: bytes, text: str) -> Iterator[bytes]:
+        if self._keep_hashes or self._excluded or self._normalise:
+            sentence = normalise_text(text)
+            value = hash_sentence(sentence)
+            if value in self._excluded:
+                self.n_left_out += 1
+                return
+            if sentence and self._keep_hashes:
+                self._seen.add(value)
+            if self._normalise:
+                line = sentence.encode()
+        yield line
 
-def _keys(
-    rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, piece: slice
-) -> tuple[np.ndarray, np.ndarray]:
-    """(positions, keys) of the k-grams that start in a piece and stay within their sentence."""
-    start, end = piece.start, min(piece.stop, len(ids) - k + 1)
-    if end <= start:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    first = rows[start:end]
-    inside = (first >= 0) & (ids[start + k - 2 : end + k - 2] != EOS_ID)
-    at = np.flatnonzero(inside) + start
-    return at, rows[at].astype(np.int64) * n_words + ids[at + k - 1]
-
-
-def _distinct(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted keys of all k-grams with their counts; runs of doubling size are merged, as in a merge sort."""
-    runs: list[tuple[np.ndarray, np.ndarray]] = []
-    for piece in _pieces(len(ids)):
-        runs.append(np.unique(_keys(rows, ids, k, n_words, piece)[1], return_counts=True))
-        while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):
-            runs.append(_merged(runs.pop(), runs.pop()))
-    while len(runs) > 1:
-        runs.append(_merged(runs.pop(), runs.pop()))
-    return runs[0]
-
-
-def _merged(
-    a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    keys = np.concatenate([a[0], b[0]])
-    order = np.argsort(keys, kind="stable")
-    keys, counts = keys[order], np.concatenate([a[1], b[1]])[order]
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[starts], np.add.reduceat(counts, starts) if len(starts) else counts
-
-
-def _renumber(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, keys: np.ndarray) -> None:
-    """Rows of (k − 1)-grams become rows of k-grams, in place."""
-    for piece in _pieces(len(ids)):
-        at, own = _keys(rows, ids, k, n_words, piece)
-        rows[piece] = -1
-        rows[at] = _find(keys, own)
-
-
-def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return np.searchsorted(keys, wanted)
-
-
-# Modified Kneser–Ney smoothing with interpolation (Chen and Goodman 1998), as lmplz of KenLM estimates it.
-
-FALLBACK = (0.5, 1.0, 1.5)
-MAX_ORDER = 16
+    def hashes(self) -> np.ndarray:
+        return np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
 
 
 @dataclass(frozen=True)
 class Discounts:
-    """How much is taken from n-grams counted once, twice, and more often."""
+    """Absolute discounts of n-grams with count 1, 2, and 3 or more."""
 
     amounts: tuple[float, float, float]
-    fallback: bool  # whether the text was too small or too regular to estimate them
+    fallback: bool  # the text was too small or too regular to estimate them
 
 
 @dataclass(frozen=True, eq=False)
 class _Smoothed:
-    """One order before it is written: rows as in its Counts."""
+    """Smoothed probabilities of one order; rows as in its Counts."""
 
     probs: np.ndarray  # (n,) float64, interpolated
-    gammas: np.ndarray  # (rows one order below,) float64, weight that each context gives to the shorter order
+    gammas: (
+        np.ndarray
+    )  # (rows one order below,) float64, interpolation weight of the lower order, per context
     kept: np.ndarray  # (n,) bool
 
 
-def estimate(
-    corpus: Corpus, order: int, prune: Sequence[int] = (), name: str = "text", report: Progress | None = None
-) -> tuple[Tables, list[Discounts]]:
-    """A back-off model of a text, and the discounts of each order."""
-    thresholds = prune_thresholds(prune, order)
-    counts = count_ngrams(corpus, order, report)
+def estimate_tables(
+    corpus: Corpus,
+    order: int,
+    prune: Sequence[int] = (),
+    name: str = "text",
+    progress: Progress | None = None,
+) -> tuple[NGramTables, list[Discounts]]:
+    """Estimate a back-off model; return it with the discounts of each order.
+
+    Per order k, with adjusted counts c and discounts D of the count:
+
+        p(w | h) = (c(hw) − D(c(hw))) / Σ_w c(hw) + γ(h) · p(w | h')
+        γ(h)     = Σ_w D(c(hw)) / Σ_w c(hw)
+
+    where h' drops the first word of h. Pruned n-grams give their complete count to γ, so distributions sum to one.
+    """
+    thresholds = _prune_thresholds(prune, order)
+    counts = count_ngrams(corpus, order, progress)
     adjusted = _adjust(counts)
     discounts = [_discounts(n) for n in _counts_of_counts(counts, adjusted)]
     smoothed: list[_Smoothed] = []
     for k in range(1, order + 1):
-        if report:
-            report(k, order, f"smoothing {k}-grams")
+        if progress:
+            progress(k, order, f"smoothing {k}-grams")
         below = smoothed[-1] if smoothed else None
         smoothed.append(_smooth(k, counts, adjusted[k - 1], discounts[k - 1], thresholds[k - 1], below))
-    tables = Tables(vocabulary_of_corpus(corpus), tuple(_tables(counts, smoothed)), source=name)
+    tables = NGramTables(
+        index_words(*join_bytes(corpus.words)), tuple(_tables(counts, smoothed)), source=name
+    )
     return tables, discounts
 
 
-def prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
-    """One threshold per order: n-grams that occur no more often are left out; the last given one goes on."""
+def _prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
+    """One threshold per order: n-grams with at most this count are pruned. The last one given is repeated."""
     given = list(prune) or [0]
     if len(given) > order:
         raise UserError(
-            f"--prune has {len(given)} numbers for a model of order {order}; give at most {order}"
+            f"--prune has {len(given)} thresholds for a model of order {order}; give at most {order}"
         )
     if given[0] != 0 or any(b < a for a, b in pairwise(given)):
         raise UserError(
-            "--prune starts with 0 (words are always kept) and must not fall, as in --prune 0 0 1"
+            "--prune starts with 0 (words are always kept) and must not decrease, as in --prune 0 0 1"
         )
     return given + [given[-1]] * (order - len(given)) if order > 1 else [0]
 
 
 def _adjust(counts: list[Counts]) -> list[np.ndarray]:
-    """Counts as Kneser–Ney wants them: the number of distinct words before an n-gram, but plain counts for the
-    longest order and for n-grams at the start of a sentence, which nothing precedes."""
+    """Adjusted counts: the number of distinct words that precede an n-gram.
+
+    The longest order keeps its plain counts, and so do n-grams that start with <s>, because no word precedes them.
+    """
     adjusted = []
     for k, table in enumerate(counts):
         if k + 1 < len(counts):
@@ -243,10 +249,10 @@ def _adjust(counts: list[Counts]) -> list[np.ndarray]:
 
 
 def _counts_of_counts(counts: list[Counts], adjusted: list[np.ndarray]) -> list[np.ndarray]:
-    """How many n-grams of each order have an adjusted count of 0 to 4.
+    """Number of n-grams of each order with an adjusted count of 0, 1, …, 4, and 5 or more.
 
-    lmplz counts the n-gram it sees last, and its endings, by their plain counts; so does this, to give the same
-    discounts.
+    lmplz counts the last n-gram of its sort order, and the suffixes of it, by their plain counts. The same is done here
+    to obtain the same discounts.
     """
     found = [np.bincount(np.minimum(a, 5), minlength=6) for a in adjusted]
     row, k = len(counts[0]) - 1, 0
@@ -261,13 +267,13 @@ def _counts_of_counts(counts: list[Counts], adjusted: list[np.ndarray]) -> list[
 
 
 def _discounts(n: np.ndarray) -> Discounts:
-    """Chen and Goodman's estimate from the counts of counts."""
+    """Estimate the discounts from counts of counts, Chen & Goodman's closed form."""
     if n[1] == 0 or n[2] == 0 or n[3] == 0:
-        return Discounts(FALLBACK, True)
+        return Discounts(_FALLBACK_DISCOUNTS, True)
     y = n[1] / (n[1] + 2 * n[2])
     first, second, third = (float(j - (j + 1) * y * n[j + 1] / n[j]) for j in (1, 2, 3))
     if not (0 <= first <= 1 and 0 <= second <= 2 and 0 <= third <= 3):
-        return Discounts(FALLBACK, True)
+        return Discounts(_FALLBACK_DISCOUNTS, True)
     return Discounts((first, second, third), False)
 
 
@@ -279,6 +285,7 @@ def _smooth(
     threshold: int,
     below: _Smoothed | None,
 ) -> _Smoothed:
+    """Discount and interpolate the n-grams of order k."""
     table = counts[k - 1]
     amounts = np.array([0.0, *discounts.amounts])[np.minimum(adjusted, 3)]
     kept = table.counts > threshold if k > 1 else np.ones(len(table), bool)
@@ -288,7 +295,7 @@ def _smooth(
     has_children = totals > 0
     gammas = np.where(has_children, freed / np.where(has_children, totals, 1), 1.0)
     if below is None:
-        shorter = np.full(len(table), 1 / (len(table) - 1))  # all words and the unknown one, but not <s>
+        shorter = np.full(len(table), 1 / (len(table) - 1))  # uniform over all words and <unk>, without <s>
     else:
         shorter = below.probs[table.suffixes]
     probs = (adjusted - amounts) / totals[table.parents] + gammas[table.parents] * shorter
@@ -297,7 +304,7 @@ def _smooth(
     return _Smoothed(probs, gammas, kept)
 
 
-def _tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[Table]:
+def _tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[NGramTable]:
     tables = []
     ids = np.zeros((1, 0), np.int32)
     for k, (table, level) in enumerate(zip(counts, smoothed, strict=True)):
@@ -306,9 +313,9 @@ def _tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[Table]:
         gammas = np.where(np.isin(table.words, (UNK_ID, EOS_ID)), 1.0, gammas)
         kept = level.kept
         with np.errstate(divide="ignore"):
-            log_probs = np.clip(np.log(level.probs[kept]), ZERO, 0)
-            backoffs = np.maximum(np.log(gammas[kept]), ZERO)
-        tables.append(Table(ids[kept], log_probs.astype(np.float32), backoffs.astype(np.float32)))
+            log_probs = np.clip(np.log(level.probs[kept]), LOG_ZERO, 0)
+            backoffs = np.maximum(np.log(gammas[kept]), LOG_ZERO)
+        tables.append(NGramTable(ids[kept], log_probs.astype(np.float32), backoffs.astype(np.float32)))
     while len(tables) > 1 and not len(tables[-1]):
         tables.pop()
     return tables

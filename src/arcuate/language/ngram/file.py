@@ -1,6 +1,6 @@
-"""The file of a language model: arrays behind a JSON header, laid out as safetensors does, mapped and never loaded.
+"""Model files (.alm): named arrays in the safetensors layout, memory-mapped and never loaded completely.
 
-Any safetensors reader opens it. It is written aside and put in place when it is whole.
+Any safetensors reader opens them. They are written to a temporary file that is renamed when it is complete.
 """
 
 import errno
@@ -17,51 +17,58 @@ from arcuate.errors import UserError
 from arcuate.files import atomic_write, check_writable
 from arcuate.progress import Progress
 
-FORMAT, VERSION = "arcuate-lm", 1
-DTYPES = {"U64": np.uint64, "I64": np.int64, "I32": np.int32, "F32": np.float32, "U8": np.uint8}
-_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+VERSION = 1
+_FORMAT = "arcuate-lm"
+_DTYPES = {"U64": np.uint64, "I64": np.int64, "I32": np.int32, "F32": np.float32, "U8": np.uint8}
+_DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 2**22
 _CHUNK = 2**24
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_arrays(
     path: Path,
     arrays: Mapping[str, np.ndarray],
-    about: dict[str, Any],
+    metadata: dict[str, Any],
     *,
     force: bool = False,
-    report: Progress | None = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Write a model file; a failure leaves what was there before."""
+    """Write a model file. After a failure the previous file is unchanged."""
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))  # keeps every array aligned
-    about = about | {"crc32": {name: _crc(array) for name, array in ordered.items()}}
-    head = _header(ordered, about)
+    metadata = metadata | {"crc32": {name: _crc(array) for name, array in ordered.items()}}
+    head = _header(ordered, metadata)
     total = sum(array.nbytes for array in ordered.values())
-    with writing(path, force) as stream:
+    with open_output(path, force) as stream:
         stream.write(len(head).to_bytes(8, "little") + head)
         done = 0
         for name, array in ordered.items():
             for block in _blocks(array):
                 stream.write(block)
                 done += block.nbytes
-                if report:
-                    report(done, total, f"writing {name}")
+                if progress:
+                    progress(done, total, f"writing {name}")
 
 
 @contextmanager
-def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
-    """A file in the making beside its final place; put there only when it is whole."""
-    refuse_existing(path, force)
+def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` when the block succeeds."""
+    check_can_write(path, force)
     try:
         with atomic_write(path) as stream:
             yield stream
     except OSError as error:
-        raise UserError(explain(error, path)) from error
+        if error.errno in _DISK_FULL:
+            message = (
+                f"the disk is full; free some space and write {path} again (the partial file was removed)"
+            )
+        else:
+            message = f"cannot write {path}: {error.strerror or error}; check the folder and its permissions"
+        raise UserError(message) from error
 
 
-def refuse_existing(path: Path, force: bool, *inputs: Path | str) -> None:
-    """Before the work: no folder, no input, nothing that is there already; a pipe may be written into."""
+def check_can_write(path: Path, force: bool, *inputs: Path | str) -> None:
+    """Check before the work that `path` can be written and is neither an input nor, without `force`, a file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file for the model")
     check_writable(path, *inputs)
@@ -69,20 +76,14 @@ def refuse_existing(path: Path, force: bool, *inputs: Path | str) -> None:
         raise UserError(f"{path} exists; add --force to replace it or choose another name")
 
 
-def explain(error: OSError, path: Path) -> str:
-    if error.errno in _FULL:
-        return f"the disk is full; free some space and write {path} again (nothing was left behind)"
-    return f"cannot write {path}: {error.strerror or error}; check the folder and its rights"
-
-
-def _header(arrays: Mapping[str, np.ndarray], about: dict[str, Any]) -> bytes:
+def _header(arrays: Mapping[str, np.ndarray], metadata: dict[str, Any]) -> bytes:
     entries: dict[str, Any] = {
-        "__metadata__": {"format": FORMAT, "version": str(VERSION), "about": json.dumps(about)}
+        "__metadata__": {"format": _FORMAT, "version": str(VERSION), "about": json.dumps(metadata)}
     }
     at = 0
     for name, array in arrays.items():
         entries[name] = {
-            "dtype": _NAMES[array.dtype],
+            "dtype": _DTYPE_NAMES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": [at, at + array.nbytes],
         }
@@ -105,40 +106,40 @@ def _crc(array: np.ndarray) -> int:
 
 
 def is_model_file(path: Path) -> bool:
-    """Whether a file claims to be one of ours; says nothing about its health."""
+    """Whether a file has the header of a model file. Its contents are not checked."""
     with path.open("rb") as stream:
-        return FORMAT.encode() in stream.read(256)
+        return _FORMAT.encode() in stream.read(256)
 
 
 def map_arrays(
     path: Path, layout: Mapping[str, str], optional: frozenset[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a model file, mapped read-only, and what it says about itself; all sizes checked."""
+    """Map the arrays of a model file read-only; return them and the metadata. All sizes are checked."""
     try:
         head, start = _read_header(path)
         size = path.stat().st_size
         data = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    about = _about(head.pop("__metadata__", None), path)
+    metadata = _read_metadata(head.pop("__metadata__", None), path)
     arrays, end = {}, 0
     for name, entry in head.items():
-        dtype, shape, (first, last) = _entry(name, entry, layout, path)
+        dtype, shape, (first, last) = _parse_entry(name, entry, layout, path)
         if first != end or last - first != int(np.prod(shape, dtype=object)) * dtype.itemsize:
-            raise damaged(path, f"array {name} is not where it should be")
+            raise damaged(path, f"array {name} has a wrong offset or size")
         if start + last > size:
-            raise damaged(path, "it is shorter than it says")
+            raise damaged(path, "it is truncated")
         end = last
         arrays[name] = np.asarray(data[start + first : start + last]).view(dtype)
     if start + end != size:
-        raise damaged(path, "its size is not what it says")
-    if lacking := set(layout) - set(arrays) - optional:
-        raise damaged(path, f"it lacks {', '.join(sorted(lacking))}")
-    return arrays, about
+        raise damaged(path, "its size does not match its header")
+    if missing := set(layout) - set(arrays) - optional:
+        raise damaged(path, f"it lacks {', '.join(sorted(missing))}")
+    return arrays, metadata
 
 
-def damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path} is damaged or no language model: {what}; import or build it again")
+def damaged(path: Path, problem: str) -> UserError:
+    return UserError(f"{path} is damaged or not a language model: {problem}; import or build it again")
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -155,34 +156,35 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     return head, 8 + length
 
 
-def _about(meta: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise damaged(path, "it is not marked as one")
+def _read_metadata(meta: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
+        raise damaged(path, "its header names another format")
     if meta.get("version") != str(VERSION):
         raise UserError(f"{path} has format version {meta.get('version')}; this arcuate reads {VERSION}")
     try:
-        about = json.loads(meta["about"])
+        metadata = json.loads(meta["about"])
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise damaged(path, "its description cannot be read") from None
-    if not isinstance(about, dict):
-        raise damaged(path, "its description cannot be read")
-    return about
+        raise damaged(path, "its metadata cannot be read") from None
+    if not isinstance(metadata, dict):
+        raise damaged(path, "its metadata cannot be read")
+    return metadata
 
 
-def _entry(
+def _parse_entry(
     name: str, entry: Any, layout: Mapping[str, str], path: Path
 ) -> tuple[np.dtype, list[int], tuple[int, int]]:
     try:
         dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        fits = layout.get(name) == dtype and all(type(n) is int and n >= 0 for n in (*shape, first, last))
-        if not fits or len(shape) != 1 or first > last:
+        valid = layout.get(name) == dtype and all(type(n) is int and n >= 0 for n in (*shape, first, last))
+        if not valid or len(shape) != 1 or first > last:
             raise ValueError(name)
     except (KeyError, TypeError, ValueError):
-        raise damaged(path, f"array {name[:40]!r} is not one of its parts") from None
-    return np.dtype(DTYPES[dtype]), shape, (first, last)
+        raise damaged(path, f"array {name[:40]!r} is not part of the format") from None
+    return np.dtype(_DTYPES[dtype]), shape, (first, last)
 
 
-def check_crc(name: str, array: np.ndarray, about: dict[str, Any], path: Path) -> None:
-    known = about.get("crc32")
+def check_crc(name: str, array: np.ndarray, metadata: dict[str, Any], path: Path) -> None:
+    """Raise UserError if the checksum of an array does not match the header."""
+    known = metadata.get("crc32")
     if not isinstance(known, dict) or known.get(name) != _crc(array):
-        raise damaged(path, f"the checksum of {name} does not agree")
+        raise damaged(path, f"the checksum of {name} does not match")

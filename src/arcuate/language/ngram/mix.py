@@ -1,95 +1,183 @@
-"""Several models as one: linear interpolation, with weights that fit held-out text best."""
+"""Linear interpolation of several models into one, with weights that maximise the likelihood of held-out text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from arcuate.errors import UserError
+from arcuate.language.ngram.file import check_can_write
+from arcuate.language.ngram.io import ModelInfo, open_model, write_model
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.perplexity import score_text
+from arcuate.language.ngram.perplexity import score_text, score_tokens
 from arcuate.language.ngram.query import score_ngrams
-from arcuate.language.ngram.trie import build_trie, to_tables
-from arcuate.language.ngram.vocabulary import BOS, EOS, UNK, ZERO, Table, Tables, Vocabulary, vocabulary_of
+from arcuate.language.ngram.text import read_sentences
+from arcuate.language.ngram.trie import build_trie, model_from_tables, tables_from_model
+from arcuate.language.ngram.vocabulary import (
+    BOS,
+    EOS,
+    LOG_ZERO,
+    UNK,
+    NGramTable,
+    NGramTables,
+    Vocabulary,
+    make_vocabulary,
+)
 from arcuate.progress import Progress
 
-_LEAST = 1e-10  # a context never hands all or none of its mass to the shorter one
+_MIN_MASS = 1e-10  # lower bound of the probability mass of explicit and of backed-off words in a context
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What expectation maximisation found."""
+class MixResult:
+    """Result of `mix_models`."""
+
+    info: ModelInfo
+    weights: tuple[float, ...]
+    tuning: "TunedWeights | None" = None
+    held_out: str | None = None  # text that the weights were tuned on
+    perplexity: float | None = None  # of the mixed model on it
+
+    def to_dict(self) -> dict[str, Any]:
+        result = self.info.to_dict() | {"weights": list(self.weights)}
+        if self.tuning is not None:
+            result["tuned_on"] = {
+                "text": self.held_out,
+                "n_tokens": self.tuning.n_tokens,
+                "perplexity_word_by_word": self.tuning.perplexity,
+                "perplexity": self.perplexity,
+                "perplexity_single": list(self.tuning.single),
+            }
+        return result
+
+
+def mix_models(
+    models: Sequence[str | Path],
+    path: str | Path,
+    *,
+    tune: str | Path | None = None,
+    weights: Sequence[float] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+) -> MixResult:
+    """Interpolate models into one model file, with the given weights or weights tuned on held-out text."""
+    if len(models) < 2:
+        raise UserError("name at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
+    if (tune is None) == (not weights):
+        raise UserError("give either held-out text with --tune or one --weight per model")
+    path = Path(path)
+    check_can_write(path, force, *models, *([tune] if tune else []))
+    opened = [open_model(name, progress) for name in models]
+    held_out = read_sentences(tune) if tune else None
+    tuning = tune_weights(opened, held_out, progress=progress) if held_out else None
+    normalised = _normalise_weights(tuning.weights if tuning else weights, len(opened))
+    tables = interpolate(opened, normalised, progress)
+    metadata, hashes = _merge_sentence_hashes(opened)
+    metadata |= {
+        "made_by": "linear interpolation",
+        "models": [str(name) for name in models],
+        "weights": normalised,
+    }
+    mixed = model_from_tables(tables, metadata, hashes, progress)
+    write_model(mixed, path, force=force, progress=progress)
+    return MixResult(
+        ModelInfo.of(mixed, path),
+        tuple(normalised),
+        tuning,
+        None if tune is None else str(tune),
+        score_text(mixed, held_out).perplexity if held_out else None,
+    )
+
+
+def _merge_sentence_hashes(models: Sequence[LanguageModel]) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Training sentences of all models, and whether some models do not store theirs."""
+    known = [model.sentences for model in models if model.sentences is not None]
+    in_part = len(known) < len(models) or any(model.metadata.get("sentences_in_part") for model in models)
+    return {"sentences_in_part": in_part}, np.unique(np.concatenate(known)) if known else None
+
+
+@dataclass(frozen=True)
+class TunedWeights:
+    """Interpolation weights found by expectation maximisation."""
 
     weights: tuple[float, ...]
-    perplexity: float  # of the held-out text under the mixture, word by word
-    single: tuple[float | None, ...]  # of each model alone, over the words it has
-    n_tokens: int  # words and sentence ends that at least one model has
+    perplexity: float  # of the held-out text under the interpolation, word by word
+    single: tuple[float | None, ...]  # of each model alone, over the words in its vocabulary
+    n_tokens: int  # words and sentence ends in the vocabulary of at least one model
 
 
 def tune_weights(
     models: Sequence[LanguageModel],
     sentences: Sequence[str],
     *,
-    n_rounds: int = 500,
+    max_iterations: int = 500,
     tolerance: float = 1e-7,
-    report: Progress | None = None,
-) -> Weights:
-    """Weights under which the mixture gives held-out text the highest probability."""
-    scores = [score_text(model, sentences) for model in models]
+    progress: Progress | None = None,
+) -> TunedWeights:
+    """Find the weights that maximise the likelihood of held-out text, by expectation maximisation."""
+    scores = [score_tokens(model, sentences) for model in models]
     probs = np.stack([np.where(s.known, np.exp(s.log_probs), 0.0) for s in scores])  # (M, n_tokens)
     probs = probs[:, probs.sum(0) > 0]
     if not probs.size:
-        raise UserError("no word of the held-out text is in any of the models; weights cannot be tuned on it")
+        raise UserError(
+            "no word of the held-out text is in any of the models; choose another text for --tune"
+        )
     weights = np.full(len(models), 1 / len(models))
-    for round_ in range(n_rounds):
-        if report:
-            report(round_, n_rounds, "finding weights")
-        shares = weights[:, None] * probs
-        updated = (shares / shares.sum(0)).mean(1)
+    for iteration in range(max_iterations):
+        if progress:
+            progress(iteration, max_iterations, "tuning weights")
+        joint = weights[:, None] * probs
+        updated = (joint / joint.sum(0)).mean(1)  # mean posterior of each model
         change, weights = np.abs(updated - weights).max(), updated
         if change < tolerance:
             break
     perplexity = float(np.exp(-np.log(weights @ probs).mean()))
     singles = tuple(s.perplexity for s in scores)
-    return Weights(tuple(map(float, weights)), perplexity, singles, probs.shape[1])
+    return TunedWeights(tuple(map(float, weights)), perplexity, singles, probs.shape[1])
 
 
-def mix(models: Sequence[LanguageModel], weights: Sequence[float], report: Progress | None = None) -> Tables:
-    """One back-off model that holds every n-gram of any of the models, at its mixed probability.
+def interpolate(
+    models: Sequence[LanguageModel], weights: Sequence[float], progress: Progress | None = None
+) -> NGramTables:
+    """Back-off model with every n-gram of any of the models, at its interpolated probability.
 
-    A word that a model lacks has probability nought there, so the mixture still sums to one.
+    A word outside a model's vocabulary has probability zero there, so the interpolation still sums to one.
     """
-    weights = normalised(weights, len(models))
-    vocabulary, numbers = _union(models)
-    orders: list[Table] = []
-    every, keys = _all_ngrams(models, numbers, len(vocabulary))
-    for k, ids in enumerate(every, start=1):
-        if report:
-            report(k - 1, max(m.order for m in models), f"mixing {k}-grams")
-        probs = _mixed(models, weights, numbers, ids)
+    weights = _normalise_weights(weights, len(models))
+    vocabulary, id_maps = _merge_vocabularies(models)
+    orders: list[NGramTable] = []
+    ngrams, keys = _merge_ngrams(models, id_maps, len(vocabulary))
+    for k, ids in enumerate(ngrams, start=1):
+        if progress:
+            progress(k - 1, max(m.order for m in models), f"mixing {k}-grams")
+        probs = _interpolated_probs(models, weights, id_maps, ids)
         if k == 1:
             probs[vocabulary.find(BOS)] = 0.0
         else:
             parents = np.divmod(keys[k - 1], len(vocabulary))[0]
             orders[-1] = _with_backoffs(orders, vocabulary, ids, probs, parents)
         with np.errstate(divide="ignore"):
-            log_probs = np.clip(np.log(probs), ZERO, 0).astype(np.float32)
-        orders.append(Table(ids, log_probs, np.zeros(len(ids), np.float32)))
-    return Tables(vocabulary, tuple(orders), source=" + ".join(model.name for model in models))
+            log_probs = np.clip(np.log(probs), LOG_ZERO, 0).astype(np.float32)
+        orders.append(NGramTable(ids, log_probs, np.zeros(len(ids), np.float32)))
+    return NGramTables(vocabulary, tuple(orders), source=" + ".join(model.name for model in models))
 
 
-def normalised(weights: Sequence[float], n_models: int) -> list[float]:
-    """Weights that sum to one."""
+def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
+    """Scale weights to sum to one."""
     total = sum(weights)
     if len(weights) != n_models or min(weights) < 0 or not 0 < total < float("inf"):
         raise UserError(
-            f"give one weight for each of the {n_models} models, none negative and not all nought"
+            f"give one non-negative weight for each of the {n_models} models, at least one above zero"
         )
     return [weight / total for weight in weights]
 
 
-def _union(models: Sequence[LanguageModel]) -> tuple[Vocabulary, list[tuple[np.ndarray, np.ndarray]]]:
-    """All words, and per model the two maps (own id to common id, common id to own id or -1)."""
+def _merge_vocabularies(
+    models: Sequence[LanguageModel],
+) -> tuple[Vocabulary, list[tuple[np.ndarray, np.ndarray]]]:
+    """Common vocabulary, and per model two maps: own id to common id, common id to own id or -1."""
     names: dict[str, int] = dict.fromkeys((UNK, BOS, EOS), 0)
     own_names = []
     for model in models:
@@ -105,19 +193,19 @@ def _union(models: Sequence[LanguageModel]) -> tuple[Vocabulary, list[tuple[np.n
         back = np.full(len(ids), -1, np.int32)
         back[common] = np.arange(len(own))
         maps.append((common, back))
-    return vocabulary_of(names), maps
+    return make_vocabulary(names), maps
 
 
-def _all_ngrams(
-    models: Sequence[LanguageModel], numbers: list[tuple[np.ndarray, np.ndarray]], n_words: int
+def _merge_ngrams(
+    models: Sequence[LanguageModel], id_maps: list[tuple[np.ndarray, np.ndarray]], n_words: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The n-grams of each order that any model has, as common ids (n, k) and as sorted keys (row of parent, word)."""
-    tables = [to_tables(model) for model in models]
+    """n-grams of each order in any model, as common ids (n, k) and as sorted keys (row of parent, word)."""
+    tables = [tables_from_model(model) for model in models]
     orders: list[np.ndarray] = [np.arange(n_words, dtype=np.int32)[:, None]]
     keys = [np.arange(n_words)]
     for k in range(2, max(model.order for model in models) + 1):
         found = []
-        for table, (common, _) in zip(tables, numbers, strict=True):
+        for table, (common, _) in zip(tables, id_maps, strict=True):
             if k <= len(table.orders):
                 ids = common[table.orders[k - 1].ids]
                 found.append(_rows(keys, ids[:, :-1], n_words) * n_words + ids[:, -1])
@@ -128,22 +216,22 @@ def _all_ngrams(
 
 
 def _rows(keys: list[np.ndarray], ids: np.ndarray, n_words: int) -> np.ndarray:
-    """The row of each n-gram (n, k) in the sorted table of its order."""
+    """Row of each n-gram (n, k) in the sorted table of its order."""
     rows = ids[:, 0].astype(np.int64)
     for k in range(1, ids.shape[1]):
         rows = np.searchsorted(keys[k], rows * n_words + ids[:, k])
     return rows
 
 
-def _mixed(
+def _interpolated_probs(
     models: Sequence[LanguageModel],
     weights: Sequence[float],
-    numbers: list[tuple[np.ndarray, np.ndarray]],
+    id_maps: list[tuple[np.ndarray, np.ndarray]],
     ids: np.ndarray,
 ) -> np.ndarray:
-    """Weighted probability of the last word of each n-gram after the words before it."""
+    """Interpolated probability of the last word of each n-gram given the preceding words."""
     probs = np.zeros(len(ids))
-    for model, weight, (_, back) in zip(models, weights, numbers, strict=True):
+    for model, weight, (_, back) in zip(models, weights, id_maps, strict=True):
         own = back[ids]
         has_word = own[:, -1] >= 0
         own[own < 0] = model.unk
@@ -154,16 +242,16 @@ def _mixed(
 
 
 def _with_backoffs(
-    orders: list[Table], vocabulary: Vocabulary, ids: np.ndarray, probs: np.ndarray, parents: np.ndarray
-) -> Table:
-    """The longest order so far with the back-offs that make each context's probabilities sum to one."""
+    orders: list[NGramTable], vocabulary: Vocabulary, ids: np.ndarray, probs: np.ndarray, parents: np.ndarray
+) -> NGramTable:
+    """The longest order so far, with back-offs that make the probabilities after each context sum to one."""
     table = orders[-1]
-    trie, _ = build_trie(Tables(vocabulary, tuple(orders)))
+    trie, _ = build_trie(NGramTables(vocabulary, tuple(orders)))
     shorter = np.empty(len(ids))
     score_ngrams(trie, np.ascontiguousarray(ids[:, 1:]), shorter)
     n = len(table)
-    left = np.maximum(1 - np.bincount(parents, probs, n), _LEAST)
-    spread = np.maximum(1 - np.bincount(parents, np.exp(shorter), n), _LEAST)
+    free_mass = np.maximum(1 - np.bincount(parents, probs, n), _MIN_MASS)
+    lower_mass = np.maximum(1 - np.bincount(parents, np.exp(shorter), n), _MIN_MASS)
     has_children = np.bincount(parents, minlength=n) > 0
-    backoffs = np.where(has_children, np.log(left / spread), 0.0)
-    return Table(table.ids, table.log_probs, backoffs.astype(np.float32))
+    backoffs = np.where(has_children, np.log(free_mass / lower_mass), 0.0)
+    return NGramTable(table.ids, table.log_probs, backoffs.astype(np.float32))

@@ -1,70 +1,94 @@
-"""Tables of n-grams to the trie that is asked during a search."""
+"""n-gram tables to the trie that `query` searches, and back.
 
-import gzip
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+Nodes are placed order by order; within an order they are sorted by (parent, word), so every node's children are
+consecutive and sorted. Then each node gets its suffix link: the longest n-gram that is a proper suffix of it. Sorting
+dominates the cost: O(N log N) for N n-grams.
+"""
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import check_crc, damaged, refuse_existing, write_arrays, writing
+from arcuate.language.ngram.file import damaged
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import NGramArrays, advance, find_child
-from arcuate.language.ngram.vocabulary import LN10, Table, Tables, Vocabulary
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, Vocabulary
 from arcuate.progress import Progress
 
-_LIMIT = 2**31 - 2
-_SAME = 1e-5  # n-grams given twice with values this close are one n-gram
+_MAX_NODES = 2**31 - 2
+_SAME = 1e-5  # repeated n-grams whose values differ by less are one n-gram
+
+
+def model_from_tables(
+    tables: NGramTables,
+    metadata: dict[str, Any] | None = None,
+    sentences: np.ndarray | None = None,
+    progress: Progress | None = None,
+) -> LanguageModel:
+    """Build a model in memory."""
+    arrays, repairs = build_trie(tables, progress)
+    metadata = (metadata or {}) | {
+        "order": tables.order,
+        "source": Path(tables.source).name,
+        "added": list(tables.added),
+        "n_repeated": repairs.n_repeated,
+        "n_implied": repairs.n_implied,
+    }
+    vocabulary = tables.vocabulary
+    words = Vocabulary(*(_read_only(a) for a in (vocabulary.blob, vocabulary.offsets, vocabulary.slots)))
+    return LanguageModel(arrays, words, tables.order, Path(tables.source).name, metadata, sentences)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.setflags(write=False)
+    return view
 
 
 @dataclass(frozen=True)
-class Remarks:
-    """What became of n-grams that were not simply taken over."""
+class _Repairs:
+    """Changes made to the n-grams of a source."""
 
-    n_repeated: int  # given again with the same values, and counted once
-    n_implied: int  # contexts that only longer n-grams mention
+    n_repeated: int  # repeated with the same values, and counted once
+    n_implied: int  # contexts that only longer n-grams mention, and added
 
 
-def build_trie(tables: Tables, report: Progress | None = None) -> tuple[NGramArrays, Remarks]:
-    """Sort, link and complete the n-grams.
+def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[NGramArrays, _Repairs]:
+    """Sort and link the n-grams.
 
-    Contexts that a longer n-gram needs and the source left out get the probability that backing off gives them, so
-    that nothing but the layout changes.
+    Contexts that a longer n-gram needs and the source lacks are added with the probability given by backing off, so no
+    query changes.
     """
     orders, n_implied = list(tables.orders), 0
     while True:
-        built = _Levels(orders, tables, report)
-        lacking = built.lacking
-        if lacking is None:
+        levels = _Levels(orders, tables, progress)
+        if levels.missing is None:
             break
-        k, rows = lacking
-        orders[k - 1] = _with_implied(orders[k - 1], rows)
-        n_implied += len(rows)
-    arrays = built.arrays()
-    link(arrays)
-    drop_useless(arrays)
-    return frozen(arrays), Remarks(tables.n_repeated + built.n_repeated, n_implied)
-
-
-def frozen(arrays: NGramArrays) -> NGramArrays:
-    """The same arrays, read-only like those of a file."""
+        k, ngrams = levels.missing
+        orders[k - 1] = _with_implied(orders[k - 1], ngrams)
+        n_implied += len(ngrams)
+    arrays = levels.arrays()
+    _link(arrays)
+    _skip_irrelevant_contexts(arrays)
     for array in arrays:
-        array.setflags(write=False)
-    return arrays
+        array.setflags(write=False)  # like the arrays of a mapped file
+    return arrays, _Repairs(tables.n_repeated + levels.n_repeated, n_implied)
 
 
 class _Levels:
     """The levels of a trie, filled from the shortest order up."""
 
-    def __init__(self, orders: list[Table], tables: Tables, report: Progress | None) -> None:
+    def __init__(self, orders: list[NGramTable], tables: NGramTables, progress: Progress | None) -> None:
         self.tables = tables
         n_words, n_nodes = len(tables.vocabulary), 1 + sum(map(len, orders))
-        if n_nodes > _LIMIT:
-            raise UserError(f"{tables.source}: {n_nodes:,} n-grams are too many; prune the model")
+        if n_nodes > _MAX_NODES:
+            raise UserError(
+                f"{tables.source}: {n_nodes:,} n-grams exceed the limit of {_MAX_NODES:,}; prune the model"
+            )
         n_inner = n_nodes - len(orders[-1])
         self.words = np.full(n_nodes, -1, np.int32)
         self.log_probs = np.zeros(n_nodes, np.float32)
@@ -72,29 +96,27 @@ class _Levels:
         self.firsts = np.full(n_inner + 1, 1, np.int32)
         self.n_words, self.end, self.begin = n_words, 1, 0
         self.n_repeated = 0
-        self.lacking: tuple[int, np.ndarray] | None = None
+        self.missing: tuple[int, np.ndarray] | None = None  # order and contexts that are not in the tables
         for k, table in enumerate(orders, start=1):
-            if report:
-                report(self.end, n_nodes, f"{k}-grams")
+            if progress:
+                progress(self.end, n_nodes, f"{k}-grams")
             parents = self._parents(table, k)
             if (parents < 0).any():
-                self.lacking = k - 1, np.unique(table.ids[parents < 0, :-1], axis=0)
+                self.missing = k - 1, np.unique(table.ids[parents < 0, :-1], axis=0)
                 return
-            self._place(table, parents, longest=k == len(orders))
-        if report:
-            report(n_nodes, n_nodes, "linking")
+            self._append(table, parents, longest=k == len(orders))
+        if progress:
+            progress(n_nodes, n_nodes, "linking")
 
-    def _parents(self, table: Table, k: int) -> np.ndarray:
+    def _parents(self, table: NGramTable, k: int) -> np.ndarray:
         if k == 1:
             return np.zeros(len(table), np.int64)
-        return locate(self._so_far(), np.ascontiguousarray(table.ids[:, :-1]))
-
-    def _so_far(self) -> NGramArrays:
         none = np.zeros(0, np.int32)
-        return NGramArrays(self.words, self.log_probs, self.backoffs, self.firsts, none, none)
+        so_far = NGramArrays(self.words, self.log_probs, self.backoffs, self.firsts, none, none)
+        return _find_nodes(so_far, np.ascontiguousarray(table.ids[:, :-1]))
 
-    def _place(self, table: Table, parents: np.ndarray, longest: bool) -> None:
-        """Put an order behind the ones before it, by parent and word."""
+    def _append(self, table: NGramTable, parents: np.ndarray, longest: bool) -> None:
+        """Append an order, sorted by parent and word."""
         keys = parents * self.n_words + table.ids[:, -1]
         row = np.argsort(keys, kind="stable")
         row = row[self._distinct(table, keys[row], row)]
@@ -109,8 +131,8 @@ class _Levels:
         self.firsts[self.begin] = start
         self.begin, self.end = start, end
 
-    def _distinct(self, table: Table, keys: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Which rows to keep; the same n-gram twice is refused unless both say the same."""
+    def _distinct(self, table: NGramTable, keys: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Rows to keep; a repeated n-gram with different values is an error."""
         again = np.flatnonzero(keys[1:] == keys[:-1])
         if not len(again):
             return np.arange(len(keys))
@@ -119,21 +141,21 @@ class _Levels:
             differ = ~(np.abs(table.log_probs[a] - table.log_probs[b]) <= _SAME)
             differ |= ~(np.abs(table.backoffs[a] - table.backoffs[b]) <= _SAME)
         if differ.any():
-            raise self._twice(table, a[differ][0], b[differ][0])
+            raise self._conflict(table, a[differ][0], b[differ][0])
         self.n_repeated += len(again)
         return np.delete(np.arange(len(keys)), again + 1)
 
-    def _twice(self, table: Table, first: int, second: int) -> UserError:
+    def _conflict(self, table: NGramTable, first: int, second: int) -> UserError:
         text, source = " ".join(self.tables.vocabulary[int(w)] for w in table.ids[first]), self.tables.source
         if table.lines is None:
-            return UserError(f"{source}: the n-gram '{text}' comes twice with different values; remove one")
+            return UserError(f"{source}: the n-gram '{text}' occurs twice with different values; remove one")
         return UserError(
-            f"{source}, line {table.lines[second]}: the n-gram '{text}' (as in line {table.lines[first]}) comes again"
-            " with other values; remove one of them"
+            f"{source}, line {table.lines[second]}: the n-gram '{text}' of line {table.lines[first]} is repeated"
+            " with different values; remove one of them"
         )
 
     def arrays(self) -> NGramArrays:
-        """Cut to size where duplicates were dropped."""
+        """The arrays, shortened by the repeated n-grams."""
         n_nodes, n_inner = self.end, self.begin
         firsts = self.firsts[: n_inner + 1]
         firsts[n_inner] = n_nodes
@@ -147,11 +169,11 @@ class _Levels:
         )
 
 
-def _with_implied(table: Table, rows: np.ndarray) -> Table:
-    """A table with n-grams that only longer ones mention; their probability follows from backing off."""
-    n = len(rows)
-    return Table(
-        np.concatenate([table.ids, rows.astype(np.int32)]),
+def _with_implied(table: NGramTable, ngrams: np.ndarray) -> NGramTable:
+    """Add n-grams that only longer ones mention. NaN: `_link` computes their probability by backing off."""
+    n = len(ngrams)
+    return NGramTable(
+        np.concatenate([table.ids, ngrams.astype(np.int32)]),
         np.concatenate([table.log_probs, np.full(n, np.nan, np.float32)]),
         np.concatenate([table.backoffs, np.zeros(n, np.float32)]),
         None if table.lines is None else np.concatenate([table.lines, np.zeros(n, np.int64)]),
@@ -159,8 +181,8 @@ def _with_implied(table: Table, rows: np.ndarray) -> Table:
 
 
 @njit(cache=True)
-def locate(arrays: NGramArrays, ids: np.ndarray) -> np.ndarray:
-    """Node of each n-gram (n, k); -1 where there is none."""
+def _find_nodes(arrays: NGramArrays, ids: np.ndarray) -> np.ndarray:
+    """Node of each n-gram (n, k), or -1."""
     found = np.empty(ids.shape[0], np.int64)
     for i in range(ids.shape[0]):
         node = 1 + int(ids[i, 0])
@@ -173,26 +195,29 @@ def locate(arrays: NGramArrays, ids: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def link(arrays: NGramArrays) -> None:
-    """Suffix of every n-gram: the longest one that ends like it; implied n-grams get their probability."""
+def _link(arrays: NGramArrays) -> None:
+    """Set the suffix of every n-gram: the longest n-gram that is a proper suffix of it.
+
+    Parents come before their children, so the suffix of (h, w) is found from the suffix of h: O(order) steps each.
+    """
     n_inner = arrays.backoffs.shape[0]
     for parent in range(n_inner):
         for i in range(arrays.firsts[parent], arrays.firsts[parent + 1]):
             word = arrays.words[i]
-            ending = 0
+            suffix = 0
             if parent > 0:
-                ending = longest_ending(arrays, arrays.suffixes[parent], word)
+                suffix = _longest_suffix(arrays, arrays.suffixes[parent], word)
                 if np.isnan(arrays.log_probs[i]):
                     shorter_prob, _ = advance(arrays, arrays.suffixes[parent], word)
                     arrays.log_probs[i] = arrays.backoffs[parent] + shorter_prob
             if i < n_inner:
-                arrays.suffixes[i] = ending
+                arrays.suffixes[i] = suffix
             else:
-                arrays.nexts[i - n_inner] = ending
+                arrays.nexts[i - n_inner] = suffix
 
 
 @njit(cache=True)
-def longest_ending(arrays: NGramArrays, context: int, word: int) -> int:
+def _longest_suffix(arrays: NGramArrays, context: int, word: int) -> int:
     while context > 0:
         found = find_child(arrays, context, word)
         if found >= 0:
@@ -202,47 +227,47 @@ def longest_ending(arrays: NGramArrays, context: int, word: int) -> int:
 
 
 @njit(cache=True)
-def drop_useless(arrays: NGramArrays) -> None:
-    """Point past contexts that have no children and cost nothing to leave: asking them changes no answer."""
+def _skip_irrelevant_contexts(arrays: NGramArrays) -> None:
+    """Redirect links past contexts without children and with back-off zero: they change no probability.
+
+    Fewer distinct states let a search recombine more hypotheses.
+    """
     n_inner = arrays.backoffs.shape[0]
-    useful = np.zeros(n_inner, np.int32)
+    relevant = np.zeros(n_inner, np.int32)
     for i in range(1, n_inner):
-        arrays.suffixes[i] = useful[arrays.suffixes[i]]
+        arrays.suffixes[i] = relevant[arrays.suffixes[i]]
         matters = arrays.firsts[i] != arrays.firsts[i + 1] or arrays.backoffs[i] != 0.0
-        useful[i] = i if matters else arrays.suffixes[i]
+        relevant[i] = i if matters else arrays.suffixes[i]
     for i in range(arrays.nexts.shape[0]):
-        arrays.nexts[i] = useful[arrays.nexts[i]]
+        arrays.nexts[i] = relevant[arrays.nexts[i]]
 
 
-# A model file read whole and checked number by number: what opening it leaves out for speed.
+def tables_from_model(model: LanguageModel) -> NGramTables:
+    """List all n-grams of a model, order by order, sorted."""
+    check_links(model)
+    arrays, n_inner = model.arrays, len(model.arrays.backoffs)
+    tables: list[NGramTable] = []
+    ids, begin, start = np.zeros((1, 0), np.int32), 0, 1
+    for n in model.counts:
+        end = start + n
+        firsts = arrays.firsts[begin : start + 1].astype(np.int64)
+        parents = np.repeat(np.arange(start - begin), firsts[1:] - firsts[:-1])
+        ids = np.concatenate([ids[parents], arrays.words[start:end, None]], axis=1)
+        backoffs = arrays.backoffs[start:end] if start < n_inner else np.zeros(n, np.float32)
+        tables.append(NGramTable(ids, np.asarray(arrays.log_probs[start:end]), np.asarray(backoffs)))
+        begin, start = start, end
+    return NGramTables(model.words, tuple(tables), source=model.name)
 
 
-def check_file(path: Path) -> LanguageModel:
-    """Open a model and check every part of it; UserError says what is wrong."""
-    model = LanguageModel.open(path)
-    for name in NGramArrays._fields:
-        check_crc(name, getattr(model.arrays, name), model.about, path)
-    if model.sentences is not None:
-        check_crc("sentences", model.sentences, model.about, path)
-        if (model.sentences[1:] <= model.sentences[:-1]).any():
-            raise damaged(path, "its sentence hashes are not in order")
-    require_links(model)
-    if not (np.isfinite(model.arrays.log_probs).all() and np.isfinite(model.arrays.backoffs).all()):
-        raise damaged(path, "it contains values that are not numbers")
-    if model.arrays.log_probs.max() > 0:
-        raise damaged(path, "it contains probabilities above one")
-    return model
-
-
-def require_links(model: LanguageModel) -> None:
-    """Refuse a model whose n-grams could not be listed."""
-    if not links_fit(model.arrays, len(model.words)):
-        raise damaged(Path(model.name), "its n-grams are not linked as they should be")
+def check_links(model: LanguageModel) -> None:
+    """Raise UserError if the trie of a model is inconsistent."""
+    if not _links_are_valid(model.arrays, len(model.words)):
+        raise damaged(Path(model.name), "the links between its n-grams are inconsistent")
 
 
 @njit(cache=True)
-def links_fit(arrays: NGramArrays, n_words: int) -> bool:
-    """Whether children are in order, and all links point to shorter contexts."""
+def _links_are_valid(arrays: NGramArrays, n_words: int) -> bool:
+    """Whether children are in order and all links point to shorter contexts."""
     n_inner, n_nodes = arrays.backoffs.shape[0], arrays.words.shape[0]
     for node in range(n_inner):
         first, end = arrays.firsts[node], arrays.firsts[node + 1]
@@ -261,109 +286,3 @@ def links_fit(arrays: NGramArrays, n_words: int) -> bool:
         if not 0 <= arrays.nexts[i] < n_inner:
             return False
     return True
-
-
-# A trie back to tables, and tables to an ARPA file.
-
-_PIECE = 2**16
-
-
-def to_tables(model: LanguageModel) -> Tables:
-    """All n-grams of a model, order by order, sorted."""
-    require_links(model)
-    arrays, n_inner = model.arrays, len(model.arrays.backoffs)
-    tables: list[Table] = []
-    ids, begin, start = np.zeros((1, 0), np.int32), 0, 1
-    for n in model.counts:
-        end = start + n
-        firsts = arrays.firsts[begin : start + 1].astype(np.int64)
-        parents = np.repeat(np.arange(start - begin), firsts[1:] - firsts[:-1])
-        ids = np.concatenate([ids[parents], arrays.words[start:end, None]], axis=1)
-        inner = start < n_inner
-        backoffs = arrays.backoffs[start:end] if inner else np.zeros(n, np.float32)
-        tables.append(Table(ids, np.asarray(arrays.log_probs[start:end]), np.asarray(backoffs)))
-        begin, start = start, end
-    return Tables(model.words, tuple(tables), source=model.name)
-
-
-def write_arpa(
-    model: LanguageModel, path: Path, *, force: bool = False, report: Progress | None = None
-) -> None:
-    """The model as an ARPA file, gzipped if its name says so; reading it back gives the same numbers."""
-    tables = to_tables(model)
-    total, done = sum(map(len, tables.orders)), 0
-    with writing(path, force) as raw, _packed(raw, path) as stream:
-        stream.write(b"\\data\\\n")
-        for order, table in enumerate(tables.orders, start=1):
-            stream.write(f"ngram {order}={len(table)}\n".encode())
-        words = list(model.words)
-        for order, table in enumerate(tables.orders, start=1):
-            stream.write(f"\n\\{order}-grams:\n".encode())
-            for text, n in _lines(table, words, longest=order == tables.order):
-                stream.write(text.encode("utf-8"))
-                done += n
-                if report:
-                    report(done, total, f"writing {order}-grams")
-        stream.write(b"\n\\end\\\n")
-
-
-def _packed(raw: BinaryIO, path: Path) -> AbstractContextManager[Any]:
-    if path.suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0)
-    return nullcontext(raw)
-
-
-def _lines(table: Table, words: list[str], longest: bool) -> Iterator[tuple[str, int]]:
-    """ARPA lines in pieces; a back-off is written where it is not nought."""
-    for start in range(0, len(table), _PIECE):
-        piece = slice(start, start + _PIECE)
-        rows = table.ids[piece].tolist()
-        log_probs = (table.log_probs[piece].astype(np.float64) / LN10).tolist()
-        backoffs = (table.backoffs[piece].astype(np.float64) / LN10).tolist()
-        lines = []
-        for row, log_prob, backoff in zip(rows, log_probs, backoffs, strict=True):
-            tail = f"\t{backoff:.10g}" if backoff and not longest else ""
-            lines.append(f"{log_prob:.10g}\t{' '.join([words[w] for w in row])}{tail}\n")
-        yield "".join(lines), len(lines)
-
-
-# Tables to a model, in memory or as a file.
-
-
-def to_model(
-    tables: Tables,
-    about: dict[str, Any] | None = None,
-    sentences: np.ndarray | None = None,
-    report: Progress | None = None,
-) -> LanguageModel:
-    """A model in memory."""
-    arrays, remarks = build_trie(tables, report)
-    about = (about or {}) | {
-        "order": tables.order,
-        "source": Path(tables.source).name,
-        "added": list(tables.added),
-        "n_repeated": remarks.n_repeated,
-        "n_implied": remarks.n_implied,
-    }
-    vocabulary = tables.vocabulary
-    words = Vocabulary(*(_read_only(a) for a in (vocabulary.blob, vocabulary.offsets, vocabulary.slots)))
-    return LanguageModel(arrays, words, tables.order, Path(tables.source).name, about, sentences)
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.setflags(write=False)
-    return view
-
-
-def write_model(
-    model: LanguageModel, path: Path, *, force: bool = False, report: Progress | None = None
-) -> None:
-    """A model as a file that processes can share."""
-    refuse_existing(path, force)
-    arrays: dict[str, np.ndarray] = {name: getattr(model.arrays, name) for name in NGramArrays._fields}
-    arrays |= {"vocabulary": model.words.blob, "offsets": model.words.offsets, "slots": model.words.slots}
-    if model.sentences is not None:
-        arrays["sentences"] = model.sentences
-    about = {key: value for key, value in model.about.items() if key != "crc32"}
-    write_arrays(path, arrays, about, force=force, report=report)

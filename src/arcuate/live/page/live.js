@@ -1,4 +1,4 @@
-// The live page: draws what the server says. No state but what is on screen; joining late shows everything that is true.
+// The live page: shows the events of the server. It keeps no state of its own, so a page opened later shows the same.
 import { Scroll } from "./scroll.js";
 
 const byId = (id) => document.getElementById(id);
@@ -13,14 +13,14 @@ const SPEEDS = [1, 2, 4, 8];
 const token = new URLSearchParams(location.search).get("token");
 const suffix = token ? `?token=${encodeURIComponent(token)}` : "";
 
-let about = null;
+let info = null; // model and source, from /info
 let socket = null;
 let retry = 500;
 let reference = null;
 let decoding = "connecting"; // closed, listening, speaking
 let replay = null; // {paused, speed}
 let connected = false;
-let refusal = null;
+let rejection = null;
 let rasters = [];
 let phonemes = null;
 const spark = [];
@@ -49,36 +49,36 @@ function showPartial(event) {
   refreshTip();
 }
 
-function comparedNodes(event) {
-  let place = 0;
-  return event.compared.map((part) => {
-    if (part.is === "missing") return make("span", "missing", part.word);
-    const others = event.alternatives?.[place++] ?? [];
-    const node = wordNode(part.word, part.is, others);
-    if (part.meant) node.title = `meant: ${part.meant}`;
+function alignedNodes(event) {
+  let position = 0;
+  return event.alignment.map((part) => {
+    if (part.op === "deletion") return make("span", "deletion", part.word);
+    const others = event.alternatives?.[position++] ?? [];
+    const node = wordNode(part.word, part.op, others);
+    if (part.reference) node.title = `reference: ${part.reference}`;
     return node;
   });
 }
 
 function finalNodes(event) {
-  if (event.compared) return comparedNodes(event);
+  if (event.alignment) return alignedNodes(event);
   return event.words.map((word, i) => wordNode(word, "settled", event.alternatives?.[i]));
 }
 
 let lastFinal = null;
-function showFinal(event, quietly = false) {
-  remember();
+function showFinal(event, silent = false) {
+  moveToHistory();
   lastFinal = event;
   const nodes = finalNodes(event);
-  byId("words").replaceChildren(...(nodes.length ? nodes : [make("span", "hint", "nothing was understood")]));
+  byId("words").replaceChildren(...(nodes.length ? nodes : [make("span", "hint", "no words decoded")]));
   byId("words").dataset.kind = "final";
   reference = event.reference;
-  showReference(event.compared);
+  showReference(event.alignment);
   refreshTip();
-  if (!quietly) byId("announce").textContent = event.text;
+  if (!silent) byId("announce").textContent = event.text;
 }
 
-function remember() { // the last sentence goes into the history
+function moveToHistory() { // the last sentence
   if (!lastFinal) return;
   const line = make("li");
   for (const node of finalNodes(lastFinal)) {
@@ -91,32 +91,32 @@ function remember() { // the last sentence goes into the history
   lastFinal = null;
 }
 
-function showReference(compared) {
+function showReference(alignment) {
   const box = byId("reference");
   box.replaceChildren();
   if (!reference) return;
-  box.append(make("small", "", "meant"), make("b", "", reference));
-  if (!compared) return;
-  const wrong = compared.filter((part) => part.is !== "right").length;
-  const say = wrong === 0 ? "all words right" : `${wrong} ${wrong === 1 ? "word" : "words"} wrong`;
-  box.append(make("span", wrong ? "score some" : "score", say));
+  box.append(make("small", "", "reference"), make("b", "", reference));
+  if (!alignment) return;
+  const n = alignment.filter((part) => part.op !== "correct").length;
+  const text = n === 0 ? "no errors" : `${n} word ${n === 1 ? "error" : "errors"}`;
+  box.append(make("span", n ? "score some" : "score", text));
 }
 
 function showTrial(event) {
-  remember();
+  moveToHistory();
   reference = event.reference;
   showReference(null);
   byId("words").replaceChildren(make("span", "hint", "…"));
   refreshTip();
-  byId("where").textContent = event.trial ? event.trial.replaceAll("/", " · ") : event.session;
+  byId("trial-name").textContent = event.trial ? event.trial.replaceAll("/", " · ") : event.session;
   const [session] = (event.trial ?? "").split("/");
-  if (about?.replay && session) {
+  if (info?.replay && session) {
     if (byId("session").value !== session) { byId("session").value = session; fillTrials(); }
     byId("trial").value = event.trial;
   }
 }
 
-// --- other readings on hover -----------------------------------------------------------------------------
+// --- alternatives on hover -----------------------------------------------------------------------------
 
 let tipped = null;
 function tip(node) {
@@ -132,19 +132,19 @@ function tip(node) {
   box.style.top = `${below ? at.bottom + 8 : at.top - 8 - box.offsetHeight}px`;
 }
 let pointer = null;
-function refreshTip() { // words are drawn anew while the pointer rests
+function refreshTip() { // words are redrawn while the pointer rests
   if (!tipped) return;
   const under = pointer ? document.elementFromPoint(...pointer) : document.activeElement;
   tip(under?.closest?.(".word.choice") ?? null);
 }
-for (const kind of ["pointermove", "pointerdown"]) // a finger does not move before it touches
+for (const kind of ["pointermove", "pointerdown"]) // touch has no pointermove before pointerdown
   document.addEventListener(kind, (e) => {
     pointer = [e.clientX, e.clientY];
     const node = e.target.closest?.(".word.choice") ?? null;
     if (node !== tipped) tip(node);
   });
 document.addEventListener("focusin", (e) => {
-  if (e.target.matches?.(":focus-visible")) pointer = null; // by key: the mouse rests somewhere else
+  if (e.target.matches?.(":focus-visible")) pointer = null; // by keyboard: ignore the resting mouse
   tip(e.target.closest?.(".word.choice") ?? null);
 });
 document.addEventListener("scroll", () => tip(null));
@@ -153,20 +153,20 @@ document.addEventListener("click", (e) => { const n = e.target.closest?.(".word.
 
 // --- state, latency, faults ------------------------------------------------------------------------------
 
-const SAID = {
-  closed: "closed – nothing is decoded", listening: "listening", speaking: "decoding", paused: "paused",
+const STATE_TEXT = {
+  closed: "closed – not decoding", listening: "listening", speaking: "decoding", paused: "paused",
   connecting: "connecting", stopped: "stopped",
 };
 function showState() {
   const shown = !connected ? "connecting" : replay?.paused && decoding !== "closed" ? "paused" : decoding;
   byId("state").dataset.state = shown;
-  byId("state").querySelector("b").textContent = (!connected && refusal) || (SAID[shown] ?? shown);
+  byId("state").querySelector("b").textContent = (!connected && rejection) || (STATE_TEXT[shown] ?? shown);
   const lock = byId("lock"), closed = decoding === "closed";
   lock.textContent = closed ? "Start decoding" : "Stop decoding";
   lock.classList.toggle("closed", closed);
   if (!closed || !connected) return;
   byId("words").replaceChildren(make("span", "hint",
-    about?.phrase ? "closed – say the phrase or press o to open" : "closed – press o to open"));
+    info?.phrase ? "closed – open it with the phrase or with the key o" : "closed – open it with the key o"));
   byId("reference").replaceChildren();
   refreshTip();
 }
@@ -175,21 +175,21 @@ function showRecording(event) {
   const box = byId("recording");
   box.hidden = false;
   box.dataset.state = event.on ? "recording" : "stopped";
-  box.querySelector("b").textContent = event.on ? "recording" : "not recorded";
-  box.title = event.what ?? "Sentences are written down";
-  if (!event.on) toast(event.what);
+  box.querySelector("b").textContent = event.on ? "recording" : "not recording";
+  box.title = event.message ?? "Sentences are being recorded";
+  if (!event.on) toast(event.message);
 }
 
 function showAdaptation(event) {
   const box = byId("adaptation"), n = event.n_sentences;
-  const learned = `learned from ${event.n_steps} of ${n} ${n === 1 ? "sentence" : "sentences"}`;
+  const updates = `${event.n_steps} ${event.n_steps === 1 ? "update" : "updates"} after ${n} ${n === 1 ? "sentence" : "sentences"}`;
   box.hidden = false;
   box.dataset.state = event.state;
-  box.textContent = event.state === "following" ? `following, learned from ${event.n_steps} of ${n}`
-    : event.state === "fell back" ? "fell back, reads as before learning" : "not following";
-  const began = event.layer_of === event.session ? "its own layer" : `the layer of ${event.layer_of}`;
-  box.title = [event.why, `${event.method}, began with ${began}`, learned,
-    event.n_skipped ? `${event.n_skipped} came too fast to learn from` : ""].filter(Boolean).join("; ");
+  box.textContent = event.state === "adapting" ? `adapting, ${event.n_steps} of ${n} used`
+    : event.state === "fell back" ? "fell back to the unadapted model" : "adaptation off";
+  const initial = event.init_session === event.session ? "its own layer" : `the layer of ${event.init_session}`;
+  box.title = [event.reason, `${event.method}, started with ${initial}`, updates,
+    event.n_skipped ? `${event.n_skipped} skipped` : ""].filter(Boolean).join("; ");
 }
 
 const ms = (value) => (value === null || value === undefined ? "–" : `${value < 10 ? value.toFixed(1) : value.toFixed(0)} ms`);
@@ -198,7 +198,7 @@ function showLatency(event) {
   byId("p99").textContent = ms(event.frame_ms_p99);
   byId("missed").textContent = `${event.missed_deadlines} of ${event.n_frames.toLocaleString("en")}`;
   byId("missed").classList.toggle("late", event.missed_deadlines > 0);
-  byId("meter").title = `From the last bin of a frame to its text; a frame is due every ${event.deadline_ms} ms`;
+  byId("meter").title = `Time from the last bin of a frame to its text; deadline ${event.deadline_ms} ms`;
   if (event.frame_ms_p50 !== null) spark.push([event.frame_ms_p50, event.frame_ms_p99]);
   while (spark.length > 60) spark.shift();
   drawSpark(event.deadline_ms);
@@ -227,16 +227,16 @@ function toast(text) {
   clearTimeout(toastTimer);
   toastTimer = setTimeout(() => { box.hidden = true; }, 4000);
 }
-const DONE = { hold: "the last values are held", zero: "filled with zeros", reset: "the sentence was ended", dropped: "left out" };
+const ACTION_TEXT = { hold: "last values held", zero: "replaced by zeros", reset: "sentence ended", dropped: "dropped" };
 
-// --- the recording ---------------------------------------------------------------------------------------
+// --- neural activity ---------------------------------------------------------------------------------------
 
 function buildPanels() {
   rasters = [];
   byId("rasters").replaceChildren();
-  about.features.forEach((feature, k) => {
+  info.features.forEach((feature, k) => {
     const panel = make("figure", "panel raster"), caption = make("figcaption");
-    caption.append(make("b", "", feature.name), make("span", "", "every row an electrode, by array"));
+    caption.append(make("b", "", feature.name), make("span", "", "one row per electrode, by array"));
     const plot = make("div", "plot"), labels = make("div", "labels"), canvas = make("canvas");
     for (const array of feature.arrays) labels.append(make("span", "", array.name));
     plot.append(labels, canvas);
@@ -247,15 +247,15 @@ function buildPanels() {
     const edges = feature.arrays.slice(1).map((array) => (array.first - first) / n);
     rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, k ? "warm" : "cool", edges) });
   });
-  const names = about.classes.map((name) => (name === "BLANK" ? "blank" : name === "SIL" ? "sil" : name.toLowerCase()));
+  const names = info.classes.map((name) => (name === "BLANK" ? "blank" : name === "SIL" ? "sil" : name.toLowerCase()));
   byId("phonemes").replaceChildren(...names.map((name) => make("span", "", name)));
   phonemes = new Scroll(byId("posteriors"), WINDOW, names.length, "ink", []);
-  byId("frame-ms").textContent = about.frame_ms;
-  const d = about.delay_ms;
-  byId("delay").textContent = `the model listens ${d.total} ms ahead (smoothing ${d.smoothing}, patches ${d.patch}${d.encoder ? `, encoder ${d.encoder}` : ""})`;
+  byId("frame-ms").textContent = info.frame_ms;
+  const d = info.delay_ms;
+  byId("delay").textContent = `delay of the model ${d.total} ms (smoothing ${d.smoothing}, patches ${d.patch}${d.encoder ? `, encoder ${d.encoder}` : ""})`;
 }
 
-function takeBytes(buffer) {
+function receiveImage(buffer) {
   const view = new DataView(buffer);
   const kind = view.getUint8(0), at = view.getUint32(4, true), rows = view.getUint16(8, true), columns = view.getUint16(10, true);
   const data = new Uint8Array(buffer, 12);
@@ -264,7 +264,7 @@ function takeBytes(buffer) {
       for (let i = 0; i < rows; i++)
         scroll.put(at + i, data.subarray(i * columns + first, i * columns + first + n), (v) => (v - 128) / 100);
   } else if (kind === 2 && phonemes) {
-    const wide = about.frame_ms / 20;
+    const wide = info.frame_ms / 20;
     for (let i = 0; i < rows; i++)
       for (let k = 0; k < wide; k++)
         phonemes.put(at - (rows - i) * wide + k, data.subarray(i * columns, (i + 1) * columns), (v) => v / 255);
@@ -280,42 +280,42 @@ function draw() {
 
 // --- events ----------------------------------------------------------------------------------------------
 
-const TAKE = {
+const HANDLERS = {
   partial: showPartial,
   final: showFinal,
   trial: showTrial,
   latency: showLatency,
   adaptation: showAdaptation,
   recording: showRecording,
-  state: (event) => { decoding = event.state; showState(); if (decoding === "listening") settle(); },
+  state: (event) => { decoding = event.state; showState(); if (decoding === "listening") showHint(); },
   replay: (event) => { replay = event; showPlayer(); showState(); },
-  fault: (event) => toast(`${event.what}: ${DONE[event.action] ?? event.action}`),
-  refused: (event) => toast(event.what),
-  error: (event) => { toast(event.what); decoding = "stopped"; showState(); },
+  fault: (event) => toast(`${event.message}: ${ACTION_TEXT[event.action] ?? event.action}`),
+  rejected: (event) => toast(event.message),
+  error: (event) => { toast(event.message); decoding = "stopped"; showState(); },
   snapshot: (event) => {
     byId("history").replaceChildren();
     lastFinal = null;
     for (const final of event.finals) showFinal(final, true);
     for (const kind of ["state", "replay", "latency", "adaptation", "trial", "partial", "recording", "error"])
-      if (event.now[kind]) TAKE[kind](event.now[kind]);
+      if (event.now[kind]) HANDLERS[kind](event.now[kind]);
   },
 };
-function settle() {
+function showHint() {
   if (!byId("words").children.length) byId("words").replaceChildren(make("span", "hint", "…"));
 }
 
 function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/events${suffix}`);
   socket.binaryType = "arraybuffer";
-  socket.onopen = async () => { retry = 500; connected = true; refusal = null; showState(); };
+  socket.onopen = async () => { retry = 500; connected = true; rejection = null; showState(); };
   socket.onmessage = (message) => {
-    if (typeof message.data !== "string") return takeBytes(message.data);
+    if (typeof message.data !== "string") return receiveImage(message.data);
     const event = JSON.parse(message.data);
-    TAKE[event.type]?.(event);
+    HANDLERS[event.type]?.(event);
   };
   socket.onclose = (e) => {
     connected = false;
-    refusal = e.code === 1013 ? e.reason : null; // turned away, and why
+    rejection = e.code === 1013 ? e.reason : null; // rejected, with the reason
     showState();
     setTimeout(connect, retry);
     retry = Math.min(retry * 2, 8000);
@@ -326,8 +326,8 @@ const send = (command) => { if (socket?.readyState === 1) socket.send(JSON.strin
 // --- controls --------------------------------------------------------------------------------------------
 
 function fillTrials() {
-  const mine = about.replay.filter((t) => t.session === byId("session").value);
-  byId("trial").replaceChildren(...mine.map((t) => {
+  const trials = info.replay.filter((t) => t.session === byId("session").value);
+  byId("trial").replaceChildren(...trials.map((t) => {
     const option = make("option", "", `${t.number} · ${t.text ?? `${t.s.toFixed(1)} s`}`);
     option.value = t.id;
     return option;
@@ -336,7 +336,7 @@ function fillTrials() {
 
 function showPlayer() {
   byId("play").textContent = replay.paused ? "▶" : "⏸";
-  byId("play").setAttribute("aria-label", replay.paused ? "Go on" : "Pause");
+  byId("play").setAttribute("aria-label", replay.paused ? "Resume" : "Pause");
   for (const button of byId("speeds").children)
     button.setAttribute("aria-pressed", String(Number(button.dataset.speed) === replay.speed));
 }
@@ -347,7 +347,7 @@ const ACTIONS = {
   ArrowRight: () => send({ type: "skip", n: 1 }),
   o: () => send({ type: decoding === "closed" ? "open" : "close" }),
   e: () => send({ type: "end" }),
-  r: () => send({ type: "forget" }),
+  r: () => send({ type: "reset_adaptation" }),
   t: () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -367,14 +367,14 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 
 document.addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("select, dialog, input")) return;
-  if (e.key === " " && e.target.closest("button") && !e.target.closest(".word")) return; // presses that button
+  if (e.key === " " && e.target.closest("button") && !e.target.closest(".word")) return; // activates that button
   const action = ACTIONS[e.key];
   if (action) { e.preventDefault(); action(); }
 });
 for (const [id, key] of [["previous", "ArrowLeft"], ["play", " "], ["next", "ArrowRight"], ["lock", "o"], ["theme", "t"], ["full", "f"], ["help", "?"]])
   byId(id).addEventListener("click", () => ACTIONS[key]());
-byId("session").addEventListener("change", () => { fillTrials(); send({ type: "pick", trial: byId("trial").value }); });
-byId("trial").addEventListener("change", () => send({ type: "pick", trial: byId("trial").value }));
+byId("session").addEventListener("change", () => { fillTrials(); send({ type: "select", trial: byId("trial").value }); });
+byId("trial").addEventListener("change", () => send({ type: "select", trial: byId("trial").value }));
 byId("speeds").append(...SPEEDS.map((speed) => {
   const button = make("button", "", `${speed}×`);
   button.dataset.speed = speed;
@@ -382,18 +382,18 @@ byId("speeds").append(...SPEEDS.map((speed) => {
   return button;
 }));
 
-async function begin() {
+async function start() {
   try {
-    const answer = await fetch(`about${suffix}`);
-    about = await answer.json();
-  } catch { // the server has just gone
-    setTimeout(begin, 2000);
+    const response = await fetch(`info${suffix}`);
+    info = await response.json();
+  } catch { // the server is unavailable
+    setTimeout(start, 2000);
     return;
   }
   buildPanels();
-  byId("where").textContent = about.session;
-  if (about.replay) {
-    const sessions = [...new Set(about.replay.map((t) => t.session))];
+  byId("trial-name").textContent = info.session;
+  if (info.replay) {
+    const sessions = [...new Set(info.replay.map((t) => t.session))];
     byId("session").replaceChildren(...sessions.map((s) => make("option", "", s)));
     fillTrials();
     byId("player").hidden = byId("picker").hidden = false;
@@ -401,4 +401,4 @@ async function begin() {
   connect();
   requestAnimationFrame(draw);
 }
-begin();
+start();

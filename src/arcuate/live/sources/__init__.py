@@ -1,1 +1,1 @@
-"""Where bins come from: prepared trials, a WebSocket, Lab Streaming Layer, Redis."""
+"""Sources of bins: prepared trials, a WebSocket, Lab Streaming Layer, Redis."""

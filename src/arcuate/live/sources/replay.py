@@ -1,25 +1,30 @@
-"""Prepared trials once more, bin by bin at the pace they were recorded, or faster."""
+"""Replay of prepared trials, bin by bin at the pace of the recording or faster."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from arcuate.adaptation.evaluate import recording_order
+from arcuate.adaptation.known_sessions import log_new_sessions
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
+from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Chunk, End, Item, Mark
+from arcuate.run import Run
 
-REST_S = 2.5  # between trials, most of it after the end of one, so that a text can be read
-MAX_SPEED = 64.0
+_PAUSE_S = 2.5  # between trials, most of it after the end of one so that its text can be read
+_MAX_SPEED = 64.0
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Trials of a store that a model can hear, and how it wants them normalised."""
+class ReplayTrials:
+    """Trials to replay, and how the model normalises them."""
 
     store: Store
     trials: tuple[TrialInfo, ...]
@@ -27,7 +32,7 @@ class Prepared:
     log: bool
 
     def statistics(self, info: TrialInfo) -> Statistics | None:
-        """As offline: of the block, or of what came before."""
+        """Statistics as in offline evaluation: of the block, or of the trials before."""
         if self.normalise == "block":
             return self.store.block_statistics(info, self.log)
         return self.store.past_statistics(info, self.log) if self.normalise == "rolling" else None
@@ -36,27 +41,79 @@ class Prepared:
         return Mark(info.id, info.session, info.text, self.statistics(info))
 
 
+def open_store(run: Path, data: str | Path | None) -> Store:
+    """Open a store, by default the one that the run was trained on."""
+    if data is not None:
+        return Store.open(Path(data))
+    if not Run(run).environment_file.is_file():
+        raise UserError(f"{run} does not record what it was trained on; name a store with --data")
+    return Store.open(Path(str(Run(run).data().get("path", ""))))
+
+
+def open_replay(
+    run: Path, decoder: StreamingDecoder, data: str | Path | None, split: str, session: str | None
+) -> ReplayTrials:
+    """Open the trials to replay; with adaptation in recording order, including sessions new to the model."""
+    store = open_store(run, data)
+    if store.n_channels != decoder.n_channels:
+        raise UserError(
+            f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}"
+        )
+    front_end, adapts = decoder.engine.model.config.settings.front_end, decoder.adapter is not None
+    sessions = store.sessions if adapts else decoder.sessions
+    chosen = None if split == "all" else split
+    found = select_trials(store, sessions, front_end.normalise, front_end.log1p, chosen, session)
+    if not adapts:
+        return found
+    trials = recording_order(found.trials, store.sessions)
+    log_new_sessions(store, decoder.engine.model, trials)
+    return replace(found, trials=tuple(trials))
+
+
+def select_trials(
+    store: Store,
+    sessions: Sequence[str],
+    normalise: str,
+    log: bool,
+    split: str | None = "val",
+    session: str | None = None,
+) -> ReplayTrials:
+    """Select the trials of a split (all: None) in the given sessions, oldest session first."""
+    trials = tuple(
+        info
+        for info in store.trials
+        if info.session in sessions
+        and info.n_bins > 0
+        and (split is None or info.split == split)
+        and (session is None or info.session == session)
+    )
+    if not trials:
+        where = f" of session {session}" if session else ""
+        raise UserError(f"{store.path} has no {split or 'prepared'} trials{where} in sessions of the model")
+    return ReplayTrials(store, trials, normalise, log)
+
+
 class Replay:
-    """Plays trials in order, again and again; a person may pause, hurry and pick."""
+    """Replays trials in order and in a loop; can be paused, sped up and moved to another trial."""
 
     def __init__(
         self,
-        prepared: Prepared,
+        trials: ReplayTrials,
         put: Callable[[Item], object],
         speed: float = 1.0,
-        rest_s: float = REST_S,
+        pause_s: float = _PAUSE_S,
         loop: bool = True,
     ) -> None:
-        self.prepared = prepared
+        self.trials = trials
         self.put = put
-        self.rest_s = rest_s
+        self.pause_s = pause_s
         self.loop = loop
-        self.speed = checked_speed(speed)
+        self.speed = _check_speed(speed)
         self.paused = False
-        self.at = 0
+        self.position = 0
         self.done = threading.Event()
         self._stopped = False
-        self._jump: int | None = None
+        self._target: int | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
 
@@ -76,56 +133,56 @@ class Replay:
 
     def set_speed(self, speed: float) -> None:
         with self._changed:
-            self.speed = checked_speed(speed)
+            self.speed = _check_speed(speed)
             self._changed.notify_all()
 
-    def pick(self, trial: str) -> None:
-        ids = [info.id for info in self.prepared.trials]
+    def select(self, trial: str) -> None:
+        ids = [info.id for info in self.trials.trials]
         if trial not in ids:
-            raise UserError(f"there is no trial {trial!r:.80} to replay")
-        self._go(ids.index(trial))
+            raise UserError(f"trial {trial!r:.80} is not among the replayed trials")
+        self._jump_to(ids.index(trial))
 
     def skip(self, n: int) -> None:
-        self._go((self.at + n) % len(self.prepared.trials))
+        self._jump_to((self.position + n) % len(self.trials.trials))
 
-    def _go(self, at: int) -> None:
+    def _jump_to(self, position: int) -> None:
         with self._changed:
-            self._jump, self.paused = at, False
+            self._target, self.paused = position, False
             self._changed.notify_all()
 
-    # --- the thread ---------------------------------------------------------------------------------------
+    # --- replay thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        trials = self.prepared.trials
-        while not self._stopped and self.at < len(trials):
-            info = trials[self.at]
-            bins = self.prepared.store.read_bins(info)
-            self.put(self.prepared.mark(info))
-            if self._play(bins) and self._rest(0.25):
+        trials = self.trials.trials
+        while not self._stopped and self.position < len(trials):
+            info = trials[self.position]
+            bins = self.trials.store.read_bins(info)
+            self.put(self.trials.mark(info))
+            if self._play(bins) and self._pause_between(0.25):
                 self.put(End())
-                self._rest(0.75)
-            self.at = self._next()
-        if not self._stopped:  # else a sentence may be half said
+                self._pause_between(0.75)
+            self.position = self._next()
+        if not self._stopped:  # else the sentence may be incomplete
             self.put(End(last=True))
         self.done.set()
 
     def _next(self) -> int:
         with self._changed:
-            if self._jump is not None:
-                at, self._jump = self._jump, None
-                return at
-        following = self.at + 1
-        return following % len(self.prepared.trials) if self.loop else following
+            if self._target is not None:
+                position, self._target = self._target, None
+                return position
+        next_position = self.position + 1
+        return next_position % len(self.trials.trials) if self.loop else next_position
 
     def _play(self, bins: np.ndarray) -> bool:
-        """Bins at their pace; False where a person wants something else."""
+        """Put bins at their pace; return False if interrupted."""
         due, first = time.monotonic(), 0
         while first < len(bins):
-            n = max(1, round(self.speed / 4))  # at high speed several at a time
+            n = max(1, round(self.speed / 4))  # several at once at high speed
             due = max(due + n * BIN_SECONDS / self.speed, time.monotonic() - 0.5)
             if not self._wait_until(due):
                 return False
-            if self._held():
+            if self._wait_while_paused():
                 if self._interrupted:
                     return False
                 due = time.monotonic()
@@ -133,21 +190,21 @@ class Replay:
             first += n
         return True
 
-    def _held(self) -> bool:
-        """Wait while paused; whether there was anything to wait for."""
+    def _wait_while_paused(self) -> bool:
+        """Wait while paused; return whether it was paused."""
         with self._changed:
-            held = self.paused
+            was_paused = self.paused
             self._changed.wait_for(lambda: not self.paused or self._interrupted)
-        return held
+        return was_paused
 
-    def _rest(self, share: float) -> bool:
-        """Part of the time between trials, longer where a person pauses; False where one wants something else."""
-        rested = self._wait_until(time.monotonic() + share * self.rest_s / self.speed)
-        return rested and not (self._held() and self._interrupted)
+    def _pause_between(self, share: float) -> bool:
+        """Wait for a share of the time between trials, longer if paused; return False if interrupted."""
+        waited = self._wait_until(time.monotonic() + share * self.pause_s / self.speed)
+        return waited and not (self._wait_while_paused() and self._interrupted)
 
     @property
     def _interrupted(self) -> bool:
-        return self._stopped or self._jump is not None
+        return self._stopped or self._target is not None
 
     def _wait_until(self, due: float) -> bool:
         with self._changed:
@@ -155,30 +212,7 @@ class Replay:
             return not self._interrupted
 
 
-def checked_speed(speed: float) -> float:
-    if not 0.1 <= speed <= MAX_SPEED:
-        raise UserError(f"a speed of {speed!r:.20} is out of range; choose one from 0.1 to {MAX_SPEED:g}")
+def _check_speed(speed: float) -> float:
+    if not 0.1 <= speed <= _MAX_SPEED:
+        raise UserError(f"speed {speed!r:.20} is out of range; choose 0.1 to {_MAX_SPEED:g}")
     return float(speed)
-
-
-def prepare_replay(
-    store: Store,
-    sessions: Sequence[str],
-    normalise: str,
-    log: bool,
-    split: str | None = "val",
-    session: str | None = None,
-) -> Prepared:
-    """Trials of a split (all: None) whose sessions a model knows, oldest session first."""
-    trials = tuple(
-        info
-        for info in store.trials
-        if info.session in sessions
-        and info.n_bins > 0
-        and (split is None or info.split == split)
-        and (session is None or info.session == session)
-    )
-    if not trials:
-        where = f" of session {session}" if session else ""
-        raise UserError(f"{store.path} has no {split or 'prepared'} trials{where} that the model knows")
-    return Prepared(store, trials, normalise, log)

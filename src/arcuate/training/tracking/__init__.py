@@ -1,1 +1,1 @@
-"""Trackers: the numbers of a run, shown by TensorBoard or Weights & Biases while it trains."""
+"""Trackers: the metrics of a run in TensorBoard or Weights & Biases while it trains."""

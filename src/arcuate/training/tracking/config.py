@@ -1,4 +1,4 @@
-"""Settings of the trackers. What they are told never decides what is trained."""
+"""Settings of the trackers; they do not affect what is trained."""
 
 from typing import Annotated, Literal
 
@@ -6,31 +6,33 @@ from pydantic import Field
 
 from arcuate.config import Settings
 
-Name = Annotated[str, Field(min_length=1, max_length=128)]
-Tag = Annotated[str, Field(min_length=1, max_length=64)]
+_Name = Annotated[str, Field(min_length=1, max_length=128)]
+_Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class TensorBoard(Settings):
-    enabled: bool = Field(False, description="write event files to RUN/tensorboard")
+    """TensorBoard; its files go to RUN/tensorboard."""
+
+    enabled: bool = Field(False, description="Write TensorBoard event files.")
 
 
 class Wandb(Settings):
     """Weights & Biases; its files go to RUN/wandb."""
 
-    enabled: bool = Field(False, description="send numbers to Weights & Biases")
-    project: Name = Field("arcuate", description="where the run appears")
-    entity: Name | None = Field(None, description="user or team; null = the default of the account")
-    run_name: Name | None = Field(None, description="null = the name of the run folder")
-    tags: tuple[Tag, ...] = Field((), description="shown beside the run")
-    notes: str = Field("", description="shown beside the run")
+    enabled: bool = Field(False, description="Send metrics to Weights & Biases.")
+    project: _Name = Field("arcuate", description="Project of the run.")
+    entity: _Name | None = Field(None, description="User or team; null = the default of the account.")
+    run_name: _Name | None = Field(None, description="Displayed name; null = the name of the run folder.")
+    tags: tuple[_Tag, ...] = Field((), description="Tags of the run.")
+    notes: str = Field("", description="Notes on the run.")
     mode: Literal["online", "offline", "disabled"] = Field(
-        "online", description="offline: nothing is sent until `wandb sync`; disabled: as if not enabled"
+        "online", description="`offline`: nothing is sent until `wandb sync`; `disabled`: as if not enabled."
     )
 
 
 class Track(Settings):
+    """Trackers of metrics during training."""
+
     tensorboard: TensorBoard = TensorBoard()
     wandb: Wandb = Wandb()
-    samples: bool = Field(
-        False, description="also give trackers a decoded validation trial as text; else they get numbers only"
-    )
+    samples: bool = Field(False, description="Send a decoded validation trial as text, besides the metrics.")

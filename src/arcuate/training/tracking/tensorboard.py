@@ -9,32 +9,32 @@ from arcuate.run import Run
 from arcuate.training.config import TrainingConfig
 
 
-class EventFiles:
-    """Every opening starts a new file, which tells TensorBoard to forget what older ones say of later steps."""
+class TensorBoardBackend:
+    """Each start opens a new file, which makes TensorBoard discard later steps of older files."""
 
     def __init__(self, run: Run, recipe: TrainingConfig, step: int) -> None:
-        self.folder = run.path / "tensorboard"
-        self.writer = self.start(step)
-        self.writer.add_text("recipe", as_block(to_yaml(recipe)), step)
+        self._folder = run.path / "tensorboard"
+        self._writer = self._open(step)
+        self._writer.add_text("recipe", _code_block(to_yaml(recipe)), step)
 
-    def start(self, step: int) -> SummaryWriter:
-        return SummaryWriter(str(self.folder), purge_step=step + 1)
+    def _open(self, step: int) -> SummaryWriter:
+        return SummaryWriter(str(self._folder), purge_step=step + 1)
 
     def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step)
         if text is not None:
-            self.writer.add_text("val/sample", as_block(text), step)
-        self.writer.flush()  # a run that is killed has nothing in the air
+            self._writer.add_text("val/sample", _code_block(text), step)
+        self._writer.flush()  # nothing is lost if the run is killed
 
-    def rewound(self, step: int) -> None:
-        self.writer.close()
-        self.writer = self.start(step)
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._writer = self._open(step)
 
     def close(self, failed: bool) -> None:
-        self.writer.close()
+        self._writer.close()
 
 
-def as_block(text: str) -> str:
-    """Indented, which TensorBoard shows as it is."""
+def _code_block(text: str) -> str:
+    """Indent the text, so that TensorBoard shows it verbatim."""
     return "\n".join(f"    {line}" for line in text.splitlines())

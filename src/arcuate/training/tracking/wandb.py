@@ -1,8 +1,8 @@
 """Weights & Biases: one tracked run per run folder, however often that is stopped and resumed.
 
-Rows are numbered as they are written to metrics.jsonl, rewound ones included, and the number is W&B's own step; the
-optimizer step is the axis of the charts. So a row that was delivered before a crash is not sent again, and one that
-was lost is sent from metrics.jsonl.
+Rows are numbered as they are written to metrics.jsonl, rewound ones included. The number is the step of W&B; the
+optimizer step is the x axis of its charts. A row delivered before a crash is therefore not sent again, and a lost one
+is sent from metrics.jsonl.
 """
 
 import shutil
@@ -15,13 +15,14 @@ import wandb
 from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.files import read_json, read_jsonl, write_json
+from arcuate.progress import logger
 from arcuate.run import Run
 from arcuate.training.config import TrainingConfig
-from arcuate.training.tracking.callbacks import Say, scalars
 from arcuate.training.tracking.config import Wandb
+from arcuate.training.tracking.tracker import to_scalars
 
-FINISH_S = 300.0  # how long the end of a run waits for an upload; what is left can be sent with `wandb sync`
-NUMBERS_ONLY = {  # nothing is sent but what this module sends, and use of the machine: no output, code or names
+_FINISH_TIMEOUT_S = 300.0  # for the upload at the end of a run; the rest can be sent with `wandb sync`
+_METRICS_ONLY = {  # send only what this module sends, and system metrics: no console output, code or host names
     "console": "off",
     "host": "",
     "disable_code": True,
@@ -33,62 +34,64 @@ NUMBERS_ONLY = {  # nothing is sent but what this module sends, and use of the m
 }
 
 
-class TrackedRun:
-    def __init__(self, run: Run, recipe: TrainingConfig, say: Say) -> None:
+class WandbBackend:
+    """A W&B run, resumed if the run folder has one already."""
+
+    def __init__(self, run: Run, recipe: TrainingConfig) -> None:
         settings = recipe.track.wandb
-        self.offline = settings.mode == "offline"
-        self.folder = run.path.resolve() / "wandb"
-        self.file = self.folder / "arcuate.json"
-        known: dict[str, Any] = read_json(self.file) if self.file.exists() else {}
-        self.id = str(known.get("id") or uuid.uuid4().hex[:12])
-        self.finished: list[str] = known.get("finished", [])
+        self._offline = settings.mode == "offline"
+        self._folder = run.path.resolve() / "wandb"
+        self._file = self._folder / "arcuate.json"
+        known: dict[str, Any] = read_json(self._file) if self._file.exists() else {}
+        self._id = str(known.get("id") or uuid.uuid4().hex[:12])
+        self._finished: list[str] = known.get("finished", [])  # names of completed offline parts
         n_delivered = int(known.get("n_delivered", 0))
-        self.folder.mkdir(exist_ok=True)
-        if self.offline:
-            self.drop_unfinished()
-        self.remember(n_delivered)
-        self.wandb_run = start(settings, run, recipe, self.id, self.offline)
-        self.n_delivered = n_delivered if self.offline else self.wandb_run.starting_step
-        self.n_rows = 0
-        for number, row in numbered_rows(run):
-            self.n_rows = number
-            self.send(row["step"], scalars(row), None)
-        self.n_rows = count_rows(run)
-        if self.offline:
-            say(f"W&B is offline; upload the run with: wandb sync {self.folder}")
+        self._folder.mkdir(exist_ok=True)
+        if self._offline:
+            self._remove_unfinished()
+        self._save(n_delivered)
+        self._run = _init(settings, run, recipe, self._id, self._offline)
+        self._n_delivered = n_delivered if self._offline else self._run.starting_step
+        self._n_rows = 0
+        for number, row in _numbered_rows(run):
+            self._n_rows = number
+            self.send(row["step"], to_scalars(row), None)
+        self._n_rows = _count_rows(run)
+        if self._offline:
+            logger.info(f"W&B is offline; upload the run with: wandb sync {self._folder}")
 
     def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
-        number, self.n_rows = self.n_rows, self.n_rows + 1
-        if number >= self.n_delivered:
+        number, self._n_rows = self._n_rows, self._n_rows + 1
+        if number >= self._n_delivered:
             sample = {} if text is None else {"val/sample": text}
-            self.wandb_run.log({"step": step, **values, **sample}, step=number, commit=True)
+            self._run.log({"step": step, **values, **sample}, step=number, commit=True)
 
-    def rewound(self, step: int) -> None:
-        """W&B keeps the rewound rows; in the charts the line goes back and starts again from there."""
+    def rewind(self, step: int) -> None:
+        """Keep the rewound rows; in the charts the line goes back to `step` and continues from there."""
 
     def close(self, failed: bool) -> None:
-        self.wandb_run.finish(exit_code=int(failed))
-        if self.offline:
-            self.finished.append(self.part_name())
-            self.remember(max(self.n_rows, self.n_delivered))
+        self._run.finish(exit_code=int(failed))
+        if self._offline:
+            self._finished.append(self._part_name())
+            self._save(max(self._n_rows, self._n_delivered))
 
-    def part_name(self) -> str:
-        """The folder of this part of the run, offline-run-DATE-ID, which holds `files`."""
-        return str(self.wandb_run.dir).rstrip("/").split("/")[-2]
+    def _part_name(self) -> str:
+        """Return the folder of this part of the run, offline-run-DATE-ID, which contains `files`."""
+        return str(self._run.dir).rstrip("/").split("/")[-2]
 
-    def remember(self, n_delivered: int) -> None:
-        write_json(self.file, {"id": self.id, "n_delivered": n_delivered, "finished": self.finished})
+    def _save(self, n_delivered: int) -> None:
+        write_json(self._file, {"id": self._id, "n_delivered": n_delivered, "finished": self._finished})
 
-    def drop_unfinished(self) -> None:
-        """What a killed process left is cut off anywhere; its rows are in metrics.jsonl, and are written again."""
-        for part in self.folder.glob(f"offline-run-*-{self.id}"):
-            if part.name not in self.finished:
+    def _remove_unfinished(self) -> None:
+        """Remove parts of killed processes, which may be truncated; their rows are sent again from metrics.jsonl."""
+        for part in self._folder.glob(f"offline-run-*-{self._id}"):
+            if part.name not in self._finished:
                 shutil.rmtree(part)
 
 
-def start(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offline: bool) -> wandb.Run:
+def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offline: bool) -> wandb.Run:
     try:
-        started = wandb.init(
+        wandb_run = wandb.init(
             dir=str(run.path.resolve()),
             id=run_id,
             resume="allow",
@@ -101,27 +104,29 @@ def start(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offlin
             notes=settings.notes or None,
             config=to_tree(recipe),
             allow_val_change=True,
-            settings=wandb.Settings(**NUMBERS_ONLY, quiet=True, silent=offline, finish_timeout=FINISH_S),
+            settings=wandb.Settings(
+                **_METRICS_ONLY, quiet=True, silent=offline, finish_timeout=_FINISH_TIMEOUT_S
+            ),
         )
     except (wandb.Error, OSError) as error:
         raise UserError(
-            f"Weights & Biases could not be started ({error}); mend it, or set track.wandb.mode=offline or"
-            f" track.wandb.enabled=false, and go on with --resume"
+            f"Weights & Biases could not be started ({error}); fix the cause, or set track.wandb.mode=offline or"
+            f" track.wandb.enabled=false, and continue with --resume"
         ) from None
-    started.define_metric("step")
-    started.define_metric("*", step_metric="step")
-    return started
+    wandb_run.define_metric("step")
+    wandb_run.define_metric("*", step_metric="step")
+    return wandb_run
 
 
-def numbered_rows(run: Run) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of metrics.jsonl, each with its number among all that were ever written, rewound ones included."""
+def _numbered_rows(run: Run) -> list[tuple[int, dict[str, Any]]]:
+    """Return the rows of metrics.jsonl with their numbers among all that were ever written, rewound ones included."""
     rewinds = [i for i in read_jsonl(run.incidents_file) if "rewound_to" in i]
     return [
-        (place + sum(len(i["rows"]) for i in rewinds if i["rewound_to"] < row["step"]), row)
-        for place, row in enumerate(run.metrics())
+        (index + sum(len(i["rows"]) for i in rewinds if i["rewound_to"] < row["step"]), row)
+        for index, row in enumerate(run.metrics())
     ]
 
 
-def count_rows(run: Run) -> int:
+def _count_rows(run: Run) -> int:
     rewound = sum(len(i["rows"]) for i in read_jsonl(run.incidents_file) if "rewound_to" in i)
     return len(run.metrics()) + rewound

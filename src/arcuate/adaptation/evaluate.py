@@ -1,0 +1,357 @@
+"""Evaluation of online adaptation: recorded sessions in order, each trial decoded before it is adapted to."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcuate.adaptation.config import Adaptation, resolve_adaptation
+from arcuate.adaptation.known_sessions import (
+    log_missing_reference,
+    log_new_sessions,
+    measure_confidence,
+    normalised_bins,
+    start_session,
+)
+from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
+from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
+from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.selection import select_split
+from arcuate.data.sessions import days_between
+from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.greedy import greedy
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import (
+    ModelSource,
+    Provenance,
+    ScoredSplit,
+    SearchOptions,
+    check_outputs,
+    choose_search,
+    find_provenance,
+    find_source,
+    open_store,
+    write_frame_scores,
+)
+from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.results import PhonemeMetrics, summarise, write_results
+from arcuate.evaluation.significance import Difference, score_difference
+from arcuate.evaluation.transcribe import peak_rss_mb, read_weights
+from arcuate.evaluation.trials import Search, TrialResult, phoneme_search
+from arcuate.files import to_frame
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.io import open_model
+from arcuate.models.config import ModelConfig
+from arcuate.models.io import load_model
+from arcuate.models.runtime import configure_runtime
+from arcuate.progress import Progress
+from arcuate.run import Run, RunLike, open_run
+
+# --- the loop over trials ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedTrial:
+    """One trial, decoded with and without the adaptation so far."""
+
+    result: TrialResult
+    unadapted: Score | None
+    confidence: float
+    updated: bool
+    fallback: str | None  # the reason, if the session fell back after this trial
+    layer_distance: float  # from the initial layer, relative to its norm
+    seconds: float  # CPU time of adaptation without decoding
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedSession:
+    """All trials of one session, and the state after the last of them."""
+
+    state: SessionState
+    known: bool  # the model has a layer for it
+    trials: tuple[AdaptedTrial, ...]
+
+
+def adapt_sessions(
+    adapter: OnlineAdapter,
+    store: Store,
+    trials: Sequence[TrialInfo],
+    search: Search = greedy,
+    keep_log_probs: bool = False,
+    progress: Progress | None = None,
+) -> list[AdaptedSession]:
+    """Decode trials in recording order and adapt after each one; sessions are independent of each other."""
+    done: list[AdaptedSession] = []
+    n_done = 0
+    known = measure_confidence(adapter, store, progress) if adapter.settings.method != "none" else {}
+    for session, group in groupby(recording_order(trials, store.sessions), lambda t: t.session):
+        state = start_session(adapter, store, session, known)
+        adapted = []
+        for trial in group:
+            step, state = adapt_trial(adapter, state, store, trial, search, keep_log_probs)
+            adapted.append(step)
+            n_done += 1
+            if progress:
+                progress(n_done, len(trials), "decoding trials")
+        done.append(AdaptedSession(state, session in adapter.model.config.sessions, tuple(adapted)))
+    return done
+
+
+def adapt_trial(
+    adapter: OnlineAdapter,
+    state: SessionState,
+    store: Store,
+    trial: TrialInfo,
+    search: Search,
+    keep_log_probs: bool,
+) -> tuple[AdaptedTrial, SessionState]:
+    """Decode one trial with the current state and return the state after it."""
+    bins = normalised_bins(adapter, store, trial)
+    log_probs = compute_log_probs(adapter.adapted_model(state, bins), bins)
+    tokens = tuple(search(log_probs))
+    adapting = adapter.settings.method != "none"
+    unadapted = compute_log_probs(adapter.unadapted_model(state), bins) if adapting else log_probs
+    started, before = time.process_time(), state
+    fallback = None
+    if adapting:
+        label = tokens if adapter.labeller is greedy else tuple(adapter.labeller(log_probs))
+        state, fallback = adapter.update(state, DecodedTrial(bins, log_probs, label), unadapted)
+    seconds = time.process_time() - started
+    reference = trial.tokens
+    result = TrialResult(
+        trial,
+        tokens,
+        score(reference, tokens) if reference is not None else None,
+        None,
+        log_probs if keep_log_probs else None,
+        greedy_score=score(reference, greedy(log_probs))
+        if reference is not None and search is not greedy
+        else None,
+    )
+    adapted = AdaptedTrial(
+        result,
+        unadapted=score(reference, tuple(search(unadapted))) if reference is not None else None,
+        confidence=confidence(log_probs),
+        updated=state.n_steps > before.n_steps,
+        fallback=fallback,
+        layer_distance=adapter.layer(state).distance(state.initial),
+        seconds=seconds,
+    )
+    return adapted, state
+
+
+def recording_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> list[TrialInfo]:
+    """Sort trials by session, block, split and number: as recorded, as far as the store shows it."""
+    position = {session: i for i, session in enumerate(sessions)}
+    return sorted(trials, key=lambda t: (position[t.session], t.block, t.split, t.number))
+
+
+# --- API ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """Adaptation of one session in numbers."""
+
+    session: str
+    known: bool  # the model has a layer for it
+    init_session: str  # known session whose layer it started with
+    days_later: int | None  # from `init_session` to this session
+    n_trials: int
+    per: float | None
+    per_unadapted: float | None
+    n_steps: int
+    n_fallbacks: int
+    fallbacks: list[str]  # reasons
+    layer_distance: float
+    expected_confidence: float | None
+    confidence: float | None
+    seconds_per_trial: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptationResult:
+    """Error rates with and without adaptation, over all trials and by session."""
+
+    run: Run
+    metrics: PhonemeMetrics  # of the adapted model
+    provenance: Provenance
+    settings: Adaptation
+    pseudo_labels: str  # how pseudo-labels were made
+    per_unadapted: float | None
+    difference: Difference | None  # adapted minus unadapted, paired over trials
+    seconds_per_trial: float | None
+    sessions: tuple[SessionResult, ...]
+    peak_rss_mb: float
+
+    @property
+    def results_file(self) -> Path:
+        """The file with one line per trial."""
+        return self.run.results_file(self.provenance.split, self.provenance.label)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary, as written to results/<split>.<label>.json."""
+        difference = self.difference
+        return {
+            **self.metrics.to_dict(),
+            **self.provenance.to_dict(),
+            "adapt": self.settings.model_dump(mode="json"),
+            "pseudo_labels": self.pseudo_labels,
+            "per_unadapted": self.per_unadapted,
+            "difference": difference.rate if difference else None,
+            "difference_low": difference.low if difference else None,
+            "difference_high": difference.high if difference else None,
+            "p": difference.p if difference else None,
+            "seconds_per_trial": self.seconds_per_trial,
+            "sessions": [asdict(session) for session in self.sessions],
+            "peak_rss_mb": self.peak_rss_mb,
+        }
+
+    def to_frame(self) -> Any:
+        """One row per session, as a pandas DataFrame."""
+        return to_frame(asdict(session) for session in self.sessions)
+
+
+def evaluate_adaptation(
+    run: RunLike,
+    adapt: str | Adaptation = "one-step",
+    *,
+    split: str = "val",
+    data: str | Path | None = None,
+    checkpoint: str = "best",
+    label: str | None = None,
+    sessions: Sequence[str] = (),
+    lm: str | None = None,
+    lexicon: str = "default",
+    decoding: DecodingConfig | str | Path | None = None,
+    search: str | None = None,
+    beam: int | None = None,
+    head: str = "ctc",
+    scores: str | Path | None = None,
+    progress: Progress | None = None,
+) -> AdaptationResult:
+    """Evaluate a run on recorded sessions with online adaptation, including sessions that are new to its model.
+
+    `adapt` is a method or its settings; `sessions` selects some of the store. With `lm` pseudo-labels come from a word
+    search with this language model, `lexicon` and `decoding` (settings, or a file of `arcuate tune`). Results are
+    written as by `evaluate`, under the label `adapt-<method>` unless another is given.
+    """
+    settings = resolve_adaptation(adapt)
+    label = label or f"adapt-{settings.method}"
+    scores = None if scores is None else Path(scores)
+    check_outputs(label, scores)
+    if head != "ctc":
+        raise UserError(f"--adapt uses the CTC head, got --head {head}; use --head ctc")
+    if lm is None and (decoding is not None or lexicon != "default"):
+        raise UserError("--lexicon and --config require a language model; name one with --lm")
+    opened = open_run(run)
+    source = find_source(opened, checkpoint)
+    config, validate = source.config, choose_search(source.config.validate_, SearchOptions(search, beam))
+    store, model = open_store(source, data), load_model(source.checkpoint)
+    trials = _select_trials(source, store, split, model.config, sessions)
+    log_new_sessions(store, model, trials)
+    machine = configure_runtime(config.runtime, config.encoder.width, 1)
+    log_missing_reference(settings.method, bool(set(store.sessions) & set(model.config.sessions)))
+    labeller = greedy if lm is None else _load_word_labeller(lm, lexicon, decoding, progress)
+    adapter = make_adapter(model.to(machine.device), settings, config.augment, labeller)
+    store.check_unchanged(trials, progress)
+    adapted = adapt_sessions(adapter, store, trials, phoneme_search(validate), True, progress)
+    results = [t.result for session in adapted for t in session.trials]
+    scored = ScoredSplit(source, store, model, validate, "ctc", None, results)
+    result = AdaptationResult(
+        opened,
+        summarise(results),
+        find_provenance(scored, split, label),
+        settings,
+        "greedy" if lm is None else f"words of {lm}",
+        *compare_with_unadapted(adapted),
+        sessions=tuple(summarise_session(session) for session in adapted),
+        peak_rss_mb=peak_rss_mb(),
+    )
+    write_results(opened, split, label, results, result.to_dict(), store)
+    if scores is not None:
+        write_frame_scores(scores, results)
+    return result
+
+
+def _select_trials(
+    source: ModelSource, store: Store, split: str, config: ModelConfig, sessions: Sequence[str]
+) -> tuple[TrialInfo, ...]:
+    """Trials of a split in known and new sessions."""
+    if config.n_channels != store.n_channels:
+        raise UserError(
+            f"the model has {config.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation cannot"
+            " add channels: prepare the same channels as for training"
+        )
+    if missing := [s for s in sessions if s not in store.sessions]:
+        raise UserError(
+            f"{store.path.name} has no session {missing[0]}; it contains {', '.join(store.sessions)}"
+        )
+    chosen = set(sessions or store.sessions)
+    data, patch = source.config.data, source.config.front_end.patch
+    known = tuple(s for s in config.sessions if s in chosen)
+    stored_split = "train" if split == "dev" else split
+    of_known = select_split(store, data, patch.count_frames, split, known) if known else ()
+    of_new = [
+        t
+        for t in store.trials
+        if t.session in chosen and t.session not in config.sessions and t.split == stored_split
+    ]
+    trials = (*of_known, *(t for t in of_new if t.usable or split != "train"))
+    if not trials:
+        raise UserError(f"{store.path.name} has no {split} trials in these sessions")
+    return trials
+
+
+def _load_word_labeller(
+    lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None, progress: Progress | None
+) -> Labeller:
+    # Imported here: the Numba kernels cost half a second that greedy pseudo-labels do not need.
+    from arcuate.adaptation.pseudo_labels import word_labeller
+    from arcuate.decoding.word_search.search import build_word_search
+
+    if not isinstance(decoding, DecodingConfig):
+        decoding = DecodingConfig() if decoding is None else read_weights(Path(decoding))[0]
+    words, ngram = open_lexicon(lexicon, CLASSES), open_model(lm, progress)
+    return word_labeller(build_word_search(words, ngram, decoding, boundary=SILENCE))
+
+
+def compare_with_unadapted(
+    sessions: Sequence[AdaptedSession],
+) -> tuple[float | None, Difference | None, float | None]:
+    """Unadapted PER, paired difference to it, and CPU seconds of adaptation per trial."""
+    trials = [t for session in sessions for t in session.trials]
+    pairs = [(t.result.score, t.unadapted) for t in trials if t.result.score and t.unadapted]
+    adapted, unadapted = [a for a, _ in pairs], [b for _, b in pairs]
+    difference = score_difference(adapted, unadapted) if pairs else None
+    return total(unadapted).rate, difference, _mean([t.seconds for t in trials])
+
+
+def summarise_session(session: AdaptedSession) -> SessionResult:
+    trials, state = session.trials, session.state
+    fallbacks = [t.fallback for t in trials if t.fallback is not None]
+    return SessionResult(
+        session=state.session,
+        known=session.known,
+        init_session=state.init_session,
+        days_later=days_between(state.session, state.init_session),
+        n_trials=len(trials),
+        per=total(t.result.score for t in trials if t.result.score).rate,
+        per_unadapted=total(t.unadapted for t in trials if t.unadapted).rate,
+        n_steps=sum(t.updated for t in trials),
+        n_fallbacks=len(fallbacks),
+        fallbacks=fallbacks,
+        layer_distance=trials[-1].layer_distance if trials else 0.0,
+        expected_confidence=state.expected.mean if state.expected else None,
+        confidence=_mean([t.confidence for t in trials]),
+        seconds_per_trial=_mean([t.seconds for t in trials]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,111 @@
+"""Reference values from known sessions: how confident the model is there, and what its input looks like."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from arcuate.adaptation.config import GRADIENT_METHODS, Adaptation, Method
+from arcuate.adaptation.drift import warn_about_recording
+from arcuate.adaptation.online import OnlineAdapter, compute_log_probs, input_statistics
+from arcuate.adaptation.state import ExpectedConfidence, SessionState, confidence
+from arcuate.data.batching import read_statistics
+from arcuate.data.sessions import days_between, nearest_session
+from arcuate.data.store import Store, TrialInfo
+from arcuate.models.model import Model
+from arcuate.progress import Progress, counted, logger
+
+_REFERENCE_TRIALS = 50  # per session, enough for means and variances
+_TRIALS_PER_SESSION = 12  # on which confidence is measured,
+_MAX_TRIALS = 120  # fewer per session if there are many sessions, because a stream waits for them
+_MIN_SESSION_SD = 0.1  # SD of session means relative to the mean uncertainty, where few sessions are known
+_UNADAPTED = Adaptation(method="none")
+
+
+def start_session(
+    adapter: OnlineAdapter, store: Store, session: str, known: Mapping[str, Sequence[float]]
+) -> SessionState:
+    """Start adapting a session; `known` is the result of `measure_confidence`."""
+    expected = expected_confidence(session, known)
+    if adapter.settings.method != "statistics":
+        return adapter.start(session, expected=expected)
+    reference = adapter.init_session(session)
+    trials = [t for t in store.trials if t.session == reference and t.split == "train"][:_REFERENCE_TRIALS]
+    statistics = [input_statistics(adapter.model, normalised_bins(adapter, store, t)) for t in trials]
+    return adapter.start(session, sum(statistics[1:], statistics[0]) if statistics else None, expected)
+
+
+def measure_confidence(
+    adapter: OnlineAdapter, store: Store, progress: Progress | None = None
+) -> dict[str, tuple[float, ...]]:
+    """Confidence of the unadapted model on trials of each known session, validation trials if there are any."""
+    sessions = [s for s in store.sessions if s in adapter.model.config.sessions]
+    n_each = min(_TRIALS_PER_SESSION, max(_MAX_TRIALS // max(len(sessions), 1), 2))
+    found = {}
+    for i, session in enumerate(sessions, start=1):
+        own = [t for t in store.trials if t.session == session and t.n_bins]
+        trials = [t for t in own if t.split == "val"] or [t for t in own if t.split == "train"]
+        unadapted = OnlineAdapter(adapter.model, _UNADAPTED, adapter.augmentation)
+        model = unadapted.unadapted_model(unadapted.start(session))
+        values = [
+            confidence(compute_log_probs(model, normalised_bins(adapter, store, t))) for t in trials[:n_each]
+        ]
+        if values:
+            found[session] = tuple(values)
+        if progress:
+            progress(i, len(sessions), "decoding known sessions")
+    return found
+
+
+def expected_confidence(session: str, known: Mapping[str, Sequence[float]]) -> ExpectedConfidence | None:
+    """Expected confidence from the other known sessions, each with equal weight; from `session` if it is the only one.
+
+    The session itself is excluded: its trials are still to come when it starts, and drift in them would lower the
+    value that drift is measured against.
+    """
+    others = [values for name, values in known.items() if name != session] or list(known.values())
+    if not others:
+        return None
+    means = [float(np.mean(values)) for values in others]
+    mean = float(np.mean(means))
+    within = [float(np.var(values, ddof=1)) for values in others if len(values) > 1]
+    between = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
+    return ExpectedConfidence(
+        mean,
+        session_sd=max(between, _MIN_SESSION_SD * (1.0 - mean)),
+        trial_sd=math.sqrt(float(np.mean(within))) if within else 0.0,
+    )
+
+
+def normalised_bins(adapter: OnlineAdapter, store: Store, trial: TrialInfo) -> torch.Tensor:
+    """Read one trial and normalise it as the model does. (T, C)"""
+    device = adapter.model.head.weight.device
+    spec = adapter.model.config.settings.front_end.statistics_spec
+    bins = torch.from_numpy(store.read_bins(trial))[None].to(device)
+    statistics = read_statistics(store, [trial], spec)
+    return adapter.model.normalise(bins, statistics.to(device) if statistics else None)[0]
+
+
+def log_new_sessions(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:
+    """Log which layer decodes sessions that are new to the model, and problems with their recordings."""
+    for session in dict.fromkeys(t.session for t in trials):
+        if session in model.config.sessions:
+            continue
+        nearest = nearest_session(session, model.config.sessions)
+        warn_about_recording(store, session, nearest)
+        if not model.config.settings.front_end.session_layer.enabled:
+            logger.info(f"{session} is new to the model, which has no session layers")
+            continue
+        days = days_between(session, nearest)
+        when = "" if days is None else f", {counted(abs(days), 'day')} {'earlier' if days > 0 else 'later'}"
+        logger.info(f"{session} is new to the model: decoded with the layer of {nearest}{when}")
+
+
+def log_missing_reference(method: Method, has_known_sessions: bool) -> None:
+    """Log that drift cannot be measured, if a gradient method has no recordings of known sessions."""
+    if method in GRADIENT_METHODS and not has_known_sessions:
+        logger.info(
+            "note: there are no recordings of sessions that the model was trained on, so drift cannot be measured and"
+            " every step has full length; name a store that has them with --data"
+        )

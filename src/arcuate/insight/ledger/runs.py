@@ -1,0 +1,365 @@
+"""`list_runs`: every run below a folder with its verdict, its best error rate, and its changes against a parent run."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from arcuate.config import Change
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
+from arcuate.files import read_json, to_frame
+from arcuate.insight.doctor import Diagnosis, diagnose
+from arcuate.progress import Progress
+from arcuate.run import Run
+
+_RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folder has at least two of them
+_MAX_DEPTH = 6
+_BASELINE = "base"  # arm of an ablation with which the others are compared
+_EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
+_EXECUTION_SETTINGS = (
+    *("data.workers", "train.log_every", "train.keep_checkpoints"),
+    "train.checkpoint_every",
+)
+SEED_SETTINGS = ("train.seed", "data.seed")
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """Length and error rates of a run according to its log."""
+
+    steps: int | None = None
+    best_per: float | None = None
+    best_step: int | None = None
+    last_per: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The run or recipe that a run is compared with."""
+
+    name: str
+    kind: str  # "weights" (--from), "base" (ablation baseline), "run" (nearest earlier run), "recipe" (packaged)
+    changes: tuple[Change, ...]
+    entry: "RunEntry | None" = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run folder as far as it can be read; `problems` lists what could not be read."""
+
+    run: Run
+    name: str  # relative to the listed folder
+    recipe: Recipe | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    logged: LogSummary = LogSummary()
+    diagnosis: Diagnosis | None = None
+    results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split[.label] -> summary
+    n_incidents: int = 0
+    problems: tuple[str, ...] = ()
+    parent: Parent | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        return self.diagnosis.primary if self.diagnosis else None
+
+    @property
+    def started(self) -> str:
+        return str(self.environment.get("started") or "")
+
+    @property
+    def planned_steps(self) -> int | None:
+        return self.recipe.train.steps if self.recipe else None
+
+    @property
+    def weights_from(self) -> str | None:
+        """The run whose weights initialised this one (`--from`)."""
+        parent = self.environment.get("parent")
+        return str(parent) if parent else None
+
+    @property
+    def ablation(self) -> Path | None:
+        """The folder of the ablation that this run is part of: its runs are stored by arm and seed."""
+        folder = self.run.path.resolve().parent.parent
+        return folder if (folder / "experiment.json").is_file() else None
+
+    @property
+    def revision(self) -> str | None:
+        """The code version used for training: the commit, or the release if no commit is recorded."""
+        revision = self.environment.get("revision") or self.environment.get("arcuate")
+        return str(revision)[:12] if revision else None
+
+    @property
+    def stopped_early(self) -> bool:
+        done, planned = self.logged.steps, self.planned_steps
+        return done is not None and planned is not None and done < planned
+
+    @property
+    def data_hashes(self) -> Any:
+        data = self.environment.get("data")
+        return data.get("hashes") if isinstance(data, Mapping) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        logged, diagnosis, recipe, parent = self.logged, self.diagnosis, self.recipe, self.parent
+        return {
+            "name": self.name,
+            "path": str(self.run.path),
+            "recipe": recipe.name if recipe else None,
+            "seed": recipe.train.seed if recipe else None,
+            "started": self.started or None,
+            "verdict": self.verdict,
+            "secondary": list(diagnosis.secondary) if diagnosis else [],
+            "since_step": diagnosis.since_step if diagnosis else None,
+            "steps": logged.steps,
+            "planned_steps": self.planned_steps,
+            "best_per": logged.best_per,
+            "best_step": logged.best_step,
+            "last_per": logged.last_per,
+            "seconds": logged.seconds,
+            "incidents": self.n_incidents,
+            "parent": parent.name if parent else None,
+            "parent_kind": parent.kind if parent else None,
+            "changes": [asdict(change) for change in parent.changes] if parent else [],
+            "results": {
+                name: {key: summary.get(key) for key in ("per", "per_low", "per_high", "step", "n_trials")}
+                for name, summary in self.results.items()
+            },
+            "problems": list(self.problems),
+        }
+
+
+@dataclass(frozen=True)
+class RunList:
+    """The runs of a folder in the order of their start."""
+
+    folder: Path
+    entries: tuple[RunEntry, ...]
+
+    def __iter__(self) -> Iterator[RunEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [entry.to_dict() for entry in self.entries]
+
+    def to_frame(self) -> Any:
+        """One line per run as a pandas DataFrame."""
+        return to_frame(self.to_dicts())
+
+
+def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunList:
+    """Read all runs in and below a folder; damaged ones are listed with their problems."""
+    folder = Path(folder)
+    paths = find_runs(folder)
+    entries = []
+    for i, path in enumerate(paths):
+        entries.append(read_entry(path, _display_name(path, folder)))
+        if progress:
+            progress(i + 1, len(paths), "reading runs")
+    entries.sort(key=lambda e: (not e.started, e.started, e.name))
+    linked = [replace(entry, parent=find_parent(entry, entries[:i])) for i, entry in enumerate(entries)]
+    return RunList(folder, tuple(linked))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run folders in and below a folder, sorted; run folders inside a run folder are not searched."""
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate runs runs")
+    found = sorted(_search(folder, 0), key=str)
+    if not found:
+        raise UserError(
+            f"{folder} contains no runs; train one with: arcuate train tiny --data STORE --run {folder}/first"
+        )
+    return found
+
+
+def _search(folder: Path, depth: int) -> list[Path]:
+    if is_run_folder(folder):
+        return [folder]
+    if depth >= _MAX_DEPTH:
+        return []
+    try:
+        children = sorted(Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [run for child in children for run in _search(child, depth + 1)]
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether enough files are left to recognise a run; recipe.yaml alone is not sufficient."""
+    if sum((folder / name).is_file() for name in _RUN_FILES) >= 2:
+        return True
+    return (folder / "recipe.yaml").is_file() and (folder / "checkpoints").is_dir()
+
+
+def _display_name(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder)
+    return str(relative) if relative.parts else path.resolve().name
+
+
+def read_entry(path: Path, name: str) -> RunEntry:
+    """Read what can be read of a run and record what cannot as problems."""
+    run, problems = Run(path), []
+
+    def attempt(read: Callable[[], Any], default: Any) -> Any:
+        try:
+            return read()
+        except (UserError, OSError) as error:
+            problems.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
+            return default
+
+    recipe = attempt(lambda: run_recipe(run), None)
+    environment = attempt(run.environment, {})
+    rows = attempt(run.metrics, None)
+    planned = recipe.train.steps if recipe else None
+    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows != [] else None
+    if rows is None and diagnosis is not None and diagnosis.last_step is None:
+        diagnosis = None  # nothing of the log is left
+    if rows is not None:
+        logged = _summarise_log(rows, environment.get("selected_on"))
+    elif diagnosis is not None:  # the doctor skips damaged lines
+        best = diagnosis.best_per, diagnosis.best_step
+        logged = LogSummary(diagnosis.last_step, *best, diagnosis.last_per)
+    else:
+        logged = LogSummary()
+    return RunEntry(
+        run=run,
+        name=name,
+        recipe=recipe,
+        environment=environment,
+        logged=logged,
+        diagnosis=replace(diagnosis, log=None) if diagnosis else None,
+        results=attempt(lambda: _read_summaries(run), {}),
+        n_incidents=attempt(lambda: _count_lines(run.incidents_file), 0),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _summarise_log(rows: Sequence[Mapping[str, Any]], selected_on: Any) -> LogSummary:
+    """Steps and error rates, on the split that selected the checkpoints if it is known."""
+    steps = [int(r["step"]) for r in rows if _is_number(r.get("step"))]
+    splits = {r.get("split") for r in rows} - {"train", None}
+    split = selected_on if selected_on in splits else min(splits, key=str, default=None)
+    rates = [
+        (int(r["step"]), float(r["per"]))
+        for r in rows
+        if r.get("split") == split and _is_number(r.get("per")) and _is_number(r.get("step"))
+    ]
+    best_step, best_per = min(rates, key=lambda at: (at[1], at[0]), default=(None, None))
+    last_per = rates[-1][1] if rates else None
+    return LogSummary(max(steps, default=None), best_per, best_step, last_per, _training_seconds(rows))
+
+
+def _training_seconds(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Logged seconds per step, times the steps that each row covers."""
+    spent, before = 0.0, 0
+    for row in rows:
+        cost = row.get("cost")
+        seconds = cost.get("seconds_per_step") if isinstance(cost, Mapping) else None
+        if row.get("split") == "train" and _is_number(seconds) and _is_number(row.get("step")):
+            spent += float(seconds or 0.0) * max(int(row["step"]) - before, 0)
+            before = int(row["step"])
+    return spent or None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+def _read_summaries(run: Run) -> dict[str, dict[str, Any]]:
+    files = sorted((run.path / "results").glob("*.json"))
+    return {f.name.removesuffix(".json"): read_json(f) for f in files if not f.name.startswith(".")}
+
+
+def _count_lines(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+# Parents: the run or recipe that a run is compared with.
+
+
+def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
+    """The run that provided the weights, or the baseline of the ablation, else the run or recipe with fewest changes.
+
+    The run an idea came from is not recorded; the one with the fewest changed settings is the most informative
+    comparison. Of equally close candidates the latest is used, and a run is preferred to a recipe.
+    """
+    if entry.recipe is None:
+        return None
+    if entry.weights_from:
+        return _weights_parent(entry, entry.recipe, entry.weights_from, earlier)
+    if baseline := _baseline_parent(entry, entry.recipe, earlier):
+        return baseline
+    candidates = [*_recipe_parents(entry.recipe), *_earlier_runs(entry, entry.recipe, earlier)]
+    return min(reversed(candidates), key=lambda p: len(p.changes), default=None)
+
+
+def result_changes(before: Recipe, after: Recipe) -> tuple[Change, ...]:
+    """Changed settings that can affect a result, without those of execution and logging."""
+    return tuple(
+        change
+        for change in diff_recipes(before, after)
+        if change.path.split(".")[0] not in _EXECUTION_SECTIONS and change.path not in _EXECUTION_SETTINGS
+    )
+
+
+def differ_only_in_seed(changes: Sequence[Change]) -> bool:
+    return all(change.path in SEED_SETTINGS for change in changes)
+
+
+def _weights_parent(
+    entry: RunEntry, recipe: Recipe, weights_from: str, earlier: Sequence[RunEntry]
+) -> Parent:
+    path = Path(weights_from.partition("@")[0]).resolve()
+    for other in reversed(earlier):
+        if other.recipe and other.run.path.resolve() == path:
+            return Parent(other.name, "weights", result_changes(other.recipe, recipe), other)
+    return Parent(weights_from, "weights", ())
+
+
+def _baseline_parent(entry: RunEntry, recipe: Recipe, earlier: Sequence[RunEntry]) -> Parent | None:
+    """For an arm of an ablation: the baseline with the same seed."""
+    folder, path = entry.ablation, entry.run.path.resolve()
+    if folder is None or path.parent.name == _BASELINE:
+        return None
+    baseline = folder / _BASELINE / path.name
+    for other in earlier:
+        if other.recipe and other.run.path.resolve() == baseline:
+            return Parent(other.name, "base", result_changes(other.recipe, recipe), other)
+    return None
+
+
+def _recipe_parents(recipe: Recipe) -> list[Parent]:
+    name = next((n for n in (recipe.name, recipe.extends) if n in recipe_names()), None)
+    if name is None:
+        return []
+    try:
+        return [Parent(name, "recipe", result_changes(load_recipe(name), recipe))]
+    except UserError:  # the packaged recipe is of another version
+        return []
+
+
+def _earlier_runs(entry: RunEntry, recipe: Recipe, earlier: Sequence[RunEntry]) -> list[Parent]:
+    return [
+        Parent(other.name, "run", result_changes(other.recipe, recipe), other)
+        for other in earlier
+        if other.recipe is not None and not other.weights_from and other.data_hashes == entry.data_hashes
+    ]
+
+
+def value_text(value: Any) -> str:
+    """A setting on one line; a component as its kind followed by its settings."""
+    if isinstance(value, Mapping):
+        rest = ", ".join(f"{k} {value_text(v)}" for k, v in value.items() if k != "kind" and v is not None)
+        return f"{value['kind']} ({rest})" if value.get("kind") else rest
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

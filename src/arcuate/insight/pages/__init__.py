@@ -1,0 +1,1 @@
+"""Building blocks of the HTML pages: markup, number formats, SVG primitives and shared charts."""

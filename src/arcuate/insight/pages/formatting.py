@@ -1,0 +1,80 @@
+"""Number formats of the pages: per cent with one decimal, thousands separators, durations, tick labels."""
+
+import math
+from typing import Any
+
+MISSING = "–"
+_SPLIT_NAMES = {"train": "training", "val": "validation", "dev": "development", "test": "test"}
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a value as a float that can be drawn, or None for anything else a file may contain."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e100 else None
+
+
+def finite_int(value: Any) -> int | None:
+    number = finite_number(value)
+    return None if number is None else int(number)
+
+
+def percent(rate: Any, digits: int = 1) -> str:
+    number = finite_number(rate)
+    return MISSING if number is None else f"{100 * number:.{digits}f}\u202f%"
+
+
+def whole_percent(rate: Any) -> str:
+    return percent(rate, 0)
+
+
+def count(value: Any) -> str:
+    number = finite_number(value)
+    return MISSING if number is None else f"{round(number):,}"
+
+
+def counted(value: int, noun: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def parameter_count(value: Any) -> str:
+    """A parameter count with three significant digits."""
+    number = finite_number(value)
+    if number is None:
+        return MISSING
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}\u202f{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f}\u202fms"
+    if seconds < 90:
+        return f"{seconds:.0f}\u202fs"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f}\u202fmin"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours}\u202fh {minutes}\u202fmin" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def tick_label(value: float) -> str:
+    """0.003, 12, 20k."""
+    if value and abs(value) >= 10_000:
+        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if abs(value) >= size:
+                return f"{value / size:g}{unit}"
+    if value and abs(value) < 1e-4:
+        mantissa, _, exponent = f"{value:.0e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def split_name(split: str) -> str:
+    return _SPLIT_NAMES.get(split, split)

@@ -1,0 +1,253 @@
+"""The contents of a run folder, read once and validated for drawing; what is missing is None or empty."""
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from arcuate.config import to_tree
+from arcuate.errors import UserError
+from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.experiments.recipe import run_recipe
+from arcuate.files import read_json, read_jsonl
+from arcuate.insight.pages.charts import rows_by_step
+from arcuate.insight.pages.formatting import finite_int, finite_number
+from arcuate.run import Run
+
+_SPLIT_ORDER = ("val", "test", "dev", "train")  # which results to show by default
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """One line of the results: a trial with its reference and hypothesis."""
+
+    trial: str
+    session: str
+    block: str
+    text: str | None
+    reference: tuple[str, ...] | None
+    hypothesis: tuple[str, ...]
+    score: Score | None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def rate(self) -> float | None:
+        return self.score.rate if self.score else None
+
+
+@dataclass(frozen=True)
+class Example:
+    """One trial with its recording and log-probabilities."""
+
+    trial: str
+    bins: np.ndarray  # (T, C)
+    log_probs: np.ndarray  # (F, V)
+
+
+@dataclass(frozen=True)
+class Results:
+    split: str
+    summary: Mapping[str, Any]
+    decodings: tuple[Decoding, ...]
+    examples: tuple[Example, ...]
+    examples_problem: str | None = None
+
+    @property
+    def total(self) -> Score:
+        return total(d.score for d in self.decodings if d.score)
+
+    @property
+    def rate(self) -> float | None:
+        return finite_number(self.summary.get("per"))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        low, high = finite_number(self.summary.get("per_low")), finite_number(self.summary.get("per_high"))
+        return (low, high) if low is not None and high is not None else None
+
+    @property
+    def n_trials(self) -> int:
+        return finite_int(self.summary.get("n_trials")) or len(self.decodings)
+
+
+@dataclass(frozen=True)
+class RunData:
+    run: Run
+    recipe_text: str
+    recipe: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    training: tuple[Mapping[str, Any], ...]  # log rows in order, one per step
+    validation: Mapping[str, tuple[Mapping[str, Any], ...]]  # the same by split
+    results: Results | None
+    other_results: tuple[tuple[str, Mapping[str, Any]], ...]  # name, summary
+
+    def setting(self, path: str) -> Any:
+        """A setting of the recipe by its dotted path; None if the recipe lacks it."""
+        return lookup(self.recipe, path)
+
+    @property
+    def selected_on(self) -> str | None:
+        """The split whose error rate selected the checkpoint."""
+        split = self.results.summary.get("selected_on") if self.results else None
+        split = split or self.environment.get("selected_on")
+        return str(split) if split else None
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """The sessions of the data in recording order."""
+        sessions = lookup(self.environment, "data.sessions")
+        return tuple(str(s) for s in sessions) if isinstance(sessions, list) else ()
+
+    @property
+    def last_step(self) -> int | None:
+        rows = (*self.training, *(row for rows in self.validation.values() for row in rows))
+        return max((row["step"] for row in rows), default=None)
+
+    @property
+    def best(self) -> tuple[str, int, float] | None:
+        """Split, step and error rate of the best validation in the log, on the selection split if it is known."""
+        splits = [self.selected_on] if self.selected_on in self.validation else list(self.validation)
+        rates = [
+            (rate, finite_number(row.get("loss")) or 0.0, row["step"], split)  # ties go to the lower loss
+            for split in splits
+            if split is not None
+            for row in self.validation[split]
+            if (rate := finite_number(row.get("per"))) is not None
+        ]
+        if not rates:
+            return None
+        rate, _, step, split = min(rates)
+        return split, step, rate
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Training time, summed over the logged time per step."""
+        spent, before = 0.0, 0
+        for row in self.training:
+            seconds = finite_number(lookup(row, "cost.seconds_per_step"))
+            if seconds is not None:
+                spent += seconds * (row["step"] - before)
+            before = row["step"]
+        return spent or None
+
+
+def lookup(tree: Any, path: str) -> Any:
+    for key in path.split("."):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def read_run_data(run: Run, split: str | None = None) -> RunData:
+    text = run.recipe_file.read_text("utf-8", errors="replace") if run.recipe_file.exists() else ""
+    rows = run.metrics()
+    shown = _choose_results(run, split)
+    splits = sorted({str(row["split"]) for row in rows if row.get("split") and row["split"] != "train"})
+    return RunData(
+        run=run,
+        recipe_text=text,
+        recipe=_read_recipe(run, text),
+        environment=run.environment() if run.environment_file.exists() else {},
+        training=rows_by_step(row for row in rows if row.get("split") == "train"),
+        validation={name: rows_by_step(r for r in rows if str(r.get("split")) == name) for name in splits},
+        results=_read_results(run, shown) if shown else None,
+        other_results=tuple(
+            (name, read_json(summary))
+            for name, summary in _result_summaries(run).items()
+            if name != shown and summary.exists()
+        ),
+    )
+
+
+def _read_recipe(run: Run, text: str) -> Mapping[str, Any]:
+    """The recipe as a tree with current setting names; the file as it is if it does not validate."""
+    try:
+        return to_tree(run_recipe(run))
+    except UserError:
+        pass
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _result_summaries(run: Run) -> dict[str, Path]:
+    """The results of the folder by name (split or split.label), with the paths of their summaries."""
+    names = sorted(p.name.removesuffix(".jsonl") for p in (run.path / "results").glob("*.jsonl"))
+    return {name: run.path / "results" / f"{name}.json" for name in names if not name.startswith(".")}
+
+
+def _choose_results(run: Run, split: str | None) -> str | None:
+    summaries = _result_summaries(run)
+    if split is not None:
+        if split not in summaries:
+            raise UserError(
+                f"{run.path} has no results on {split!r}; create them with: arcuate evaluate {run.path} --split {split}"
+            )
+        return split
+
+    def rank(name: str) -> tuple[bool, int, str]:
+        summary = summaries[name]
+        unscored = summary.exists() and finite_number(read_json(summary).get("per")) is None
+        return unscored, _SPLIT_ORDER.index(name) if name in _SPLIT_ORDER else len(_SPLIT_ORDER), name
+
+    return min(summaries, key=rank, default=None)
+
+
+def _read_results(run: Run, split: str) -> Results:
+    decodings = tuple(_read_decoding(row) for row in read_jsonl(run.results_file(split)))
+    summary_file = run.results_file(split, ending="json")
+    summary = read_json(summary_file) if summary_file.exists() else _summarise(decodings)
+    examples, problem = _read_examples(run.results_file(split, ending="npz"))
+    return Results(split, summary, decodings, examples, problem)
+
+
+def _read_decoding(row: Mapping[str, Any]) -> Decoding:
+    reference = _strings(row["reference"]) if isinstance(row.get("reference"), list) else None
+    hypothesis = _strings(row.get("hypothesis"))
+    return Decoding(
+        trial=str(row.get("trial", "")),
+        session=str(row.get("session", "")),
+        block=str(row.get("block", "")),
+        text=str(row["text"]) if row.get("text") else None,
+        reference=reference,
+        hypothesis=hypothesis,
+        score=score(reference, hypothesis) if reference is not None else None,
+        flags=_strings(row.get("flags")),
+    )
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return tuple(str(v) for v in value) if isinstance(value, list) else ()
+
+
+def _summarise(decodings: tuple[Decoding, ...]) -> dict[str, Any]:
+    """The part of a summary that can be computed from the decodings."""
+    scores = [d.score for d in decodings if d.score]
+    low, high = bootstrap_interval(scores)
+    return {"per": total(scores).rate, "per_low": low, "per_high": high, "n_trials": len(decodings)}
+
+
+def _read_examples(path: Path) -> tuple[tuple[Example, ...], str | None]:
+    """Example trials, or the reason why there are none."""
+    if not path.exists():
+        return (), None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return tuple(
+                Example(str(trial), _matrix(arrays[f"bins_{i}"]), _matrix(arrays[f"log_probs_{i}"]))
+                for i, trial in enumerate(arrays["trials"].reshape(-1)[:3])
+            ), None
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        return (), f"{path.name} cannot be read: {error}"
+
+
+def _matrix(array: np.ndarray) -> np.ndarray:
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"expected a non-empty array with two axes, got shape {array.shape}")
+    return np.asarray(array, dtype=np.float64)

@@ -1,0 +1,119 @@
+"""What all streams of a process share: model, word search and rescorer. It holds no state of a stream."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
+from arcuate.errors import UserError
+from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
+from arcuate.evaluation.rescoring.rescore import ScoreWeights
+from arcuate.evaluation.transcribe import read_weights
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.io import open_model
+from arcuate.live.adaptation import AdaptationSetup
+from arcuate.live.latency import ModelDelay, model_delay
+from arcuate.models.interfaces import require_causal
+from arcuate.models.model import Model, build_on_meta
+
+
+@dataclass(frozen=True, eq=False)
+class Rescorer:
+    """Rescores n-best lists at the end of a sentence with a causal language model."""
+
+    model: CausalModel
+    alpha: float = 0.5  # weight of the causal model against the n-gram
+    n_best: int = 20
+
+    def __call__(self, nbest: Sequence[Hypothesis], lm_weight: float) -> list[Hypothesis]:
+        """Sort hypotheses by their new total, best first, with the causal model's score as `llm`."""
+        texts = [hypothesis.text or "" for hypothesis in nbest]
+        causal = score_sentences(self.model, texts)
+        acoustic = np.array([h.scores["acoustic"] + h.scores["bonus"] for h in nbest])
+        ngram = np.array([h.scores["lm"] for h in nbest])
+        weights = ScoreWeights(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
+        totals = weights.interpolate(acoustic, ngram, causal)
+        scored = [
+            replace(hypothesis, scores={**hypothesis.scores, "llm": float(llm)}, total=float(total))
+            for hypothesis, llm, total in zip(nbest, causal, totals, strict=True)
+        ]
+        order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
+        return [scored[i] for i in order]
+
+
+def load_rescorer(path: str | Path) -> Rescorer:
+    return Rescorer(load_causal(Path(path)))
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Weights, search and rescorer shared by all streams."""
+
+    model: Model  # normalises as in training
+    rolling_model: Model  # the same weights, normalising by past bins
+    search: WordSearch | None  # None: decode phonemes
+    rescorer: Rescorer | None
+    columns: tuple[int, ...]  # columns of the model's output in the order of the search
+    silence: int  # silence column of the model's output, -1 if there is none
+    delay: ModelDelay
+    lock: threading.Lock  # the search has one set of work buffers
+    adaptation: AdaptationSetup | None = None
+
+
+def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
+    """Prepare a model for streaming; it must be causal."""
+    require_causal(model.config.settings.encoder.causal)
+    model = model.eval().requires_grad_(False)
+    per_block = model.config.settings.front_end.normalise == "block"
+    names = model.config.classes
+    columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
+    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
+    return Engine(
+        model,
+        _with_rolling_normalisation(model) if per_block else model,
+        search,
+        rescorer,
+        tuple(int(c) for c in columns[0]),
+        silence,
+        model_delay(model),
+        threading.Lock(),
+    )
+
+
+def _with_rolling_normalisation(model: Model) -> Model:
+    """Return a model with the same weights that normalises causally, for models trained on complete blocks."""
+    settings = model.config.settings
+    front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
+    card = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
+    rolling = build_on_meta(card)
+    rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    return rolling.eval()
+
+
+def load_search(
+    model: Model,
+    lm: str,
+    lexicon: str,
+    decoding: DecodingConfig | str | Path | None = None,
+    beam: int | None = None,
+) -> WordSearch:
+    """Create the word search of `arcuate decode` over the classes of a model."""
+    if not isinstance(decoding, DecodingConfig):
+        decoding = DecodingConfig() if decoding is None else read_weights(Path(decoding))[0]
+    if beam is not None:
+        decoding = decoding.model_copy(update={"beam": beam})
+    names = model.config.classes
+    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    words, ngram = open_lexicon(lexicon, classes), open_model(lm)
+    if tuple(words.classes) != classes:
+        raise UserError(
+            f"the lexicon {lexicon} has other classes than the model; give one with the same classes"
+        )
+    return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))

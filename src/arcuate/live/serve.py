@@ -1,0 +1,295 @@
+"""`serve`: decode a source live and serve the page, as `arcuate live` does."""
+
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+
+from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.known_sessions import log_missing_reference
+from arcuate.data.readers.source import is_safe_name
+from arcuate.data.sessions import nearest_session
+from arcuate.data.store import Store
+from arcuate.decoding.config import DecodingConfig
+from arcuate.errors import UserError
+from arcuate.live.access import Access, is_local, make_access
+from arcuate.live.config import LiveSettings
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.messages import Source
+from arcuate.live.recorder import STORE, Recorder, check_recording_folder
+from arcuate.live.session import LiveSession
+from arcuate.live.sources.replay import Replay, ReplayTrials, open_replay
+from arcuate.progress import Progress, logger
+from arcuate.run import open_run
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from arcuate.live.server import LiveServer
+
+SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class ServeResult:
+    """What a live session left behind."""
+
+    n_sentences: int
+    recording: Path | None
+    store: Path | None  # of the recorded sentences, if there are any
+
+    def to_dict(self) -> dict[str, Any]:
+        paths = {"recording": self.recording, "store": self.store}
+        return {
+            "n_sentences": self.n_sentences,
+            **{k: None if p is None else str(p) for k, p in paths.items()},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedServer:
+    """A server with everything loaded; `run` blocks until it is interrupted."""
+
+    live: "LiveServer"
+    access: Access
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        name = "localhost" if is_local(self.host) else self.host
+        token = f"?token={self.access.token}" if self.access.token else ""
+        return f"http://{name}:{self.port}/{token}"
+
+    def run(self) -> ServeResult:
+        import uvicorn
+
+        from arcuate.live.server import make_app
+
+        sys.setswitchinterval(0.001)  # bounds how long the decoding thread waits for other threads
+        gc.collect()
+        gc.freeze()  # loaded objects stay, so the collector need not traverse them while frames are due
+        logger.info(f"open {self.url}  (Ctrl-C to stop)")
+        config = uvicorn.Config(
+            make_app(self.live),
+            host=self.host,
+            port=self.port,
+            log_level="warning",
+            ws_max_size=self.live.settings.limits.frame_bytes + 64,
+            ws_max_queue=64,
+            timeout_graceful_shutdown=2,
+        )
+        _run_until_signal(uvicorn.Server(config))
+        if self.live.session.error:
+            raise UserError(self.live.session.error)
+        return self._result()
+
+    def _result(self) -> ServeResult:
+        recorder, n_sentences = self.live.session.recorder, self.live.session.n_sentences
+        if recorder is None:
+            return ServeResult(n_sentences, None, None)
+        store = recorder.folder / STORE
+        trials = f"its sentences are trials of {store}" if store.exists() else "it has no sentences"
+        if recorder.error is not None:
+            raise UserError(f"{recorder.error}; {trials}")
+        logger.info(f"recorded in {recorder.folder}; {trials}")
+        return ServeResult(n_sentences, recorder.folder, store if store.exists() else None)
+
+
+def serve(run: str | Path, **options: Any) -> ServeResult:
+    """Decode a source live and serve the page until interrupted; takes the options of `prepare_server`."""
+    return prepare_server(run, **options).run()
+
+
+def prepare_server(
+    run: str | Path,
+    *,
+    source: str = "replay",
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: str | None = None,
+    lm: str | None = "default",
+    lexicon: str = "default",
+    decoding: DecodingConfig | str | Path | None = None,
+    beam: int | None = None,
+    llm: str | Path | None = None,
+    data: str | Path | None = None,
+    split: str = "val",
+    session: str | None = None,
+    speed: float = 1.0,
+    continuous: bool = False,
+    record: str | Path | None = None,
+    record_session: str | None = None,
+    settings: LiveSettings | str | Path | None = None,
+    silence_s: float | None = None,
+    closed: bool = False,
+    phrase: str | None = None,
+    stream: str | None = None,
+    redis: str = "redis://127.0.0.1:6379",
+    adapt: str | Adaptation | None = None,
+    progress: Progress | None = None,
+) -> PreparedServer:
+    """Check all options, then load model, language model and source. Options are those of `arcuate live`."""
+    folder = None if record is None else Path(record)
+    _check_source(source, lm, adapt)
+    _check_recording(folder, record_session)
+    run = open_run(run).path
+    marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
+    settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
+    _check_port(host, port)
+    from arcuate.live.server import LiveServer
+
+    torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
+    decoder = StreamingDecoder.load(
+        run,
+        lm=lm,
+        lexicon=lexicon,
+        decoding=decoding,
+        beam=beam,
+        session=session,
+        adapt=adapt,
+        data=data,
+        llm=llm,
+        progress=progress,
+    )
+    replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
+    if replay is None and data is not None:
+        _seed_statistics(decoder, Store.open(Path(data)))
+    if decoder.engine.adaptation is not None:
+        setup = decoder.engine.adaptation
+        log_missing_reference(setup.adapter.settings.method, bool(setup.known))
+    recorder = None
+    if folder is not None:
+        if record_session is not None and session is None:  # decode with the nearest known session's layer
+            decoder.reset(nearest_session(record_session, decoder.sessions))
+        recorder = Recorder(folder, decoder.n_channels, record_session)
+    access = make_access(host, token)
+    make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
+    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), access, host, port)
+
+
+def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -> None:
+    if source not in SOURCES:
+        raise UserError(f"--source {source!r} is unknown; choose {', '.join(SOURCES)}")
+    if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
+        raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
+    if adapt is not None and source == "redis-logits":
+        raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
+    if source == "redis-logits" and lm is None:
+        raise UserError("--source redis-logits needs a language model; remove --no-words")
+
+
+def _check_recording(folder: Path | None, session: str | None) -> None:
+    if session is not None and folder is None:
+        raise UserError("--record-session names the recorded session; name a folder with --record too")
+    if session is not None and not is_safe_name(session):
+        raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
+    if folder is not None:
+        check_recording_folder(folder)
+
+
+def _resolve_settings(
+    settings: LiveSettings | str | Path | None,
+    marks_trials: bool,
+    silence_s: float | None,
+    closed: bool,
+    phrase: str | None,
+) -> LiveSettings:
+    """Read the settings file and apply options over it; a source that marks trials needs no endpointing."""
+    if not isinstance(settings, LiveSettings):
+        settings = LiveSettings() if settings is None else _read_settings(Path(settings))
+    endpoints, start = settings.endpoints, settings.start
+    if marks_trials:
+        endpoints = endpoints.model_copy(update={"enabled": False})
+    if silence_s is not None:
+        endpoints = endpoints.model_copy(update={"silence_s": silence_s})
+    if closed or phrase is not None:
+        start = start.model_copy(update={"closed": True, "phrase": phrase})
+    return settings.model_copy(update={"endpoints": endpoints, "start": start})
+
+
+def _read_settings(path: Path) -> LiveSettings:
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    try:
+        return LiveSettings.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        raise UserError(f"{path}: {place}: {problem['msg']}; see docs/live.md") from None
+
+
+def _check_port(host: str, port: int) -> None:
+    """Check the port before loading, which takes a while."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
+            ) from None
+
+
+def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:
+    """Start running statistics with those of the session's last block, if the store has it."""
+    front_end = decoder.engine.model.config.settings.front_end
+    if front_end.normalise == "none":
+        return
+    state = decoder.session_state
+    session = decoder.session if state is None else state.init_session
+    trials = [t for t in store.trials if t.session == session]
+    if trials:
+        decoder.seed_statistics(store.block_statistics(trials[-1], front_end.log1p))
+
+
+def _make_source(
+    name: str, session: LiveSession, replay: ReplayTrials | None, speed: float, stream: str | None, redis: str
+) -> Source | None:
+    n_channels = session.decoder.n_channels
+    if replay is not None:
+        return Replay(replay, session.put, speed)
+    if name == "lsl":
+        from arcuate.live.sources.lsl import LslBins
+
+        return LslBins(stream or "arcuate", n_channels, session.put)
+    if name == "redis":
+        from arcuate.live.sources.redis import BINS_STREAM, RedisBins
+
+        return RedisBins(redis, n_channels, session.put, session.publish, stream or BINS_STREAM)
+    if name == "redis-logits":
+        from arcuate.live.sources.redis import RedisLogits
+
+        logits = RedisLogits(redis, session.put, session.publish)
+        session.subscribers.append(logits.on_event)
+        return logits
+    return None  # bins arrive through the WebSocket /frames
+
+
+def _run_until_signal(server: "uvicorn.Server") -> None:
+    """Serve until interrupted or terminated; both end normally, after the recording is complete."""
+
+    @contextmanager
+    def capture_signals() -> Iterator[None]:
+        before = {which: signal.signal(which, server.handle_exit) for which in _STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+
+    server.capture_signals = capture_signals  # type: ignore[method-assign]
+    server.run()

@@ -1,0 +1,156 @@
+"""One optimizer step up to the update: augmentation, forward pass, losses, gradients, and the metrics of the step."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from arcuate.data.alphabet import BLANK
+from arcuate.data.augmentation import augment
+from arcuate.data.batching import Batch
+from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
+from arcuate.losses.config import LossSettings
+from arcuate.models.interfaces import ModelInputs, Outputs
+from arcuate.models.model import Model
+from arcuate.seeds import derive_seed
+from arcuate.training.config import TrainingConfig
+from arcuate.training.distributed import Distributed, Encode
+from arcuate.training.metrics import StepMetrics
+from arcuate.training.optim import fill_absent_gradients
+from arcuate.training.precision import autocast
+from arcuate.training.state import TrainingState
+
+# Sums over the batches of a step, in the order in which they are packed into one tensor.
+_SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
+
+
+def compute_gradients(
+    state: TrainingState,
+    encode: Encode,
+    batches: Sequence[Batch],
+    device: torch.device,
+    distributed: Distributed,
+) -> StepMetrics:
+    """Compute and clip the gradients of the mean loss per trial over all batches; return the metrics of the step.
+
+    All sums stay on the device until they are transferred together: one synchronisation per step.
+    """
+    loss_settings = state.loss
+    n_trials = sum(batch.n_trials for batch in batches)  # over all processes
+    n_classes = len(state.model.config.classes)
+    sums = torch.zeros(len(_SUMS), device=device)
+    class_counts = torch.zeros(n_classes, device=device)
+    state.optimizer.zero_grad(set_to_none=True)
+    for batch in batches:
+        torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
+        with autocast(state.precision, device):
+            outputs = forward(state.model, encode, batch, state.recipe, loss_settings)
+        modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
+        losses = compute_losses(outputs, batch.tokens, batch.n_tokens, loss_settings, modes)
+        per_trial = weighted_loss(losses, loss_settings)
+        # Trials that only pad the batch of this process have weight 0, but their graph must exist on every process.
+        loss = per_trial[: batch.n_counted].sum() + 0.0 * per_trial.sum()
+        state.scaler.scale(loss * (distributed.size / n_trials)).backward()
+        with torch.no_grad():
+            batch_sums, batch_counts = _summarise(outputs, batch, loss, losses, n_classes)
+            sums += batch_sums
+            class_counts += batch_counts
+    grad_norm = _clip_gradients(state)
+    sums, class_counts = distributed.sum(sums), distributed.sum(class_counts)
+    class_counts[BLANK] = 0
+    packed = torch.stack([*sums, grad_norm.to(device), (class_counts > 0).sum()])
+    totals = dict(zip((*_SUMS, "grad_norm", "n_distinct"), packed.tolist(), strict=True))  # the only transfer
+    return _step_metrics(totals, n_trials, n_classes, set(losses), loss_settings)
+
+
+def forward(
+    model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings
+) -> Outputs:
+    """Augment and encode one batch.
+
+    Augmentation acts on normalised bins, so that its strengths mean the same on every data set.
+    """
+    clean = model.normalise(batch.bins, batch.statistics)
+    ids = [t.id for t in batch.trials]
+    bins, n_bins = augment(clean, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
+    clean = clean[:, clean.shape[1] - bins.shape[1] :]  # random cuts remove the first bins
+    inputs = ModelInputs(
+        bins,
+        n_bins,
+        batch.session,
+        tokens=batch.tokens if loss.rnnt.weight > 0 else None,
+        clean=clean if model.mode is not None or model.denoiser is not None else None,
+        layers=loss.intermediate.active_layers,
+    )
+    return encode(inputs, loss.denoise.weight > 0)
+
+
+def _summarise(
+    outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor], n_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of one batch in the order of `_SUMS`, and the number of frames per most probable class."""
+    best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
+    valid = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:, None]
+    changes = torch.ones_like(valid)
+    changes[:, 1:] = best[:, 1:] != best[:, :-1]
+    blank = best == BLANK
+    counts = [
+        (blank & valid).sum(),
+        valid.sum(),
+        (changes & ~blank & valid).sum(),  # tokens of the greedy output
+        batch.n_tokens.sum(),
+    ]
+    by_loss = [losses[n][: batch.n_counted].sum() if n in losses else loss.new_zeros(()) for n in LOSS_NAMES]
+    sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])
+    return sums, torch.bincount(best[valid], minlength=n_classes)
+
+
+def _clip_gradients(state: TrainingState) -> Tensor:
+    """Unscale and clip the gradients; return their norm before clipping."""
+    if state.recipe.optimizer.absent_sessions == "decay":
+        fill_absent_gradients(state.optimizer)
+    state.scaler.unscale_(state.optimizer)
+    max_norm = state.recipe.train.clip_norm or math.inf
+    return torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)
+
+
+def _step_metrics(
+    totals: Mapping[str, float],
+    n_trials: int,
+    n_classes: int,
+    computed: Collection[str],
+    loss_settings: LossSettings,
+) -> StepMetrics:
+    """Divide the transferred sums; `computed` are the losses with a weight above 0."""
+    losses = {name: totals[name] / n_trials for name in LOSS_NAMES if name in computed}
+    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
+    return StepMetrics(
+        loss=totals["loss"] / n_trials,
+        grad_norm=totals["grad_norm"],
+        normalised_loss=_normalised_loss(losses, loss_settings, n_tokens, n_frames, n_classes),
+        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
+        n_distinct=int(totals["n_distinct"]),
+        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
+        losses=losses,
+    )
+
+
+def _normalised_loss(
+    losses: Mapping[str, float], settings: LossSettings, n_tokens: float, n_frames: float, n_classes: int
+) -> float | None:
+    """Return loss per token / chance-level loss of the first token loss; numbers are means over trials.
+
+    The chance level is that of a uniform distribution over the classes. None without a token loss.
+    """
+    name = next((name for name in TOKEN_LOSSES if name in losses), None)
+    if name is None:
+        return None
+    match getattr(settings, name).reduction:
+        case "mean_per_token":
+            per_token = losses[name]
+        case "half_mean_frames":
+            per_token = losses[name] * n_frames / 2 / max(n_tokens, 1)
+        case _:
+            per_token = losses[name] / max(n_tokens, 1)
+    return per_token / math.log(n_classes)

@@ -1,0 +1,180 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate.config import parse_settings
+from arcuate.data.batching import PlannedBatches, collate, make_plan, padding_waste, training_batches
+from arcuate.data.config import (
+    BucketedBatching,
+    DataConfig,
+    SessionBatching,
+    ShuffledBatching,
+    StatisticsSpec,
+    TimeMasks,
+)
+from arcuate.data.selection import select, select_split
+from arcuate.data.store import Store, TrialInfo
+from arcuate.errors import UserError
+from arcuate.models.config import FrontEndSettings, Patch
+from arcuate.models.front_end import normalise
+
+COUNT_FRAMES = Patch().count_frames
+
+
+def info(session: str, number: int, n_bins: int) -> TrialInfo:
+    return TrialInfo(
+        id=f"{session}/train/{number:04d}",
+        session=session,
+        split="train",
+        number=number,
+        block=1,
+        n_bins=n_bins,
+        tokens=(1, 40),
+        text="ah",
+        corpus=None,
+        mode=None,
+        usable=True,
+        flags=(),
+    )
+
+
+@pytest.fixture
+def trials() -> list[TrialInfo]:
+    lengths = np.random.default_rng(0).lognormal(5.6, 0.35, size=300).astype(int) + 30
+    return [info(f"s{i % 5}", i, int(n)) for i, n in enumerate(lengths)]
+
+
+def test_session_batching_draws_the_official_composition(trials: list[TrialInfo]) -> None:
+    plan = make_plan(trials, SessionBatching(n_sessions=4, n_trials=16), seed=1)
+    for position in range(20):
+        drawn = Counter(trials[i].session for i in plan.draw(position))
+        assert sorted(drawn.values()) == [16, 16, 16, 16]
+    repeated = sum(len(set(plan.draw(p))) < 64 for p in range(20))
+    assert repeated > 0  # with replacement
+
+
+def test_shuffled_draws_without_replacement_from_all(trials: list[TrialInfo]) -> None:
+    plan = make_plan(trials, ShuffledBatching(batch_size=64), seed=1)
+    assert all(len(set(plan.draw(p))) == 64 for p in range(10))
+
+
+def test_bucketed_visits_every_trial_once_per_epoch(trials: list[TrialInfo]) -> None:
+    plan = make_plan(trials, BucketedBatching(batch_size=16), seed=1)
+    for epoch in range(3):
+        start = epoch * plan.batches_per_epoch
+        visited = [i for p in range(plan.batches_per_epoch) for i in plan.draw(start + p)]
+        assert sorted(visited) == list(range(len(trials)))
+
+
+def test_bucketing_needs_little_padding(trials: list[TrialInfo]) -> None:
+    plan = make_plan(trials, BucketedBatching(batch_size=16), seed=1)
+    epoch = [plan.draw(p) for p in range(plan.batches_per_epoch)]
+    random = np.random.default_rng(0).permutation(len(trials)).reshape(-1, 20).tolist()
+    assert padding_waste(epoch, plan.n_bins) < 0.10 < padding_waste(random, plan.n_bins)
+
+
+@pytest.mark.parametrize(
+    "settings", [SessionBatching(), ShuffledBatching(batch_size=8), BucketedBatching(batch_size=8)]
+)
+def test_a_batch_is_a_function_of_seed_and_position(
+    trials: list[TrialInfo], settings: SessionBatching
+) -> None:
+    plan, again = make_plan(trials, settings, seed=3), make_plan(trials, settings, seed=3)
+    forward = [plan.draw(p) for p in range(60)]
+    assert [again.draw(p) for p in reversed(range(60))] == forward[::-1]
+    other = make_plan(trials, settings, seed=4)
+    assert [other.draw(p) for p in range(60)] != forward
+
+
+def test_no_trials_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="no usable"):
+        make_plan([], BucketedBatching(), seed=0)
+
+
+def test_collate_keeps_true_lengths_and_zeroes_padding(cohort_store) -> None:
+    store = Store.open(cohort_store)
+    chosen = store.trials[:5]
+    batch = collate(store, chosen, {s: i for i, s in enumerate(store.sessions)}, StatisticsSpec("block"))
+    assert batch.n_bins.tolist() == [t.n_bins for t in chosen]
+    for row, trial in enumerate(chosen):
+        np.testing.assert_array_equal(batch.bins[row, : trial.n_bins], store.read_bins(trial))
+        assert not batch.bins[row, trial.n_bins :].any()
+        assert tuple(batch.tokens[row, : batch.n_tokens[row]].tolist()) == trial.tokens
+    assert batch.statistics is not None and batch.statistics.mean.shape == (5, store.n_channels)
+
+
+def test_workers_change_nothing(cohort_store) -> None:
+    store = Store.open(cohort_store)
+    train = select(store, DataConfig(), COUNT_FRAMES).train
+    plan = make_plan(train, BucketedBatching(batch_size=4), seed=0)
+    planned = PlannedBatches(store, train, plan, store.sessions, StatisticsSpec("rolling"))
+    alone = list(training_batches(planned, 2, 8, workers=0))
+    helped = list(training_batches(planned, 2, 8, workers=2))
+    assert [b.position for b in helped] == list(range(2, 8))
+    for a, b in zip(alone, helped, strict=True):
+        assert a.trials == b.trials
+        torch.testing.assert_close(a.bins, b.bins, rtol=0, atol=0)
+
+
+def test_dev_and_train_are_disjoint(cohort_store) -> None:
+    store = Store.open(cohort_store)
+    whole, carved = (
+        select(store, DataConfig(), COUNT_FRAMES),
+        select(store, DataConfig(dev_fraction=0.2), COUNT_FRAMES),
+    )
+    assert whole.selected_on == "val" and carved.selected_on == "dev"
+    assert {t.split for t in whole.validation} == {"val"}
+    assert not {t.text for t in carved.train} & {t.text for t in carved.validation}
+    assert len(carved.train) + len(carved.validation) == len(whole.train)
+    assert 0.1 < len(carved.validation) / len(whole.train) < 0.3
+    dev = select_split(store, DataConfig(dev_fraction=0.2), COUNT_FRAMES, "dev", store.sessions)
+    assert dev == carved.validation
+
+
+def test_selection_by_session(cohort_store) -> None:
+    store = Store.open(cohort_store)
+    assert select(store, DataConfig(max_sessions=2), COUNT_FRAMES).sessions == store.sessions[:2]
+    assert (
+        select(store, DataConfig(sessions=store.sessions[1:2]), COUNT_FRAMES).sessions == store.sessions[1:2]
+    )
+    with pytest.raises(UserError, match="not in"):
+        select(store, DataConfig(sessions=("t15.1999.01.01",)), COUNT_FRAMES)
+
+
+@pytest.mark.parametrize("settings", [DataConfig(channels=512), DataConfig(n_sessions=45)])
+def test_data_of_another_size_than_the_recipe_raise(cohort_store, settings: DataConfig) -> None:
+    with pytest.raises(UserError, match="the recipe expects"):
+        select(Store.open(cohort_store), settings, COUNT_FRAMES)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> None:
+    """Statistics of the store match the normalisation of the model, also for logarithms."""
+    store, front_end = Store.open(cohort_store), FrontEndSettings(normalise="block", log1p=log)
+    first = store.trials[0]
+    block = [
+        t for t in store.trials if (t.session, t.split, t.block) == (first.session, first.split, first.block)
+    ]
+    batch = collate(store, block, {s: i for i, s in enumerate(store.sessions)}, front_end.statistics_spec)
+    scores, _ = normalise(batch.bins, batch.statistics, front_end)
+    bins = torch.cat([scores[i, : t.n_bins] for i, t in enumerate(block)])
+    live = bins.std(0) > 0
+    torch.testing.assert_close(bins.mean(0), torch.zeros(store.n_channels), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        bins.std(0, correction=0)[live], torch.ones(int(live.sum())), atol=1e-3, rtol=0
+    )
+
+
+def test_former_names_are_translated_in_older_files_only() -> None:
+    tree = {"batching": {"kind": "days", "n_sessions": 2, "n_trials": 3}}
+    assert parse_settings(DataConfig, tree, "old", migrate=True).batching == SessionBatching(
+        n_sessions=2, n_trials=3
+    )
+    with pytest.raises(UserError, match="days is now called sessions"):
+        parse_settings(DataConfig, tree, "new")
+    masks = {"n_masks": 2, "exactly": True, "max_share": 0.1}
+    assert parse_settings(TimeMasks, masks, "old", migrate=True).fixed_count
+    with pytest.raises(UserError, match="is now called"):
+        parse_settings(TimeMasks, masks, "new")

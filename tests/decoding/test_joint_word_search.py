@@ -1,0 +1,124 @@
+"""Joint word search: exact scores of both heads, and candidates from phoneme hypotheses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.transducer import HeadWeights, rescore
+from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, synthetic_frames
+from arcuate.decoding.word_search.search import build_word_search
+from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
+from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
+from arcuate.models.config import TransducerSettings
+from arcuate.models.transducer import Transducer
+from support.word_search import BOUNDARY, frames
+
+WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
+
+
+@pytest.fixture
+def joint_search(lexicon, model) -> JointWordSearch:
+    torch.manual_seed(1)
+    head = Transducer(TransducerSettings(width=4, context=2, dropout=0.0), 5, 4).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= 2.0
+    search = build_word_search(lexicon, model, DecodingConfig(beam=50, threshold=20.0))
+    return JointWordSearch(search, lexicon, head, WEIGHTS)
+
+
+def head_outputs(seed: int, n_frames: int = 10) -> HeadOutputs:
+    torch.manual_seed(seed)
+    return HeadOutputs(frames(seed, n_frames), torch.randn(n_frames, 5))
+
+
+def test_pronunciations_have_a_silence_after_each_word(joint_search: JointWordSearch) -> None:
+    assert joint_search.pronunciations(("one", "two")) == [(1, 3, 1, 2, 3), (1, 3, 2, 3)]
+    assert joint_search.pronunciations(()) == [()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSearch, seed: int) -> None:
+    trial = head_outputs(seed)
+    found = joint_search.search(trial, 8)
+    totals = [h.total for h in found]
+    assert found and totals == sorted(totals, reverse=True)
+    assert len({h.words for h in found}) == len(found)
+    log_probs, settings = torch.from_numpy(trial.log_probs), joint_search.words.settings
+    for h in found:
+        scored = rescore(
+            joint_search.head, trial.frames, log_probs, joint_search.pronunciations(h.words), WEIGHTS
+        )
+        assert h.tokens == scored[0].tokens
+        acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
+        acoustic += settings.silence_bonus * len(h.words)
+        assert h.scores["acoustic"] == pytest.approx(acoustic, abs=1e-4)
+        assert h.total == pytest.approx(
+            acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4
+        )
+
+
+def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordSearch) -> None:
+    """CTC favours one word, the transducer another; the larger weight decides."""
+    trial = HeadOutputs(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5))
+    with torch.no_grad():
+        for parameter in joint_search.head.parameters():
+            parameter.zero_()
+        joint_search.head.predictor.embedding.weight[:, :] = torch.eye(4)
+        joint_search.head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
+        joint_search.head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
+        joint_search.head.output.weight[2, 0] = 9.0  # after nothing: b
+        joint_search.head.output.weight[3, 2] = 9.0  # after b: silence
+        joint_search.head.output.weight[0, 3] = 9.0  # after a silence: blanks
+    plain = DecodingConfig(beam=50, lm_weight=0.0)
+    for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
+        search = JointWordSearch(
+            joint_search.words.with_settings(plain),
+            joint_search.lexicon,
+            joint_search.head,
+            HeadWeights(ctc=ctc, transducer=1.0),
+        )
+        assert set(search.search(trial, 5)[0].words) <= expected
+
+
+def test_words_are_found_from_synthetic_frames(joint_search: JointWordSearch) -> None:
+    tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
+    assert (
+        joint_search.words.with_settings(DecodingConfig(lm_weight=0.0))
+        .search(synthetic_frames(tokens, 4), 3)[0]
+        .words[-1]
+        == "too"
+    )
+    assert np.exp(synthetic_frames(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("words") / "run"
+    small = ["encoder.width=16", "transducer.enabled=true", "transducer.width=8", "train.steps=3"]
+    train("tiny", cohort_store, path, overrides=[*small, "data.batching.batch_size=4"])
+    return path
+
+
+@pytest.mark.slow
+def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
+    words = decode(run, head="both", beam=20, out=tmp_path / "words.jsonl", n_best=2)
+    assert words.search.head == "both"
+    assert words.wer is not None
+    rows = read_jsonl(tmp_path / "words.jsonl")
+    assert len(rows) == len(words) == words.to_dict()["n_trials"]
+    assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
+
+
+def test_joint_search_needs_a_transducer(run: Path, tmp_path: Path) -> None:
+    scores = tmp_path / "scores.npz"
+    scores.write_bytes(b"")
+    with pytest.raises(UserError, match="needs a run folder"):
+        decode(scores, head="both")
+    with pytest.raises(UserError, match="choose ctc or both"):
+        decode(run, head="rnn")

@@ -1,0 +1,255 @@
+"""Training and evaluation with damaged, modified or exchanged stores and runs."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+import arcuate as package
+from arcuate.cli.evaluate import print_evaluation
+from arcuate.data.batching import training_batches
+from arcuate.data.prepare import prepare
+from arcuate.data.simulation import simulate
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.experiments.train import train
+from arcuate.insight.report import write_report
+from arcuate.models.import_checkpoint import _Args
+from arcuate.run import Run, open_run
+from arcuate.training.start import check_same_data
+from support.official_checkpoints import write_nejm
+
+FEW = ("train.steps=2", "train.validate_every=2", "train.log_every=1", "train.checkpoint_every=1")
+
+
+@pytest.fixture(scope="module")
+def trained(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("odd") / "run"
+    train("tiny", cohort_store, path, overrides=FEW)
+    return path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may modify."""
+    return Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture
+def store(cohort_store: Path, tmp_path: Path) -> Path:
+    """A copy that a test may modify."""
+    return Path(shutil.copytree(cohort_store, tmp_path / "store"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# --- files whose content has another shape ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [[], "here", 5, None])
+def test_malformed_environment_is_refused(run: Path, data: object) -> None:
+    edit(run / "environment.json", data=data)
+    with pytest.raises(UserError, match=r"environment\.json"):
+        evaluate(run)
+    with pytest.raises(UserError, match=r"environment\.json"):
+        check_same_data(Run(run), {"data": {"hashes": {}}})
+
+
+@pytest.mark.parametrize("changes", [{"hashes": []}, {"hashes": {"val": 5}}, {"leakage": 3}, {"splits": []}])
+def test_malformed_manifest_is_refused(store: Path, changes: dict[str, object]) -> None:
+    edit(store / "manifest.json", **changes)
+    with pytest.raises(UserError, match="damaged"):
+        Store.open(store)
+
+
+def test_more_channels_than_in_the_files_are_refused_at_opening(store: Path) -> None:
+    edit(store / "manifest.json", n_channels=65536)
+    with pytest.raises(UserError, match="65536 channels"):
+        Store.open(store)
+
+
+# --- content that changed --------------------------------------------------------------------------------
+
+
+def spoil_session(store: Path) -> str:
+    """Change every value of the first session behind the manifest's back."""
+    session = Store.open(store).sessions[0]
+    with h5py.File(store / "sessions" / f"{session}.h5", "a") as file:
+        file["bins"][:] += 1
+    return session
+
+
+def test_modified_store_is_not_scored(run: Path, store: Path) -> None:
+    session = spoil_session(store)
+    with pytest.raises(UserError, match=f"{session}/val/.*prepare"):
+        evaluate(run, data=store)
+
+
+def test_modified_store_is_not_trained_on(run: Path, store: Path) -> None:
+    session = spoil_session(store)
+    for resume, path in ((True, run), (False, run.with_name("new"))):
+        with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
+            train("tiny", store, path, overrides=FEW, resume=resume)
+
+
+def test_data_workers_inherit_no_open_files(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, seen = training_batches, []
+
+    def watched(planned: Any, *rest: Any, **options: Any) -> Any:
+        seen.append(dict(planned.store._files))
+        return start(planned, *rest, **options)
+
+    monkeypatch.setattr("arcuate.experiments.train.training_batches", watched)
+    train("tiny", cohort_store, tmp_path / "run", overrides=FEW)
+    assert seen == [{}]
+
+
+def test_different_store_is_not_resumed_and_reported_at_scoring(
+    run: Path, store: Path, messages: list[str]
+) -> None:
+    hashes = json.loads((store / "manifest.json").read_text())["hashes"]
+    edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
+    with pytest.raises(UserError, match="other data"):
+        train("tiny", store, run, overrides=FEW, resume=True)
+    same = evaluate(run).to_dict()
+    messages.clear()
+    other = evaluate(run, data=store).to_dict()
+    assert (same["data_differ_in"], other["data_differ_in"]) == ([], ["train"])
+    assert "the train trials of" in messages[0] and "differ" in messages[0]
+
+
+# --- another store ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six sessions of which the first three bear the names of the cohort's."""
+    folder = tmp_path_factory.mktemp("other")
+    options = {"n_trials": 10, "n_electrodes": 16, "difficulty": "easy", "seed": 6}
+    simulate(folder / "source", layout="b2t25", n_sessions=6, **options)  # type: ignore[arg-type]
+    prepare(folder / "source", folder / "store")
+    return folder / "store"
+
+
+def test_additional_trials_of_another_store_are_counted(
+    run: Path, other_store: Path, messages: list[str]
+) -> None:
+    store, known = Store.open(other_store), set(Store.open(Run(run).data()["path"]).sessions)
+    unknown = [t for t in store.trials if t.split == "val" and t.session not in known]
+    sessions = list(dict.fromkeys(t.session for t in unknown))
+    assert unknown and len(sessions) < len(store.sessions)
+    summary = evaluate(run, data=other_store).to_dict()
+    assert summary["left_out"] == {"trials": len(unknown), "sessions": sessions}
+    assert any(f"{len(unknown)} val trials" in message and sessions[0] in message for message in messages)
+    assert summary["n_trials"] == sum(t.split == "val" for t in store.trials) - len(unknown)
+
+
+def test_label_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_evaluation(evaluate(run, label="beam"))
+    assert str(run / "results" / "val.beam.jsonl") in capsys.readouterr().err.replace("\n", "")
+    assert (run / "results" / "val.beam.jsonl").is_file()
+
+
+# --- a model that was imported ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of `arcuate import` and a store of the same sessions and channels."""
+    from arcuate.models.import_checkpoint import import_checkpoint
+
+    write_nejm(tmp_path / "official")
+    model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm").model).model
+    sessions, n_channels = model.config.sessions, model.config.n_channels
+    from support.recordings import FakeTrial, noise, write_hdf5
+
+    for i, session in enumerate((*sessions, "t15.2030.01.01")):
+        for split in ("train", "val"):
+            made = [FakeTrial(noise(80, n_channels, seed=10 * i + n)) for n in range(3)]
+            write_hdf5(tmp_path / "source" / session / f"data_{split}.hdf5", made)
+    prepare(tmp_path / "source", tmp_path / "store")
+    return tmp_path / "model", tmp_path / "store"
+
+
+def test_imported_model_is_scored(imported: tuple[Path, Path]) -> None:
+    folder, store = imported
+    summary = evaluate(folder, data=store).to_dict()
+    n_sessions = len(package.load(folder).sessions)
+    assert summary["n_trials"] == 3 * n_sessions and summary["per"] is not None
+    assert summary["left_out"] == {"trials": 3, "sessions": ["t15.2030.01.01"]}
+    assert (summary["selected_on"], summary["data_differ_in"]) == (None, None)
+    assert len((folder / "results" / "val.jsonl").read_text().splitlines()) == summary["n_trials"]
+    assert write_report(open_run(folder)).is_file()
+
+
+def test_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match="--data STORE"):
+        evaluate(imported[0])
+
+
+# --- devices and YAML ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "xpu", "toaster", ""])
+def test_unknown_device_is_refused(run: Path, device: str) -> None:
+    with pytest.raises(UserError, match="device"):
+        package.load(run, device=device)
+
+
+def test_unavailable_cuda_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="device"):
+        package.load(run, device="cuda")
+
+
+def test_invalid_date_does_not_prevent_a_report(run: Path) -> None:
+    with (run / "recipe.yaml").open("a") as file:
+        file.write("noted: 2024-13-45\n")
+    assert write_report(Run(run)).is_file()
+
+
+def test_invalid_date_in_official_settings_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text("began: 2024-13-45\n")
+    with pytest.raises(UserError, match=r"args\.yaml"):
+        _Args.read_yaml(tmp_path / "args.yaml")
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+def test_documented_log_fields_are_complete(trained: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
+    section = page[page.index("## Rows of metrics.jsonl") : page.index("## Run folder")]
+    cells = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    written = {"step", "split"}
+    for row in Run(trained).metrics():
+        for name, value in row.items():
+            deep = isinstance(value, dict) and name in ("losses", "cost")
+            written |= {f"{name}.{inner}" for inner in value} if deep else {name}
+    assert set(re.findall(r"`([\w.]+)`", cells)) | {"step", "split"} == written
+
+
+def test_modified_weights_are_refused(run: Path) -> None:
+    weights = (run / "checkpoints" / "best").resolve() / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[5000] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        evaluate(run)
+    with pytest.raises(UserError, match="damaged"):
+        package.load(run)
+
+
+def test_model_with_invalid_state_is_refused(run: Path) -> None:
+    ((run / "checkpoints" / "best").resolve() / "state.json").write_text('{"files": []}')
+    with pytest.raises(UserError, match="damaged"):
+        package.load(run)

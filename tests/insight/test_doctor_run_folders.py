@@ -1,0 +1,88 @@
+"""Damaged run folders, and suggestions that depend on the recipe."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from arcuate.experiments.recipe import load_recipe
+from arcuate.insight.doctor import VERDICTS, diagnose
+from arcuate.insight.doctor.causes import find_causes, without_current_settings
+from arcuate.insight.doctor.diagnose import measure
+from arcuate.insight.doctor.rules import Finding
+from arcuate.insight.ledger.runs import read_entry
+from support.cli import assert_refused
+from support.doctor_logs import falling, log
+from support.fabricate_runs import make_run
+from support.forking import arcuate
+
+MASKED = ("augment.time_masks.n_masks=20", "augment.time_masks.max_fraction=0.075")
+
+
+def test_suggestions_exclude_current_settings(tmp_path: Path) -> None:
+    assert "n_masks=20" in diagnose(make_run(tmp_path / "plain").path).suggestion
+    assert "n_masks" not in diagnose(make_run(tmp_path / "masked", MASKED).path).suggestion
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("a.b=0.2 c.d=4", "c.d=4"), ("a.b=0.2, and eps as it is", ""), ("a.b=0.3, or longer", "a.b=0.3, or longer"),
+        ("train on from the last checkpoint", "train on from the last checkpoint"), ("e.f=true", ""),
+    ],
+)  # fmt: skip
+def test_current_settings_are_removed_from_a_change(change: str, left: str) -> None:
+    assert without_current_settings(change, {"a.b": 0.2, "c.d": 3, "e.f": True}) == left
+
+
+@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "restarted"])
+def test_suggested_settings_exist(verdict: str) -> None:
+    measurements, _, _ = measure(log(falling(end=0.4), falling(6.5, 0.8), falling(7.0, 0.4)))
+    for cause in find_causes(Finding(verdict, (), 5000), measurements):
+        load_recipe("b2t25-gru", re.findall(r"[a-z_]+(?:\.[a-z_0-9]+)+=[\w.+-]+\b", cause.change))
+
+
+def test_learning_rate_is_named_as_in_the_recipe(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "flat", ["schedule.lr=0.001"], per=0.9, recipe="b2t24-gru")
+    changes = " ".join(cause.change for cause in diagnose(run.path).causes)
+    assert "schedule.lr=" in changes
+    assert "schedule.peak_lr" not in changes
+
+
+def test_damaged_recipe_is_reported_with_its_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.recipe_file.write_text("train:\n  steps: [1,\n")
+    note = next(note for note in diagnose(run.path).notes if "recipe" in note)
+    assert "expected the node content" in note
+    assert "line 3" in note
+    assert read_entry(run.path, "run").problems[0].endswith("(line 3)")
+
+
+def test_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    best = diagnose(run.path).best_per
+    text = run.metrics_file.read_text()
+    run.metrics_file.write_text(text[:200] + "\x7f\x00\n" + text)
+    row = read_entry(run.path, "run").to_dict()
+    assert (row["verdict"], row["best_per"]) == ("healthy", best)
+    assert "not JSON" in row["problems"][0]
+    run.metrics_file.write_text("nothing left\n")
+    row = read_entry(run.path, "run").to_dict()
+    assert (row["verdict"], row["best_per"]) == (None, None)
+
+
+def test_finished_healthy_run_is_not_also_unfinished(tmp_path: Path) -> None:
+    diagnosis = diagnose(make_run(tmp_path / "run", per=0.05).path)
+    assert (diagnosis.primary, diagnosis.secondary) == ("healthy", ())
+
+
+@pytest.mark.parametrize("target", ["folder", "notes.txt", "pipe"])
+def test_page_overwrites_only_pages(tmp_path: Path, target: str) -> None:
+    import os
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    run = make_run(tmp_path / "run")
+    assert_refused(arcuate("doctor", run.path, "--html", tmp_path / target), target)
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -1,0 +1,153 @@
+"""The command `arcuate lm`."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from arcuate.cli import app
+from arcuate.errors import UserError
+from support.backoff import SMALL, write_arpa_text
+from support.cli import NO_TORCH, assert_refused, one_object
+from support.forking import arcuate
+
+LMPLZ = Path(__file__).parent / "lmplz"
+
+
+Run = Callable[..., tuple[dict, str]]
+
+
+@pytest.fixture
+def lm(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`arcuate lm … --json` in this process: its result and its messages on stderr."""
+
+    def run(*arguments: object) -> tuple[dict, str]:
+        app(["lm", *map(str, arguments), "--json"], standalone_mode=False)
+        captured = capsys.readouterr()
+        return one_object(captured.out), captured.err
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_bytes((LMPLZ / "text.txt").read_bytes())
+    return tmp_path / "text.txt"
+
+
+def test_build_score_and_export(text: Path, lm: Run) -> None:
+    model, arpa = text.with_name("m.alm"), text.with_name("m.arpa.gz")
+    built, _ = lm("build", text, model, "--order", 4, "--prune", 0, 0, 1)
+    assert built["n_ngrams"] == [457, 900, 82, 38]  # as lmplz has them
+    assert built["metadata"]["prune"] == [0, 0, 1]
+    scored, _ = lm("score", model, text)
+    assert scored["n_sentences"] == 160 and scored["n_in_training_text"] == 160
+    assert scored["perplexity_unseen"] is None
+    lm("export", model, arpa)
+    assert gzip.decompress(arpa.read_bytes()).startswith(b"\\data\\\nngram 1=457\n")
+    assert lm("score", arpa, text)[0]["perplexity"] == scored["perplexity"]
+
+
+def test_import_info_and_check(tmp_path: Path, lm: Run) -> None:
+    arpa, model = write_arpa_text(tmp_path / "m.arpa", SMALL), tmp_path / "m.alm"
+    done, _ = lm("import", arpa, model)
+    assert done["order"] == 3 and done["n_ngrams"] == [6, 3, 2]
+    with pytest.raises(UserError, match="--force"):
+        lm("import", arpa, model)
+    assert lm("info", model, "--check")[0]["checked"] is True
+    data = bytearray(model.read_bytes())
+    data[-200] ^= 255
+    model.write_bytes(data)
+    with pytest.raises(UserError, match="damaged"):
+        lm("info", model, "--check")
+
+
+def test_mix_with_tuned_weights(text: Path, lm: Run) -> None:
+    folder = text.parent
+    lines = text.read_text().splitlines()
+    for name, part in (("a", lines[:70]), ("b", lines[50:120]), ("held", lines[120:])):
+        (folder / f"{name}.txt").write_text("\n".join(part) + "\n")
+    for name in "ab":
+        lm("build", folder / f"{name}.txt", folder / f"{name}.alm", "--order", 3)
+    pair = (folder / "a.alm", folder / "b.alm")
+    mixed, _ = lm("mix", *pair, folder / "c.alm", "--tune", folder / "held.txt")
+    assert sum(mixed["weights"]) == pytest.approx(1)
+    assert mixed["n_sentence_hashes"] == len(set(lines[:120]))
+    assert mixed["tuned_on"]["perplexity"] == pytest.approx(
+        mixed["tuned_on"]["perplexity_word_by_word"], rel=0.1
+    )
+    assert lm("mix", *pair, folder / "d.alm", "--weight", 1, 3)[0]["weights"] == [0.25, 0.75]
+
+
+def test_leakage_is_reported_and_can_be_excluded(
+    text: Path, lm: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation, model = text.with_name("eval.txt"), text.with_name("m.alm")
+    lines = text.read_text().splitlines()
+    evaluation.write_text(f"{lines[3].capitalize()}!\nnothing like this is in the text\n")
+    built, _ = lm("build", text, model, "--order", 3, "--against", evaluation)
+    assert built["leakage"] == {"n_sentences": 2, "n_in_training_text": 1, "share": 0.5}
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "1 of 2 evaluation sentences" in warning.getMessage()
+    clean, _ = lm("build", text, model, "--leave-out", evaluation, "--against", evaluation, "--force")
+    assert clean["leakage"]["n_in_training_text"] == 0 and clean["n_left_out"] >= 1
+    assert lm("score", model, text, "--against", evaluation)[0]["leakage"]["n_in_training_text"] == 0
+
+
+def test_human_readable_output(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(text.with_name("m.alm"))
+    app(["lm", "build", str(text), model, "--order", "2"], standalone_mode=False)
+    app(["lm", "score", model, str(text)], standalone_mode=False)
+    printed = capsys.readouterr().out
+    assert "457, 900" in printed and "perplexity" in printed and "160 of the sentences" in printed
+
+
+ERRORS = {
+    "there is no language model nowhere": "score nowhere {text}",
+    "not an ARPA file": "score {text} {text}",
+    "cannot read": "build {folder}/absent {folder}/m",
+    "starts with 0": "build {text} {folder}/m --prune 1",
+    "the order must be": "build {text} {folder}/m --order 0",
+    "--tune": "mix default default {folder}/m",
+    "at least two": "mix default {folder}/m",
+    "is a folder": "import {text} {folder}",
+    "give the ARPA file in it": "import {folder} {folder}/m",
+    "is an input of this command": "build {text} {text} --force",
+    "an input of this command": "import {text} {text} --force",
+    "text.txt is not a folder": "build {text} {text}/m",
+    "verifies model files": "info {text} --check",
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_error_messages(message: str, tmp_path: Path, text: Path) -> None:
+    words = ERRORS[message].format(text=text, folder=tmp_path).split()
+    with pytest.raises(UserError, match=message):
+        app(["lm", *words], standalone_mode=False)
+
+
+def test_an_invalid_file_is_rejected_with_its_line_and_nothing_is_written(tmp_path: Path) -> None:
+    invalid = write_arpa_text(tmp_path / "m.arpa", SMALL)
+    invalid.write_text(invalid.read_text().replace("-0.3\ta b", "x\ta b"))
+    assert_refused(arcuate("lm", "import", invalid, tmp_path / "m.alm"), "m.arpa, line 16")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.arpa"]
+
+
+def test_text_from_standard_input(text: Path, lm: Run) -> None:
+    model = text.with_name("m.alm")
+    lm("build", text, model, "--order", 2)
+    command = [sys.executable, "-m", "arcuate", "lm", "score", str(model), "--json"]
+    done = subprocess.run(command, input="please build it\n", capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["n_words"] == 3
+
+
+def test_no_torch_is_imported(text: Path) -> None:
+    arguments = ["lm", "build", str(text), str(text.with_name("m.alm")), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH.format(arguments=arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

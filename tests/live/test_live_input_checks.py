@@ -1,0 +1,122 @@
+"""Faults in the input: each is reported and handled; no input stops a stream."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arcuate.live.config import Faults
+from arcuate.live.input_checks import InputValidator, ValidatedBins
+from arcuate.live.messages import Chunk
+from support.live_parts import bins
+
+
+def validator(**settings: object) -> InputValidator:
+    return InputValidator(6, Faults(**settings))
+
+
+def kinds(validated: ValidatedBins) -> list[tuple[str, str]]:
+    return [(fault.kind, fault.action) for fault in validated.faults]
+
+
+def test_bins_with_a_wrong_channel_count_are_dropped() -> None:
+    validated = validator().validate(Chunk(bins(3, 5)))
+    assert len(validated.bins) == 0 and kinds(validated) == [("channels", "dropped")]
+    assert "expected bins of 6 channels, got an array of 3x5" in validated.faults[0].message
+
+
+@pytest.mark.parametrize(("action", "value"), [("hold", 7.0), ("zero", 0.0)])
+def test_non_finite_values_are_replaced(action: str, value: float) -> None:
+    checks = validator(not_finite=action)
+    checks.validate(Chunk(np.full((1, 6), 7.0)))
+    broken = bins(3)
+    broken[0, 2] = np.nan
+    broken[1, 2] = np.inf
+    validated = checks.validate(Chunk(broken))
+    assert validated.bins[0, 2] == validated.bins[1, 2] == value
+    assert kinds(validated) == [("not_finite", action)]
+
+
+@pytest.mark.parametrize(("action", "filler"), [("hold", 7.0), ("zero", 0.0)])
+def test_short_gaps_are_filled(action: str, filler: float) -> None:
+    checks = validator(gap=action)
+    checks.validate(Chunk(np.full((4, 6), 7.0), first=0))
+    validated = checks.validate(Chunk(bins(2), first=7))
+    assert validated.bins.shape == (5, 6) and (validated.bins[:3] == filler).all()
+    assert kinds(validated) == [("gap", action)] and not validated.ends_sentence
+
+
+def test_long_gaps_end_the_sentence() -> None:
+    checks = validator(max_gap_s=0.5)
+    checks.validate(Chunk(bins(4), time_s=10.0))
+    validated = checks.validate(Chunk(bins(4), time_s=11.0))
+    assert validated.ends_sentence and len(validated.bins) == 4 and kinds(validated) == [("gap", "reset")]
+
+
+def test_gaps_are_detected_by_timestamps() -> None:
+    checks = validator()
+    checks.validate(Chunk(bins(1), time_s=5.0))
+    assert not checks.validate(Chunk(bins(1), time_s=5.025)).faults  # jitter
+    assert kinds(checks.validate(Chunk(bins(1), time_s=5.145))) == [("gap", "hold")]
+
+
+def test_a_clock_that_jumps_back_is_reported_and_accepted() -> None:
+    checks = validator()
+    checks.validate(Chunk(bins(1), time_s=100.0))
+    assert kinds(checks.validate(Chunk(bins(1), time_s=50.0))) == [("clock", "hold")]
+    assert not checks.validate(Chunk(bins(1), time_s=50.02)).faults
+
+
+def test_repeated_bins_are_dropped() -> None:
+    checks = validator()
+    checks.validate(Chunk(bins(4), first=0))
+    validated = checks.validate(Chunk(bins(4), first=2))
+    assert len(validated.bins) == 2 and kinds(validated) == [("repeat", "dropped")]
+    assert not checks.validate(Chunk(bins(1), first=6)).faults
+
+
+def test_a_restarted_source_is_accepted() -> None:
+    """Its bin numbers start again and must not count as repeats."""
+    checks = validator()
+    checks.validate(Chunk(bins(4), first=30_000))
+    validated = checks.validate(Chunk(bins(4), first=0))
+    assert len(validated.bins) == 4 and validated.ends_sentence and kinds(validated) == [("restart", "reset")]
+    assert not checks.validate(Chunk(bins(4), first=4)).faults
+
+
+@pytest.mark.parametrize(("action", "value"), [("hold", 7.0), ("zero", 0.0)])
+def test_values_beyond_the_maximum_are_replaced(action: str, value: float) -> None:
+    checks = validator(not_finite=action, max_value=1000.0)
+    checks.validate(Chunk(np.full((1, 6), 7.0)))
+    glitch = np.full((2, 6), -1000.0)
+    glitch[0, 1], glitch[0, 2], glitch[1, 3] = 1e300, -1001.0, np.nan
+    validated = checks.validate(Chunk(glitch))
+    assert validated.bins[0, 1] == validated.bins[0, 2] == value and (validated.bins[:, 0] == -1000).all()
+    assert kinds(validated) == [("not_finite", action), ("too_large", action)]  # 1e300 overflows
+
+
+chunks = st.builds(
+    lambda n, c, first, time_s, hole: Chunk(broken(n, c, hole), time_s, first),
+    st.integers(0, 5),
+    st.sampled_from([6, 6, 6, 5]),
+    st.none() | st.integers(0, 200),
+    st.none() | st.floats(-1e9, 1e9) | st.floats(allow_nan=True),
+    st.booleans(),
+)
+
+
+def broken(n: int, n_channels: int, hole: bool) -> np.ndarray:
+    values = bins(n, n_channels)
+    if hole and n:
+        values[-1, 0] = np.nan
+    return values
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(chunks, max_size=20), st.sampled_from(["hold", "zero", "reset"]))
+def test_validated_bins_are_finite_and_bounded(given_chunks, gap):
+    checks = validator(gap=gap)
+    for chunk in given_chunks:
+        validated = checks.validate(chunk)
+        assert validated.bins.shape[1] == 6 and np.isfinite(validated.bins).all()
+        assert len(validated.bins) <= len(chunk.bins) + 25  # filled gaps are at most 0.5 s
