@@ -21,7 +21,7 @@ def test_the_command_prints_the_page_and_the_same_as_json() -> None:
     rows = one_object(arcuate("recipes", "settings", "--json").stdout)["settings"]
     (steps,) = [row for row in rows if row["path"] == "train.steps"]
     assert (steps["type"], steps["default"]) == ("whole number", "`1000`")
-    assert "≥ 1" in steps["range"] and steps["meaning"] == "optimizer steps"
+    assert "≥ 1" in steps["range"] and steps["meaning"] == "Number of optimizer steps."
 
 
 def test_every_setting_is_there_and_has_a_meaning() -> None:
