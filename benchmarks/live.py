@@ -8,8 +8,8 @@ python benchmarks/live.py memory --run runs/demo                              # 
 
 On a busy machine the clock measures the others too: `--first` (as root) puts this program before them.
 
-`full` has random weights, for time does not depend on their values; its search reads real frame scores of T15, one per
-frame of the model, because the search's time does depend on them. Lexicon 126,052 words, 3-gram, beam 200.
+`full` has random weights, because its time does not depend on their values; its search gets real frame scores of T15,
+one per frame of the model, because the time of the search depends on them. Lexicon 126,052 words, 3-gram, beam 200.
 """
 
 import argparse
@@ -45,37 +45,37 @@ from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
 
-class Prompted(Model):
-    """A model that does all its work and then says what it is told to say."""
+class ScriptedModel(Model):
+    """A model that computes its output and then replaces it by given frames."""
 
-    told: Iterator[np.ndarray]
+    script: Iterator[np.ndarray]
 
     def _stream_outputs(self, frames: torch.Tensor, state: StreamState) -> Outputs:
         outputs = super()._stream_outputs(frames, state)
-        said = [next(self.told) for _ in range(frames.shape[1])]
-        if not said:
+        frames_out = [next(self.script) for _ in range(frames.shape[1])]
+        if not frames_out:
             return outputs
-        return replace(outputs, log_probs={"ctc": torch.from_numpy(np.stack(said))[None]})
+        return replace(outputs, log_probs={"ctc": torch.from_numpy(np.stack(frames_out))[None]})
 
 
-def full_model(told: Iterator[np.ndarray]) -> Prompted:
+def full_model(script: Iterator[np.ndarray]) -> ScriptedModel:
     recipe = load_recipe("b2t25-gru", [])
     settings = ModelSettings(front_end=recipe.front_end, encoder=recipe.encoder)
     sessions = tuple(f"session{i}" for i in range(45))
     torch.manual_seed(0)
-    model = Prompted(
+    model = ScriptedModel(
         ModelConfig(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)
     ).eval()
-    model.told = told
+    model.script = script
     return model
 
 
 def full(asked: argparse.Namespace) -> dict[str, Any]:
-    """Sentences as long as the real ones: the model gets as many bins as give so many frames."""
+    """Sentences as long as real ones: the model gets the number of bins that gives as many frames."""
     scores = read_log_probs(asked.scores)
-    told: list[np.ndarray] = []
+    script: list[np.ndarray] = []
     even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
-    model = full_model(told.pop(0) if told else even for _ in itertools.count())
+    model = full_model(script.pop(0) if script else even for _ in itertools.count())
     decoder = StreamingDecoder(
         warmed(make_engine(model, load_search(model, "default", "default", DecodingConfig(beam=200))))
     )
@@ -86,20 +86,20 @@ def full(asked: argparse.Namespace) -> dict[str, Any]:
             bins = rng.normal(size=(14 + 4 * (len(frames) - 1), 512)).astype(np.float32)
 
             def begin(frames: np.ndarray = frames) -> None:
-                told[:] = list(frames)
+                script[:] = list(frames)
                 decoder.reset()
 
             yield bins, begin
 
     go_first(asked)
-    told_of = [
+    timings = [
         time_stream(decoder, sentences(), asked.seconds, real_time=not asked.fast)
         for _ in range(asked.repeat)
     ]
-    least = 1000 * np.min([found.cpu for found in told_of], axis=0)  # of each frame, over the repetitions
+    least = 1000 * np.min([found.cpu for found in timings], axis=0)  # of each frame, over the repetitions
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        **told_of[-1].summary(80.0),
+        **timings[-1].summary(80.0),
         "repetitions": asked.repeat,
         "least_cpu_ms": {f"p{q}": float(np.percentile(least, q)) for q in (50, 99, 100)},
     }

@@ -151,7 +151,7 @@ def test_one_trial_gives_no_interval() -> None:
     )  # the second has nothing to divide by
     low, high = bootstrap_interval([one, Score(length=10)])
     assert low == 0.0 and high == 0.2
-    metrics = PhonemeMetrics(one, None, (None, None), 1, 1, None, {}, {}, None, None, None)
+    metrics = PhonemeMetrics(0.2, None, None, None, 1, 1, 10, 2, 0, 0, None, {}, {}, None, None, None)
     provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, "greedy", None, "ctc", None, None)
     evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
     assert "no interval from a single trial, on 1 val trial:" in headline(evaluation)

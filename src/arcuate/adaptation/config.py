@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from arcuate.config import Settings
+from arcuate.errors import UserError
 
 Method = Literal["none", "statistics", "one-step", "replay", "entropy"]
 METHODS: tuple[Method, ...] = ("none", "statistics", "one-step", "replay", "entropy")
@@ -104,6 +105,15 @@ class Adaptation(Settings):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of augmentation and replay.")
     safety: Safety = Safety()
+
+
+def resolve_adaptation(adapt: str | Adaptation) -> Adaptation:
+    """Return the settings of a method given by name, or settings as they are."""
+    if isinstance(adapt, Adaptation):
+        return adapt
+    if adapt not in METHODS:
+        raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
+    return Adaptation.model_validate({"method": adapt})
 
 
 class Calibration(Settings):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arcuate.adaptation.config import METHODS
+from arcuate.adaptation.config import resolve_adaptation
 from arcuate.data.arrays import ElectrodeArray, list_arrays
 from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store, TrialInfo
@@ -153,8 +153,7 @@ def _check_names(store: Store, adapt: str, split: str, reference: str | None) ->
     if reference is not None and reference not in store.sessions:
         known = ", ".join(store.sessions)
         raise UserError(f"{store.path.name} has no session {reference} to compare with; it contains {known}")
-    if adapt not in METHODS:
-        raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
+    resolve_adaptation(adapt)
     if split not in ("dev", *SPLITS):
         raise UserError(f"there is no split {split!r}; choose {', '.join(SPLITS)} or dev")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.adaptation.config import METHODS, Adaptation
+from arcuate.adaptation.config import Adaptation, resolve_adaptation
 from arcuate.adaptation.known_sessions import (
     log_missing_reference,
     log_new_sessions,
@@ -241,7 +241,7 @@ def evaluate_adaptation(
     search with this language model, `lexicon` and `decoding` (settings, or a file of `arcuate tune`). Results are
     written as by `evaluate`, under the label `adapt-<method>` unless another is given.
     """
-    settings = _resolve_method(adapt)
+    settings = resolve_adaptation(adapt)
     label = label or f"adapt-{settings.method}"
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
@@ -277,14 +277,6 @@ def evaluate_adaptation(
     if scores is not None:
         write_frame_scores(scores, results)
     return result
-
-
-def _resolve_method(adapt: str | Adaptation) -> Adaptation:
-    if isinstance(adapt, Adaptation):
-        return adapt
-    if adapt not in METHODS:
-        raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
-    return Adaptation.model_validate({"method": adapt})
 
 
 def _select_trials(

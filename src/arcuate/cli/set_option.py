@@ -34,7 +34,7 @@ def read_set(
 
 def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Adaptation | None":
     """Settings of online adaptation from --adapt and --set; None without --adapt."""
-    from arcuate.adaptation.config import METHODS, Adaptation
+    from arcuate.adaptation.config import Adaptation, resolve_adaptation
 
     if method is None:
         if overrides:
@@ -42,8 +42,7 @@ def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Ada
                 "--set changes settings of adaptation; name a method with --adapt, such as one-step"
             )
         return None
-    if method not in METHODS:
-        raise UserError(f"--adapt {method!r} is unknown; choose {', '.join(METHODS)}")
+    resolve_adaptation(method)
     return read_set(Adaptation, overrides or (), "lr=5e-4", {"method": method})
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from arcuate.adaptation.config import METHODS, Adaptation
+from arcuate.adaptation.config import Adaptation, resolve_adaptation
 from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, start_session
 from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
 from arcuate.adaptation.pseudo_labels import hypothesis_tokens, word_labeller
@@ -228,13 +228,9 @@ def load_setup(
     progress: Progress | None = None,
 ) -> AdaptationSetup:
     """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
-    if isinstance(adapt, str):
-        if adapt not in METHODS:
-            raise UserError(f"adaptation method {adapt!r} is unknown; choose {', '.join(METHODS)}")
-        adapt = Adaptation.model_validate({"method": adapt})
-    run = Run(Path(path))
+    settings, run = resolve_adaptation(adapt), Run(Path(path))
     store = _known_store(run, model, data)
-    return make_setup(model, search, adapt, _training_augmentation(run), store, progress)
+    return make_setup(model, search, settings, _training_augmentation(run), store, progress)
 
 
 def _training_augmentation(run: Run) -> AugmentationConfig:

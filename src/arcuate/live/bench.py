@@ -17,8 +17,7 @@ from arcuate.data.trial import BIN_MS, BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
 from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.loading import check_method, load_decoder, open_replay
-from arcuate.live.sources.replay import ReplayTrials
+from arcuate.live.sources.replay import ReplayTrials, open_replay
 from arcuate.progress import Progress
 from arcuate.run import open_run
 
@@ -64,11 +63,9 @@ def bench_live(
     progress: Progress | None = None,
 ) -> LiveBenchmark:
     """Time every frame from its last bin to the text, on one thread, over `seconds` of replayed trials."""
-    check_method(adapt)
-    run = Path(run)
-    open_run(run)
+    run = open_run(run).path
     torch.set_num_threads(1)
-    decoder = load_decoder(
+    decoder = StreamingDecoder.load(
         run,
         lm=lm,
         lexicon=lexicon,

@@ -83,7 +83,8 @@ class StreamingDecoder:
         *,
         lm: str | None = "default",
         lexicon: str = "default",
-        decoding: DecodingConfig | None = None,
+        decoding: DecodingConfig | str | Path | None = None,
+        beam: int | None = None,
         session: str | None = None,
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
@@ -96,17 +97,18 @@ class StreamingDecoder:
     ) -> "StreamingDecoder":
         """Load the model of a run with a language model and a lexicon; `lm=None` decodes phonemes.
 
-        `session` selects the session layer (default: the last one). `statistics` are those of the block if known;
-        without them a model that normalises uses running statistics of its stream. `llm` is a causal language model
-        that rescores the n-best list at the end of every sentence. `warm` decodes some zeros, so that compilation does
-        not delay the first sentence.
+        `decoding` are settings of the word search or a file of `arcuate tune`; `beam` overrides their beam. `session`
+        selects the session layer (default: the last one). `statistics` are those of the block if known; without them a
+        model that normalises uses running statistics of its stream. `llm` is a causal language model that rescores the
+        n-best list at the end of every sentence. `warm` decodes zeros, so that compilation does not delay the first
+        sentence.
 
         `adapt` is a method of `arcuate evaluate --adapt`: after each sentence the session layer may be updated, and
         `session` may be new to the model. `data` is a store with known sessions against which drift is measured
         (default: the run's own); their trials are decoded first, which `progress` reports.
         """
         model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
-        search = None if lm is None else load_search(model, lm, lexicon, decoding or DecodingConfig())
+        search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
         engine = make_engine(model, search, None if llm is None else load_rescorer(llm))

@@ -15,6 +15,7 @@ from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
 from arcuate.evaluation.rescoring.rescore import ScoreWeights
+from arcuate.evaluation.transcribe import read_weights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
@@ -96,8 +97,18 @@ def _with_rolling_normalisation(model: Model) -> Model:
     return rolling.eval()
 
 
-def load_search(model: Model, lm: str, lexicon: str, decoding: DecodingConfig) -> WordSearch:
+def load_search(
+    model: Model,
+    lm: str,
+    lexicon: str,
+    decoding: DecodingConfig | str | Path | None = None,
+    beam: int | None = None,
+) -> WordSearch:
     """Create the word search of `arcuate decode` over the classes of a model."""
+    if not isinstance(decoding, DecodingConfig):
+        decoding = DecodingConfig() if decoding is None else read_weights(Path(decoding))[0]
+    if beam is not None:
+        decoding = decoding.model_copy(update={"beam": beam})
     names = model.config.classes
     _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)

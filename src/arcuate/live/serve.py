@@ -19,16 +19,16 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.known_sessions import log_missing_reference
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.sessions import nearest_session
+from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.live.access import Access, is_local, make_access
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.loading import check_method, load_decoder, open_replay, open_store
 from arcuate.live.messages import Source
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.live.session import LiveSession
-from arcuate.live.sources.replay import ReplayTrials
+from arcuate.live.sources.replay import Replay, ReplayTrials, open_replay
 from arcuate.progress import Progress, logger
 from arcuate.run import open_run
 
@@ -141,17 +141,17 @@ def prepare_server(
     progress: Progress | None = None,
 ) -> PreparedServer:
     """Check all options, then load model, language model and source. Options are those of `arcuate live`."""
-    run, folder = Path(run), None if record is None else Path(record)
+    folder = None if record is None else Path(record)
     _check_source(source, lm, adapt)
     _check_recording(folder, record_session)
-    open_run(run)
+    run = open_run(run).path
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     _check_port(host, port)
     from arcuate.live.server import LiveServer
 
     torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
-    decoder = load_decoder(
+    decoder = StreamingDecoder.load(
         run,
         lm=lm,
         lexicon=lexicon,
@@ -165,7 +165,7 @@ def prepare_server(
     )
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
     if replay is None and data is not None:
-        _seed_statistics(decoder, run, data)
+        _seed_statistics(decoder, Store.open(Path(data)))
     if decoder.engine.adaptation is not None:
         setup = decoder.engine.adaptation
         log_missing_reference(setup.adapter.settings.method, bool(setup.known))
@@ -184,7 +184,6 @@ def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -
         raise UserError(f"--source {source!r} is unknown; choose {', '.join(SOURCES)}")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
-    check_method(adapt)
     if adapt is not None and source == "redis-logits":
         raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
     if source == "redis-logits" and lm is None:
@@ -245,12 +244,11 @@ def _check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _seed_statistics(decoder: StreamingDecoder, run: Path, data: str | Path) -> None:
+def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:
     """Start running statistics with those of the session's last block, if the store has it."""
     front_end = decoder.engine.model.config.settings.front_end
     if front_end.normalise == "none":
         return
-    store = open_store(run, data)
     state = decoder.session_state
     session = decoder.session if state is None else state.init_session
     trials = [t for t in store.trials if t.session == session]
@@ -263,8 +261,6 @@ def _make_source(
 ) -> Source | None:
     n_channels = session.decoder.n_channels
     if replay is not None:
-        from arcuate.live.sources.replay import Replay
-
         return Replay(replay, session.put, speed)
     if name == "lsl":
         from arcuate.live.sources.lsl import LslBins

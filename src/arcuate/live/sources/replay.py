@@ -3,15 +3,20 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from arcuate.adaptation.evaluate import recording_order
+from arcuate.adaptation.known_sessions import log_new_sessions
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
+from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Chunk, End, Item, Mark
+from arcuate.run import Run
 
 _PAUSE_S = 2.5  # between trials, most of it after the end of one so that its text can be read
 _MAX_SPEED = 64.0
@@ -34,6 +39,35 @@ class ReplayTrials:
 
     def mark(self, info: TrialInfo) -> Mark:
         return Mark(info.id, info.session, info.text, self.statistics(info))
+
+
+def open_store(run: Path, data: str | Path | None) -> Store:
+    """Open a store, by default the one that the run was trained on."""
+    if data is not None:
+        return Store.open(Path(data))
+    if not Run(run).environment_file.is_file():
+        raise UserError(f"{run} does not record what it was trained on; name a store with --data")
+    return Store.open(Path(str(Run(run).data().get("path", ""))))
+
+
+def open_replay(
+    run: Path, decoder: StreamingDecoder, data: str | Path | None, split: str, session: str | None
+) -> ReplayTrials:
+    """Open the trials to replay; with adaptation in recording order, including sessions new to the model."""
+    store = open_store(run, data)
+    if store.n_channels != decoder.n_channels:
+        raise UserError(
+            f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}"
+        )
+    front_end, adapts = decoder.engine.model.config.settings.front_end, decoder.adapter is not None
+    sessions = store.sessions if adapts else decoder.sessions
+    chosen = None if split == "all" else split
+    found = select_trials(store, sessions, front_end.normalise, front_end.log1p, chosen, session)
+    if not adapts:
+        return found
+    trials = recording_order(found.trials, store.sessions)
+    log_new_sessions(store, decoder.engine.model, trials)
+    return replace(found, trials=tuple(trials))
 
 
 def select_trials(
