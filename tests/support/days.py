@@ -1,6 +1,6 @@
 """Synthetic sessions with known drift, for a small model trained on the first of them.
 
-Every phoneme of a small alphabet drives its own direction in channel space; in later sessions the directions are rotated.
+Every phoneme of a small alphabet drives its own direction in channel space; in later sessions directions are rotated.
 A GRU learns this in seconds, so adaptation and calibration can be tested on a model with a low error rate.
 """
 
