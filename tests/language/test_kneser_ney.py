@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import read_arpa
 from arcuate.language.ngram.counts import count_ngrams, read_corpus
-from arcuate.language.ngram.estimate import estimate_model, estimate_tables, prune_thresholds
+from arcuate.language.ngram.estimate import _prune_thresholds, estimate_model, estimate_tables
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.text import read_sentences
 from arcuate.language.ngram.trie import model_from_tables
@@ -131,11 +131,11 @@ def test_counting_in_batches_equals_counting(lines: list[str], batch: int) -> No
 
 
 def test_pruning_thresholds_as_in_lmplz() -> None:
-    assert prune_thresholds((), 3) == [0, 0, 0]
-    assert prune_thresholds((0, 0, 1), 5) == [0, 0, 1, 1, 1]
+    assert _prune_thresholds((), 3) == [0, 0, 0]
+    assert _prune_thresholds((0, 0, 1), 5) == [0, 0, 1, 1, 1]
     for invalid in ((1,), (0, 2, 1), (0, 0, 0, 0)):
         with pytest.raises(UserError, match="--prune"):
-            prune_thresholds(invalid, 3)
+            _prune_thresholds(invalid, 3)
 
 
 def test_invalid_text_is_rejected(tmp_path: Path) -> None:

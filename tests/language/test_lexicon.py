@@ -8,7 +8,7 @@ import pytest
 from arcuate.data import g2p
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
-from arcuate.language.lexicon import default_lexicon, grapheme_lexicon, open_lexicon, read_lexicon
+from arcuate.language.lexicon import grapheme_lexicon, open_lexicon, read_lexicon
 
 SEVERAL = "you\tY UW\nyou\tY AH\new\tIY UW\nyew\tY UW\nyou\tY UW\n"
 
@@ -78,7 +78,7 @@ def test_the_embedded_dictionary_is_the_default() -> None:
 def test_words_and_names_can_be_added(tmp_path: Path) -> None:
     lexicon = read_lexicon(write_lexicon(tmp_path, SEVERAL))
     more = lexicon.with_entries([("arcuate", ("AA", "R", "K"))]).with_words(["you", "hello", "zorgs"])
-    assert more.pronunciations("hello") == default_lexicon().pronunciations("hello")
+    assert more.pronunciations("hello") == open_lexicon("default").pronunciations("hello")
     assert more.pronunciations("arcuate") == [("AA", "R", "K")]
     assert more.guessed == ("zorgs",) and more.pronunciations("zorgs")
     assert len(lexicon) == 4  # unchanged

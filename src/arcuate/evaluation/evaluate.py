@@ -54,7 +54,7 @@ class Evaluation:
     @property
     def by_session(self) -> dict[str, float | None]:
         """PER by session."""
-        return self.metrics.by_session
+        return self.metrics.per_by_session
 
     @property
     def results_file(self) -> Path:

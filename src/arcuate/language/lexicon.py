@@ -74,15 +74,10 @@ class Lexicon:
 
 
 def open_lexicon(name: str | Path, classes: Sequence[str] = CLASSES) -> Lexicon:
-    """Open a lexicon by name (`default`: the dictionary in `pocketsphinx`) or from a file."""
+    """Open a lexicon by name (`default`: the dictionary in `pocketsphinx`, 134,860 pronunciations) or from a file."""
     if str(name) in _EMBEDDED:
-        return default_lexicon()
+        return make_lexicon(dictionary_entries(), CLASSES, "pocketsphinx")
     return read_lexicon(Path(name), classes)
-
-
-def default_lexicon() -> Lexicon:
-    """The dictionary of the installed `pocketsphinx`: 134,860 pronunciations."""
-    return make_lexicon(dictionary_entries(), CLASSES, "pocketsphinx")
 
 
 def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:

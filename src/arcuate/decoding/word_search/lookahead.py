@@ -27,7 +27,8 @@ from arcuate.language.ngram.query import (
     shorter_context,
 )
 
-NOT_CACHED, NO_BIGRAMS = -1, -2
+NOT_CACHED = -1  # of a context: its successor rows are not computed yet
+_NO_BIGRAMS = -2  # of a context: it has no explicit bigrams
 
 
 class Lookahead(NamedTuple):
@@ -39,7 +40,7 @@ class Lookahead(NamedTuple):
 
     best_unigrams: np.ndarray  # (n_nodes,) float32, best unigram at or below each node
     best_next: np.ndarray  # (n_contexts,) float32, best score of any next word
-    roots: np.ndarray  # (n_contexts,) int32, first row of the context, or NOT_CACHED or NO_BIGRAMS
+    roots: np.ndarray  # (n_contexts,) int32, first row of the context, or NOT_CACHED or _NO_BIGRAMS
     row_nodes: np.ndarray  # (capacity,) int32
     row_scores: np.ndarray  # (capacity,) float32
     row_children: np.ndarray  # (capacity,) int32
@@ -128,7 +129,7 @@ def cache_successors(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, cont
     children. O(k log k) for k marked nodes.
     """
     if context == 0 or arrays.firsts[context] == arrays.firsts[context + 1]:
-        lookahead.roots[context] = NO_BIGRAMS
+        lookahead.roots[context] = _NO_BIGRAMS
         return True
     first = lookahead.n_rows[0]
     n = _mark_successors(lookahead, arrays, tree, context, first)
@@ -147,7 +148,7 @@ def cache_successors(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, cont
     if n:
         lookahead.row_children[first + n] = at  # sentinel: end of the last row's children
         lookahead.n_rows[0] = first + n + 1
-    lookahead.roots[context] = first if n else NO_BIGRAMS
+    lookahead.roots[context] = first if n else _NO_BIGRAMS
     return True
 
 

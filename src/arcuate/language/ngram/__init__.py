@@ -1,1 +1,1 @@
-"""Word n-gram models: read, estimated, mixed, stored as arrays in one mapped file, asked in a compiled loop."""
+"""Word n-gram models: import, estimation, interpolation, memory-mapped files, compiled queries."""

@@ -120,7 +120,7 @@ def estimate_model(
     """Estimate a model in memory from text files with one sentence per line."""
     if not 1 <= order <= _MAX_ORDER:
         raise UserError(f"the order must be between 1 and {_MAX_ORDER}, not {order}")
-    prune_thresholds(prune, order)  # reports a mistake before the text is read
+    _prune_thresholds(prune, order)  # reports a mistake before the text is read
     reader = _CorpusReader(frozenset(hash_sentences(leave_out).tolist()), keep_hashes, normalise)
     name = " + ".join(path.name for path in texts)
     corpus = read_corpus(reader.lines(texts, progress), name)
@@ -202,7 +202,7 @@ def estimate_tables(
 
     where h' drops the first word of h. Pruned n-grams give their complete count to γ, so distributions sum to one.
     """
-    thresholds = prune_thresholds(prune, order)
+    thresholds = _prune_thresholds(prune, order)
     counts = count_ngrams(corpus, order, progress)
     adjusted = _adjust(counts)
     discounts = [_discounts(n) for n in _counts_of_counts(counts, adjusted)]
@@ -218,7 +218,7 @@ def estimate_tables(
     return tables, discounts
 
 
-def prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
+def _prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
     """One threshold per order: n-grams with at most this count are pruned. The last one given is repeated."""
     given = list(prune) or [0]
     if len(given) > order:

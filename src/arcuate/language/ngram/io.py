@@ -25,17 +25,17 @@ from arcuate.language.ngram.query import NGramArrays
 from arcuate.language.ngram.trie import check_links, model_from_tables
 from arcuate.progress import Progress, logger
 
-EMBEDDED = ("default", "pocketsphinx")
-EMBEDDED_NAME = "pocketsphinx English 3-gram"  # its training text is unknown
+_EMBEDDED = ("default", "pocketsphinx")
+_EMBEDDED_NAME = "pocketsphinx English 3-gram"  # its training text is unknown
 
 
 def open_model(name: str | Path, progress: Progress | None = None) -> LanguageModel:
     """Open a model by name (`default`) or path. Files of other tools are converted in memory."""
-    if str(name) in EMBEDDED:
-        return replace(_open_embedded(progress), name=EMBEDDED_NAME)
+    if str(name) in _EMBEDDED:
+        return replace(_open_embedded(progress), name=_EMBEDDED_NAME)
     path = Path(name)
     if not path.is_file():
-        known = " or ".join(EMBEDDED)
+        known = " or ".join(_EMBEDDED)
         raise UserError(f"there is no language model {name}; give a model file, an ARPA file, or {known}")
     if is_model_file(path):
         return LanguageModel.open(path)
@@ -167,7 +167,7 @@ def import_model(
     progress: Progress | None = None,
 ) -> ImportResult:
     """Convert an ARPA file, a Sphinx trie or `default` to a model file."""
-    source_path, path = embedded_path() if str(source) in EMBEDDED else Path(source), Path(path)
+    source_path, path = embedded_path() if str(source) in _EMBEDDED else Path(source), Path(path)
     check_can_write(path, force, source_path)
     model = read_third_party(source_path, recount=recount, progress=progress)
     write_model(model, path, force=force, progress=progress)
@@ -194,7 +194,7 @@ class InfoResult:
 
 def model_info(name: str | Path, *, check: bool = False, progress: Progress | None = None) -> InfoResult:
     """Describe a model; with `check`, read the complete file and verify it."""
-    path = None if str(name) in EMBEDDED else Path(name)
+    path = None if str(name) in _EMBEDDED else Path(name)
     if check and path is not None:
         if path.is_file() and not is_model_file(path):
             raise UserError(

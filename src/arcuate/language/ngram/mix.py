@@ -72,7 +72,7 @@ def mix_models(
     opened = [open_model(name, progress) for name in models]
     held_out = read_sentences(tune) if tune else None
     tuning = tune_weights(opened, held_out, progress=progress) if held_out else None
-    normalised = normalise_weights(tuning.weights if tuning else weights, len(opened))
+    normalised = _normalise_weights(tuning.weights if tuning else weights, len(opened))
     tables = interpolate(opened, normalised, progress)
     metadata, hashes = _merge_sentence_hashes(opened)
     metadata |= {
@@ -145,7 +145,7 @@ def interpolate(
 
     A word outside a model's vocabulary has probability zero there, so the interpolation still sums to one.
     """
-    weights = normalise_weights(weights, len(models))
+    weights = _normalise_weights(weights, len(models))
     vocabulary, id_maps = _merge_vocabularies(models)
     orders: list[NGramTable] = []
     ngrams, keys = _merge_ngrams(models, id_maps, len(vocabulary))
@@ -164,7 +164,7 @@ def interpolate(
     return NGramTables(vocabulary, tuple(orders), source=" + ".join(model.name for model in models))
 
 
-def normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
+def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
     """Scale weights to sum to one."""
     total = sum(weights)
     if len(weights) != n_models or min(weights) < 0 or not 0 < total < float("inf"):

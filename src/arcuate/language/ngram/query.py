@@ -9,8 +9,8 @@ A query follows suffix links until the word is found: p(w | h) = p(hw) if the mo
 where h' drops the first word of h. Each step is one binary search among the children: O(order · log children).
 
 Files are not trusted. Every index read from a file is checked before use, a suffix must have a lower number than its
-node, and every value is clamped to [MIN_LOG_PROB, 0] or, for back-offs, [MIN_LOG_PROB, MAX_BACKOFF]. A damaged file can
-give wrong numbers, but never NaN, a crash or an endless loop.
+node, log-probabilities are clamped to at least MIN_LOG_PROB and at most 0, and back-offs are clamped as well. A
+damaged file can give wrong numbers, but never NaN, a crash or an endless loop.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 
 MIN_LOG_PROB = -1e30  # nat; replaces NaN and minus infinity, so that sums stay finite
-MAX_BACKOFF = 228.0  # nat; 99 in an ARPA file
+_MAX_BACKOFF = 228.0  # nat; 99 in an ARPA file
 
 
 class NGramArrays(NamedTuple):
@@ -64,8 +64,8 @@ def clamp_log_prob(log_prob: float) -> float:
 def backoff(arrays: NGramArrays, node: int) -> float:
     """Back-off weight of a context, clamped. It may be positive: pruned models have such weights."""
     value = float(arrays.backoffs[node])
-    if value > MAX_BACKOFF:
-        return MAX_BACKOFF
+    if value > _MAX_BACKOFF:
+        return _MAX_BACKOFF
     return value if value >= MIN_LOG_PROB else MIN_LOG_PROB
 
 

@@ -50,14 +50,14 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Repairs:
+class _Repairs:
     """Changes made to the n-grams of a source."""
 
     n_repeated: int  # repeated with the same values, and counted once
     n_implied: int  # contexts that only longer n-grams mention, and added
 
 
-def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[NGramArrays, Repairs]:
+def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[NGramArrays, _Repairs]:
     """Sort and link the n-grams.
 
     Contexts that a longer n-gram needs and the source lacks are added with the probability given by backing off, so no
@@ -76,7 +76,7 @@ def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[N
     _skip_irrelevant_contexts(arrays)
     for array in arrays:
         array.setflags(write=False)  # like the arrays of a mapped file
-    return arrays, Repairs(tables.n_repeated + levels.n_repeated, n_implied)
+    return arrays, _Repairs(tables.n_repeated + levels.n_repeated, n_implied)
 
 
 class _Levels:
