@@ -3,8 +3,8 @@
 python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --figure docs/images/new-days.svg --table table.md
 
 Per seed: six sessions of 250 trials at --difficulty real to train `tiny` on, and one session each 5 and 8 days after
-the last; --kind ssm and --kind transformer train the other small encoders on the same sessions. Results that exist in --out
-are not computed again, so the command can be stopped and repeated.
+the last; --kind ssm and --kind transformer train the other small encoders on the same sessions. Results that exist
+in --out are not computed again, so the command can be stopped and repeated.
 """
 
 import argparse
