@@ -1,11 +1,11 @@
-"""How often the doctor is right on labelled real logs: accuracy, confusion table, false alarms.
+"""Accuracy of the doctor on labelled real logs, with confusion table and false alarms.
 
     python benchmarks/doctor_accuracy.py --logs /path/to/logs [--dialects] [--json]
 
 The folder holds labels.csv (file, dataset, primary, secondary, evidence) and runs/, and raw/ with manifest.csv
-(file, primary, secondary, role). A verdict counts as right where it is the primary or a secondary of the label. Runs
-whose labels carry the same comment are similar: one group each. `--dialects` writes every log of runs/ in other
-formats (exports of trackers, printed text) and judges those.
+(file, primary, secondary, role). A verdict is correct if it is the primary or a secondary verdict of the label. Runs
+whose labels have the same comment are similar and form a group. `--dialects` also diagnoses every log of runs/ in other
+formats (exports of trackers, printed text).
 """
 
 import argparse
@@ -50,7 +50,7 @@ def normalised(logs: Path) -> list[Case]:
 
 
 def raw(logs: Path) -> list[Case]:
-    """Every main file of raw/; files that belong together are one case, read by the folder they lie in."""
+    """Every main file of raw/; files that belong together are one case."""
     cases: dict[Path, Case] = {}
     with (logs / "raw" / "manifest.csv").open(encoding="utf-8", newline="") as file:
         for r in csv.DictReader(file):
@@ -105,18 +105,18 @@ def show(title: str, judged: Sequence[Judged]) -> None:
         f"with a verdict that the label does not list either: {s['false_alarms_unlisted']}"
     )
     table = Counter((j.case.listed[0], j.verdict) for j in judged)
-    said = [v for v in (*VERDICTS, "refused") if any(v == b for _, b in table)]
-    print(f"\n| label \\ said | {' | '.join(said)} |\n|---|{'---|' * len(said)}")
+    verdicts = [v for v in (*VERDICTS, "refused") if any(v == b for _, b in table)]
+    print(f"\n| label \\ verdict | {' | '.join(verdicts)} |\n|---|{'---|' * len(verdicts)}")
     for label in VERDICTS:
         if any(label == a for a, _ in table):
-            print(f"| {label} | {' | '.join(str(table[label, v] or '') for v in said)} |")
+            print(f"| {label} | {' | '.join(str(table[label, v] or '') for v in verdicts)} |")
     for j in judged:
         if not j.right:
-            print(f"wrong: {j.case.path.name}: said {j.verdict}, label {', '.join(j.case.listed)}")
+            print(f"wrong: {j.case.path.name}: verdict {j.verdict}, label {', '.join(j.case.listed)}")
 
 
 def in_dialects(cases: Sequence[Case]) -> None:
-    """The verdict on the same numbers in other words, against the label and against the verdict on the original."""
+    """The verdict on the same values in other formats, against the label and the verdict on the original."""
     print("\n| dialect | logs | right | same verdict as the original |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         originals = [
@@ -130,10 +130,10 @@ def in_dialects(cases: Sequence[Case]) -> None:
             for case, log, verdict in originals:
                 path = Path(folder) / f"{case.path.stem}-{name}"
                 write(log, path)
-                said = judge([Case(path, case.listed, case.group)])[0].verdict
-                right, same = right + (said in case.listed), same + (said == verdict)
-                if said != verdict:
-                    print(f"  {case.path.name} {name}: {said} instead of {verdict}")
+                found = judge([Case(path, case.listed, case.group)])[0].verdict
+                right, same = right + (found in case.listed), same + (found == verdict)
+                if found != verdict:
+                    print(f"  {case.path.name} {name}: {found} instead of {verdict}")
             print(f"| {name} | {len(originals)} | {right} | {same} |")
 
 
@@ -142,15 +142,15 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, required=True)
     parser.add_argument("--dialects", action="store_true", help="also judge every log in other formats")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object instead")
-    asked = parser.parse_args()
-    sets = {"normalised": judge(normalised(asked.logs)), "raw": judge(raw(asked.logs))}
-    if asked.json:
+    options = parser.parse_args()
+    sets = {"normalised": judge(normalised(options.logs)), "raw": judge(raw(options.logs))}
+    if options.json:
         print(json.dumps({name: summary(judged) for name, judged in sets.items()}))
         return
     for name, judged in sets.items():
         show(name, judged)
-    if asked.dialects:
-        in_dialects(normalised(asked.logs))
+    if options.dialects:
+        in_dialects(normalised(options.logs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same log in other words: what trackers export and trainers print, to see whether the verdict depends on it."""
+"""Writers of the same log in other formats: exports of trackers and printed output of trainers."""
 
 import json
 import struct

@@ -66,7 +66,7 @@ def measure(path: Path) -> dict[str, object]:
         [sys.executable, "-m", "arcuate", "doctor", str(path), "--json"], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    told = json.loads(child.stdout.read())
+    diagnosis = json.loads(child.stdout.read())
     _, status, used = os.wait4(child.pid, 0)
     seconds = time.perf_counter() - start
     used_s = used.ru_utime + used.ru_stime
@@ -76,7 +76,7 @@ def measure(path: Path) -> dict[str, object]:
         "cpu_s": used_s,
         "peak_mb": peak,
         "status": status,
-        "verdict": told["primary"],
+        "verdict": diagnosis["primary"],
     }
 
 

@@ -1,11 +1,10 @@
-"""How far a verdict depends on what should not matter: labelled logs thinned, cut, jittered, rescaled, stripped.
+"""Robustness of the verdicts: labelled logs thinned, truncated, with noise, rescaled, or without some quantities.
 
     python benchmarks/doctor_robustness.py --logs /path/to/logs [--only NAME…]
 
-Every change keeps what a careful reader would say of the run (a log without its last evaluation, with every second
-one, with one per cent of noise, with steps that count something else, without gradient norms). Each changed log is
-written as a file and judged anew. Printed: how many verdicts the label still lists, how many stay as they were, and
-every run whose verdict moved.
+No modification should change the verdict (a log without its last evaluation, with every second one, with one per cent
+of noise, with another step unit, without gradient norms). Each modified log is written as a file and diagnosed again.
+Prints how many verdicts the label still lists, how many are unchanged, and every run whose verdict changed.
 """
 
 import argparse
@@ -176,19 +175,19 @@ def study(cases: list[Case], names: list[str]) -> None:
                     continue
                 path = Path(folder) / "log.jsonl"
                 write(changed, path)
-                said = diagnose(path)
-                before.setdefault(case.path, said.primary)
+                diagnosis = diagnose(path)
+                before.setdefault(case.path, diagnosis.primary)
                 n, right, same = (
                     n + 1,
-                    right + (said.primary in case.listed),
-                    same + (said.primary == before[case.path]),
+                    right + (diagnosis.primary in case.listed),
+                    same + (diagnosis.primary == before[case.path]),
                 )
-                alarms += case.listed[0] == "healthy" and said.primary not in case.listed
-                if said.primary != before[case.path]:
-                    mark = "" if said.primary in case.listed else " (not listed)"
+                alarms += case.listed[0] == "healthy" and diagnosis.primary not in case.listed
+                if diagnosis.primary != before[case.path]:
+                    mark = "" if diagnosis.primary in case.listed else " (not listed)"
                     moved.append(
-                        f"{case.path.name}, {name}: {said.primary} instead of {before[case.path]}{mark}"
-                        f"; label {', '.join(case.listed)}; {said.evidence[0]}"
+                        f"{case.path.name}, {name}: {diagnosis.primary} instead of {before[case.path]}{mark}"
+                        f"; label {', '.join(case.listed)}; {diagnosis.evidence[0]}"
                     )
             print(f"| {name} | {n} | {right} | {same} | {alarms} |", flush=True)
     print("\n" + "\n".join(moved))
@@ -198,8 +197,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logs", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=CHANGES, default=list(CHANGES))
-    asked = parser.parse_args()
-    study(normalised(asked.logs), ["as it is", *(n for n in asked.only if n != "as it is")])
+    options = parser.parse_args()
+    study(normalised(options.logs), ["as it is", *(n for n in options.only if n != "as it is")])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How often do the statistics of `arcuate compare` err? Simulated results whose truth is known.
+"""Type-1 error and coverage of the tests behind `arcuate compare`, on simulated results with known error rates.
 
     python benchmarks/paired_calibration.py [--repeats 1000]
 
-Two recipes are scored on the same 120 trials of 12 sessions. Some trials are hard for every recipe, some for one of
-them, and each seed raises or lowers all its trials. Printed as a Markdown table: how often equal recipes are called
-different at 5 %, and how often the 95 % interval holds the true difference of two unequal ones.
+Two recipes are scored on the same 120 trials of 12 sessions. Trials differ in difficulty, by recipe too, and each seed
+raises or lowers the errors of all its trials. Prints a Markdown table: the share of false positives at 5 % for equal
+recipes, and the coverage of the 95 % interval for unequal ones.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from scipy import stats
 
 from arcuate.evaluation.significance import Arm, contrast
 
-CASES = [  # runs a side, spread of seeds (in logits), by session
+CASES = [  # runs per arm, SD over seeds (in logits), sessions as sampling unit
     (1, 0.0, False),
     (1, 0.3, False),
     (2, 0.15, False),
@@ -30,15 +30,15 @@ N_TRIALS, N_SESSIONS = 120, 12
 def results(
     rng: np.random.Generator, rates: list[float], n_runs: int, seed_sd: float, n_trials: int = N_TRIALS
 ) -> list[Arm]:
-    """Arms on the same trials: hard trials are hard for all, each seed raises or lowers all its trials."""
+    """Arms on the same trials, with effects of trial, of recipe × trial and of seed."""
     lengths = rng.integers(10, 45, size=n_trials)
-    hardness = rng.normal(0, 0.5, size=n_trials)
+    difficulty = rng.normal(0, 0.5, size=n_trials)
     arms = []
     for rate in rates:
-        own = rng.normal(0, 0.2, size=n_trials)  # some trials suit this recipe
-        luck = rng.normal(0, seed_sd, size=(n_runs, 1))
-        chance = stats.logistic.cdf(stats.logistic.ppf(rate) + hardness + own + luck)  # (S, N)
-        arms.append(Arm(rng.binomial(lengths, chance).astype(float), lengths.astype(float)))
+        own = rng.normal(0, 0.2, size=n_trials)  # recipe × trial
+        seed_effect = rng.normal(0, seed_sd, size=(n_runs, 1))
+        p = stats.logistic.cdf(stats.logistic.ppf(rate) + difficulty + own + seed_effect)  # (S, N)
+        arms.append(Arm(rng.binomial(lengths, p).astype(float), lengths.astype(float)))
     return arms
 
 
@@ -48,18 +48,18 @@ def true_difference(rates: list[float], seed_sd: float) -> float:
     return float(np.mean([b.rate - a.rate for a, b in large]))
 
 
-def errs(n_runs: int, seed_sd: float, by_session: bool, n_repeats: int) -> tuple[float, float]:
-    """How often equal recipes are called different, and how often the interval of unequal ones holds the truth."""
+def calibrate(n_runs: int, seed_sd: float, by_session: bool, n_repeats: int) -> tuple[float, float]:
+    """Share of false positives for equal recipes, and coverage of the interval for unequal ones."""
     groups = np.repeat(np.arange(N_SESSIONS), N_TRIALS // N_SESSIONS) if by_session else None
-    called, held, unequal = 0, 0, [0.2, 0.26]
+    positives, covered, unequal = 0, 0, [0.2, 0.26]
     truth = true_difference(unequal, seed_sd)
     for repeat in range(n_repeats):
         a, b = results(np.random.default_rng(repeat), [0.2, 0.2], n_runs, seed_sd)
-        called += contrast((a, b), (-1, 1), groups=groups, n_resamples=1000, seed=repeat).p < 0.05
+        positives += contrast((a, b), (-1, 1), groups=groups, n_resamples=1000, seed=repeat).p < 0.05
         a, b = results(np.random.default_rng(repeat), unequal, n_runs, seed_sd)
         found = contrast((a, b), (-1, 1), groups=groups, n_resamples=1000, seed=repeat)
-        held += found.low <= truth <= found.high
-    return called / n_repeats, held / n_repeats
+        covered += found.low <= truth <= found.high
+    return positives / n_repeats, covered / n_repeats
 
 
 def main() -> None:
@@ -68,16 +68,14 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=1000)
     n_repeats = parser.parse_args().repeats
-    print(
-        "| runs a side | SD of seeds, points of PER | over | equal, called different | interval holds the truth |"
-    )
+    print("| runs per arm | SD over seeds, points of PER | over | false positives | coverage |")
     print("|---|---|---|---|---|")
     for n_runs, seed_sd, by_session in CASES:
-        called, held = errs(n_runs, seed_sd, by_session, n_repeats)
+        positives, covered = calibrate(n_runs, seed_sd, by_session, n_repeats)
         spread = results(np.random.default_rng(0), [0.2], 200, seed_sd, 2000)[0].seed_sd or 0.0
         over = "sessions" if by_session else "trials"
         print(
-            f"| {n_runs} | {100 * spread:.1f} | {over} | {100 * called:.1f} % | {100 * held:.1f} % |",
+            f"| {n_runs} | {100 * spread:.1f} | {over} | {100 * positives:.1f} % | {100 * covered:.1f} % |",
             flush=True,
         )
 

@@ -9,11 +9,23 @@ if TYPE_CHECKING:
     from arcuate.decoding.decoder import load as load
     from arcuate.evaluation.evaluate import evaluate as evaluate
     from arcuate.experiments.train import train as train
+    from arcuate.insight.comparison import compare as compare
+    from arcuate.insight.doctor import diagnose as diagnose
     from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
 
 __version__ = "0.1.0"
 
-__all__ = ["StreamingDecoder", "__version__", "evaluate", "load", "prepare", "simulate", "train"]
+__all__ = [
+    "StreamingDecoder",
+    "__version__",
+    "compare",
+    "diagnose",
+    "evaluate",
+    "load",
+    "prepare",
+    "simulate",
+    "train",
+]
 
 _MODULES = {
     "simulate": "arcuate.data.simulation",
@@ -22,6 +34,8 @@ _MODULES = {
     "evaluate": "arcuate.evaluation.evaluate",
     "load": "arcuate.decoding.decoder",
     "StreamingDecoder": "arcuate.live.decoder",
+    "diagnose": "arcuate.insight.doctor",
+    "compare": "arcuate.insight.comparison",
 }
 
 

@@ -165,7 +165,7 @@ def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
         rows
     )
     page = (tmp_path / "drift.html").read_text()
-    assert "How far levels moved" in page and 'mask="url(#levels)"' in page
+    assert "Mean shifts" in page and 'mask="url(#means)"' in page
     assert page.startswith("<!DOCTYPE html>") and "<script" not in page and "re-ordered" in page
 
 
@@ -176,7 +176,7 @@ def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> No
     result = one_object(done.stdout)
     assert result["reference"] == "t15.2030.01.04"  # the last session that the model was trained on
     assert [d["known"] for d in result["error_rates"]["sessions"]][:3] == [True, True, False]
-    assert "Error rate by day" in (tmp_path / "drift.html").read_text()
+    assert "Error rate by session" in (tmp_path / "drift.html").read_text()
     assert (new_days / "run" / "results" / "val.drift-statistics.json").is_file()
 
 

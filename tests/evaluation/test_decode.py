@@ -1,4 +1,4 @@
-"""`arcuate decode` and `arcuate tune` on small files, as a script calls them."""
+"""`arcuate decode` and `arcuate tune` on small files."""
 
 import json
 from pathlib import Path
@@ -40,8 +40,8 @@ ngram 2=4
 """
 
 
-def spoken(text: str, seed: int) -> np.ndarray:
-    """Frames that say a sentence clearly enough, silences between words."""
+def fake_log_probs(text: str, seed: int) -> np.ndarray:
+    """Log-probabilities of a sentence with high confidence, silences between words."""
     tokens = [CLASSES.index(p) for word in text.split() for p in (*LEXICON[word].split(), "SIL")]
     path = [c for token in tokens for c in (token, 0)]
     logits = np.random.default_rng(seed).normal(size=(len(path), len(CLASSES)))
@@ -52,7 +52,7 @@ def spoken(text: str, seed: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("words")
-    trials = [spoken(text, i) for i, text in enumerate(SENTENCES)]
+    trials = [fake_log_probs(text, i) for i, text in enumerate(SENTENCES)]
     np.savez(
         folder / "scores.npz",
         logp=np.concatenate(trials).astype(np.float16),
@@ -116,9 +116,7 @@ def test_words_are_added_at_run_time(files: Path, tmp_path: Path) -> None:
         ("lexicon.txt", "see\tS QQ\n", "line 1"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    files: Path, tmp_path: Path, name: str, content: str, sentence: str
-) -> None:
+def test_errors_are_one_sentence(files: Path, tmp_path: Path, name: str, content: str, sentence: str) -> None:
     (tmp_path / name).write_text(content)
     place = lambda n: str((tmp_path if n == name else files) / n)
     arguments = ["decode", str(files / "scores.npz"), "--out", str(tmp_path / "h.jsonl")]
@@ -146,13 +144,13 @@ def test_a_bad_trial_is_named(files: Path, tmp_path: Path) -> None:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def refused(files: Path, *more: str, command: str = "decode", scores: Path | None = None) -> str:
-    """What a command says when it refuses."""
+def rejection(files: Path, *more: str, command: str = "decode", scores: Path | None = None) -> str:
+    """The error message of a command."""
     arguments = [command, str(scores or files / "scores.npz")]
     arguments += ["--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa"), *more]
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
-    return str(told.value)
+    return str(caught.value)
 
 
 def edited(files: Path, path: Path, **parts: Any) -> Path:
@@ -161,8 +159,8 @@ def edited(files: Path, path: Path, **parts: Any) -> Path:
     return path
 
 
-def test_weights_no_better_than_the_first_are_not_written(files: Path, tmp_path: Path) -> None:
-    """Blanks so loud that only a penalty beyond the bounds of `tune` finds the word: every step leads away from it."""
+def test_weights_no_better_than_the_initial_ones_are_not_written(files: Path, tmp_path: Path) -> None:
+    """Only a blank penalty beyond the bounds of `tune` finds the word, so every step increases the errors."""
     path = [c for token in ("S", "IY", "SIL") for c in (CLASSES.index(token), 0)]
     logits = np.zeros((len(path), len(CLASSES)))
     logits[np.arange(len(path)), path] = 25.0
@@ -181,10 +179,10 @@ def test_weights_no_better_than_the_first_are_not_written(files: Path, tmp_path:
 def test_a_trial_without_a_hypothesis_is_empty_and_counted(
     files: Path, tmp_path: Path, messages: list[str]
 ) -> None:
-    """Scores that rule out every word: AA again and again, which no word has."""
+    """Probability 1 for AA, which occurs in no word."""
     certain = np.full((2, len(CLASSES)), -np.inf, np.float16)
     certain[:, CLASSES.index("AA")] = 0.0
-    logp = np.concatenate([certain, spoken("the sea", 1).astype(np.float16)])
+    logp = np.concatenate([certain, fake_log_probs("the sea", 1).astype(np.float16)])
     scores = edited(files, tmp_path / "s.npz", logp=logp, lengths=[2, len(logp) - 2])
     (tmp_path / "r.jsonl").write_text('{"text": "see"}\n{"text": "the sea"}\n')
     for command in ("decode", "tune"):
@@ -209,12 +207,12 @@ def test_a_trial_without_a_hypothesis_is_empty_and_counted(
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
 @pytest.mark.parametrize("command", ["decode", "tune"])
-def test_a_threshold_that_is_none(files: Path, tmp_path: Path, command: str, value: str) -> None:
-    said = refused(files, "--out", str(tmp_path / "o"), "--threshold", value, command=command)
-    assert "command line: threshold" in said and "\n" not in said
+def test_invalid_thresholds_are_rejected(files: Path, tmp_path: Path, command: str, value: str) -> None:
+    message = rejection(files, "--out", str(tmp_path / "o"), "--threshold", value, command=command)
+    assert "command line: threshold" in message and "\n" not in message
 
 
-def test_words_are_added_as_they_are_written(files: Path, tmp_path: Path) -> None:
+def test_added_words_are_normalised(files: Path, tmp_path: Path) -> None:
     call(files, "decode", "--out", str(tmp_path / "h.jsonl"), "--word", "Deedog=30=D AO G")
     assert json.loads((tmp_path / "h.jsonl").read_text().splitlines()[0])["text"].endswith("deedog")
 
@@ -222,43 +220,43 @@ def test_words_are_added_as_they_are_written(files: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "word", ["a=nan", "a=inf", "a=1e39", "a=x", "a=4=N=EY", "=4", "two words=4", "<unk>=3=S IY", "a=1="]
 )
-def test_words_that_cannot_be_added(files: Path, tmp_path: Path, word: str) -> None:
-    if word == "<unk>=3=S IY":  # read as the plain word it looks like, never as the mark
+def test_invalid_words_are_rejected(files: Path, tmp_path: Path, word: str) -> None:
+    if word == "<unk>=3=S IY":  # normalised to a plain word, never the unknown-word symbol
         call(files, "decode", "--out", str(tmp_path / "o"), "--word", word)
         assert "<unk>" not in (tmp_path / "o").read_text()
         return
-    assert "--word" in refused(files, "--out", str(tmp_path / "o"), "--word", word)
+    assert "--word" in rejection(files, "--out", str(tmp_path / "o"), "--word", word)
 
 
-def test_trials_named_twice_are_refused(files: Path, tmp_path: Path) -> None:
+def test_trials_named_twice_are_rejection(files: Path, tmp_path: Path) -> None:
     scores = edited(files, tmp_path / "s.npz", trials=["a", "b", "a", "c"])
-    assert "'a' occurs twice" in refused(files, "--out", str(tmp_path / "o"), scores=scores)
+    assert "'a' occurs twice" in rejection(files, "--out", str(tmp_path / "o"), scores=scores)
     rows = "".join(f'{{"id": "{i}", "text": "see"}}\n' for i in "0113")
     (tmp_path / "r.jsonl").write_text(rows)
-    said = refused(files, "--out", str(tmp_path / "o"), "--references", str(tmp_path / "r.jsonl"))
-    assert "'1' occurs twice" in said
+    message = rejection(files, "--out", str(tmp_path / "o"), "--references", str(tmp_path / "r.jsonl"))
+    assert "'1' occurs twice" in message
 
 
-def test_what_cannot_be_written_is_told_before_the_work(files: Path, tmp_path: Path) -> None:
+def test_outputs_are_checked_first(files: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    bad = edited(files, tmp_path / "bad.npz", logp=np.zeros((1, 1)))  # the work would fail for another reason
+    bad = edited(files, tmp_path / "bad.npz", logp=np.zeros((1, 1)))  # decoding would fail with another error
     for command in ("decode", "tune"):
-        for target, said in (
+        for target, message in (
             (tmp_path, "is a folder"),
             (tmp_path / "file" / "o", "is not a folder"),
             ("", "folder"),
         ):
-            assert said in refused(files, "--out", str(target), command=command, scores=bad)
+            assert message in rejection(files, "--out", str(target), command=command, scores=bad)
 
 
 def test_inputs_are_not_overwritten(files: Path, tmp_path: Path) -> None:
     scores = edited(files, tmp_path / "s.npz")
     (tmp_path / "link.jsonl").symlink_to(files / "refs.jsonl")
-    assert "is an input of this command" in refused(files, "--out", str(scores), scores=scores)
+    assert "is an input of this command" in rejection(files, "--out", str(scores), scores=scores)
     refs = str(files / "refs.jsonl")
-    assert "is an input" in refused(files, "--references", refs, "--out", refs)
-    assert "is an input" in refused(files, "--references", refs, "--out", str(tmp_path / "link.jsonl"))
-    assert "is an input" in refused(files, "--out", str(files / "lm.arpa"), command="tune")
+    assert "is an input" in rejection(files, "--references", refs, "--out", refs)
+    assert "is an input" in rejection(files, "--references", refs, "--out", str(tmp_path / "link.jsonl"))
+    assert "is an input" in rejection(files, "--out", str(files / "lm.arpa"), command="tune")
 
 
 def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
@@ -267,7 +265,7 @@ def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
     logp[0, 3] = np.nan
     bad = edited(files, tmp_path / "bad.npz", logp=logp)
     for command in ("decode", "tune"):
-        told = refused(
+        message = rejection(
             files,
             "--out",
             str(tmp_path / "o"),
@@ -276,17 +274,19 @@ def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
             command=command,
             scores=bad,
         )
-        assert told.startswith("trial 0: frame 0 contains NaN")
+        assert message.startswith("trial 0: frame 0 contains NaN")
     logp[0, 3] = 5.0
     bad = edited(files, tmp_path / "bad.npz", logp=logp)
-    assert refused(files, "--out", str(tmp_path / "o"), scores=bad).startswith(
+    assert rejection(files, "--out", str(tmp_path / "o"), scores=bad).startswith(
         "trial 0: the probabilities of frame 0"
     )
 
 
-def test_one_fold_is_none(files: Path, tmp_path: Path) -> None:
+def test_one_fold_is_rejected(files: Path, tmp_path: Path) -> None:
     refs = ("--references", str(files / "refs.jsonl"))
-    assert "at least 2" in refused(files, "--out", str(tmp_path / "o"), "--folds", "1", *refs, command="tune")
+    assert "at least 2" in rejection(
+        files, "--out", str(tmp_path / "o"), "--folds", "1", *refs, command="tune"
+    )
 
 
 def test_scores_without_a_word_boundary_are_reported(

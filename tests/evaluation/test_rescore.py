@@ -60,11 +60,11 @@ def test_scores_do_not_depend_on_batches_and_padding(small_model: Path, context:
     assert together == pytest.approx(alone, abs=1e-4) and narrow == pytest.approx(alone, abs=1e-4)
     for text, found in zip(TEXTS, together, strict=True):  # the definition, token by token
         ids = lm.tokenizer(as_sentence(text), add_special_tokens=False)["input_ids"]
-        whole = [lm.first, *lm.context, *ids]
+        tokens = [lm.first, *lm.context, *ids]
         with torch.inference_mode():
-            log_probs = lm.model(torch.tensor([whole])).logits[0].log_softmax(-1)
+            log_probs = lm.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
         n_before = 1 + len(lm.context)
-        expected = sum(float(log_probs[i - 1, whole[i]]) for i in range(n_before, len(whole)))
+        expected = sum(float(log_probs[i - 1, tokens[i]]) for i in range(n_before, len(tokens)))
         assert found == pytest.approx(expected, abs=1e-4)
 
 

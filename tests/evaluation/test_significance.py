@@ -19,15 +19,15 @@ def results(seed: int, rates: list[float], n_runs: int, seed_sd: float = 0.0) ->
 )
 def test_type_1_error_and_coverage_are_nominal(n_runs: int, seed_sd: float, by_session: bool) -> None:
     """Bounds are four standard errors of 400 repetitions around 5 and 95 %."""
-    called, held = calibration.errs(n_runs, seed_sd, by_session, 400)
-    assert 0.005 < called < 0.095
-    assert 0.905 < held < 0.995
+    positives, covered = calibration.calibrate(n_runs, seed_sd, by_session, 400)
+    assert 0.005 < positives < 0.095
+    assert 0.905 < covered < 0.995
 
 
 def test_ignoring_the_variance_of_seeds_gives_false_positives() -> None:
     """One run per arm, seeds that differ, and the bootstrap over trials only."""
-    called, held = calibration.errs(1, 0.3, False, 150)
-    assert called > 0.3 and held < 0.7
+    positives, covered = calibration.calibrate(1, 0.3, False, 150)
+    assert positives > 0.3 and covered < 0.7
 
 
 def test_a_real_difference_is_found_and_has_its_sign() -> None:

@@ -14,7 +14,7 @@ COMMAND = Path(__file__).parents[2] / "benchmarks" / "doctor_accuracy.py"
 def test_accuracy_on_real_logs(shared: Path) -> None:
     logs = shared / "real" / "logs"
     if not (logs / "labels.csv").is_file():
-        pytest.skip("the labelled logs are not beside this checkout (../shared/real/logs)")
+        pytest.skip("the labelled logs (../shared/real/logs) are not available")
     done = subprocess.run(
         [sys.executable, COMMAND, "--logs", logs, "--json"], capture_output=True, text=True, check=True
     )

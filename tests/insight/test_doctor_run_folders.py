@@ -1,13 +1,18 @@
 """Damaged run folders, and suggestions that depend on the recipe."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor.causes import without_current_settings
+from arcuate.experiments.recipe import load_recipe
+from arcuate.insight.doctor import VERDICTS, diagnose
+from arcuate.insight.doctor.causes import find_causes, without_current_settings
+from arcuate.insight.doctor.diagnose import measure
+from arcuate.insight.doctor.rules import Finding
 from arcuate.insight.ledger.runs import read_entry
 from support.cli import assert_refused
+from support.doctor_logs import falling, log
 from support.fabricate_runs import make_run
 from support.forking import arcuate
 
@@ -28,6 +33,13 @@ def test_suggestions_exclude_current_settings(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_current_settings_are_removed_from_a_change(change: str, left: str) -> None:
     assert without_current_settings(change, {"a.b": 0.2, "c.d": 3, "e.f": True}) == left
+
+
+@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "restarted"])
+def test_suggested_settings_exist(verdict: str) -> None:
+    measurements, _, _ = measure(log(falling(end=0.4), falling(6.5, 0.8), falling(7.0, 0.4)))
+    for cause in find_causes(Finding(verdict, (), 5000), measurements):
+        load_recipe("b2t25-gru", re.findall(r"[a-z_]+(?:\.[a-z_0-9]+)+=[\w.+-]+\b", cause.change))
 
 
 def test_learning_rate_is_named_as_in_the_recipe(tmp_path: Path) -> None:

@@ -88,25 +88,25 @@ DAMAGE = {
     ),
     "binary log": lambda p: (p / "metrics.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe"),
     "broken log": lambda p: (p / "metrics.jsonl").write_text('{"step": 1\nnonsense\n'),
-    "odd log": lambda p: (p / "metrics.jsonl").write_text(
+    "unusual log": lambda p: (p / "metrics.jsonl").write_text(
         '{"step": "x", "split": "val", "per": "y"}\n{"step": 1e400}\n'
     ),
     "empty log": lambda p: (p / "metrics.jsonl").write_text(""),
     "broken environment": lambda p: (p / "environment.json").write_text("{"),
-    "data is no mapping": lambda p: (p / "environment.json").write_text('{"data": 3, "started": 7}'),
+    "data is not a mapping": lambda p: (p / "environment.json").write_text('{"data": 3, "started": 7}'),
     "broken results": lambda p: (p / "results" / "val.json").write_text("[]"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: str) -> None:
-    make_run(tmp_path / "whole")
+    make_run(tmp_path / "intact")
     make_run(tmp_path / "broken", minute=1)
     DAMAGE[kind](tmp_path / "broken")
     rows = rows_of(tmp_path)
-    assert rows["whole"]["problems"] == [] and rows["whole"]["best_per"] is not None
+    assert rows["intact"]["problems"] == [] and rows["intact"]["best_per"] is not None
     assert "broken" in rows
-    if kind not in ("odd log", "empty log", "data is no mapping"):
+    if kind not in ("unusual log", "empty log", "data is not a mapping"):
         assert rows["broken"]["problems"]
     assert "broken" in write_ledger(tmp_path)
 
@@ -251,7 +251,7 @@ def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
     )
     monkeypatch.setenv(
         "COLUMNS", "60"
-    )  # a fresh process, for a forked one has looked at its terminal already
+    )  # a new process, because a forked one has already read its terminal size
     command = [sys.executable, "-m", "arcuate", "runs"]
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert all(len(line) <= 60 for line in lines), lines

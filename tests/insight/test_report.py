@@ -88,19 +88,19 @@ def result(
 
 def summary(rows: list[dict[str, Any]], split: str, **more: Any) -> dict[str, Any]:
     scored = {r["trial"]: score(r["reference"], r["hypothesis"]) for r in rows if r["reference"] is not None}
-    whole = total(scored.values())
+    summed = total(scored.values())
     low, high = bootstrap_interval(list(scored.values()))
     sessions = sorted({r["session"] for r in rows if r["trial"] in scored})
     return {
-        "per": whole.rate,
+        "per": summed.rate,
         "per_low": low,
         "per_high": high,
         "n_trials": len(rows),
         "n_scored": len(scored),
-        "n_tokens": whole.length,
-        "substitutions": whole.substitutions,
-        "insertions": whole.insertions,
-        "deletions": whole.deletions,
+        "n_tokens": summed.length,
+        "substitutions": summed.substitutions,
+        "insertions": summed.insertions,
+        "deletions": summed.deletions,
         "loss": 0.4,
         "per_by_session": {
             s: total(scored[r["trial"]] for r in rows if r["session"] == s).rate for s in sessions
@@ -237,12 +237,12 @@ def report(run: Run, split: str | None = None) -> tuple[str, Outline]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs") / "demo")
 
 
-def test_complete_run_has_every_section(whole: Run) -> None:
-    page, outline = report(whole)
+def test_complete_run_has_every_section(complete_run: Run) -> None:
+    page, outline = report(complete_run)
     assert [i for i in outline.ids if i in SECTIONS] == SECTIONS
     assert len(page) < 3_000_000
     for words in (
@@ -257,13 +257,13 @@ def test_complete_run_has_every_section(whole: Run) -> None:
     assert "not on the trials scored here" in page
 
 
-def test_same_folder_gives_the_same_bytes(whole: Run) -> None:
-    assert write_report(whole).read_bytes() == write_report(whole).read_bytes()
+def test_same_folder_gives_the_same_bytes(complete_run: Run) -> None:
+    assert write_report(complete_run).read_bytes() == write_report(complete_run).read_bytes()
 
 
-def test_headline_agrees_with_the_summary(whole: Run) -> None:
-    values = json.loads(whole.results_file("val", ending="json").read_text())
-    page, _ = report(whole)
+def test_headline_agrees_with_the_summary(complete_run: Run) -> None:
+    values = json.loads(complete_run.results_file("val", ending="json").read_text())
+    page, _ = report(complete_run)
     assert f"<b>{100 * values['per']:.1f}\u202f%</b>" in page
     assert f"{100 * values['per_low']:.1f}–{100 * values['per_high']:.1f}" in page
 

@@ -118,14 +118,16 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     )
     table.add_column("session")
     table.add_column("PER", justify="right")
-    for session, rate in metrics.by_session.items():
+    for session, rate in metrics.per_by_session.items():
         table.add_row(session, percent(rate))
-    if metrics.by_session:
+    if metrics.per_by_session:
         out.print(table)
-    if metrics.by_mode:
+    if metrics.per_by_mode:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
-        out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.by_mode.items()) + correct)
+        out.print(
+            ", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct
+        )
     out.print(headline(evaluation), soft_wrap=True)
     say(f"one line per trial in {evaluation.results_file}")
 
@@ -141,16 +143,15 @@ def headline(evaluation: "Evaluation") -> str:
         " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
     )
     caveat = " (the training data)" if split == "train" else caveat
-    greedy = "" if metrics.greedy_score is None else f" (greedy {percent(metrics.greedy_score.rate)})"
+    greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
     low, high = metrics.interval
     interval = f"95 % interval {percent(low)} to {percent(high)}"
     if low is None:
         interval = "no interval from a single trial"
-    counts = metrics.score
     return (
         f"PER {percent(metrics.per)}{greedy}, {interval}, on {counted(metrics.n_scored, split + ' trial')}{caveat}:"
-        f" {counts.substitutions} substitutions, {counts.insertions} insertions, {counts.deletions} deletions in"
-        f" {counts.length} phonemes"
+        f" {metrics.substitutions} substitutions, {metrics.insertions} insertions, {metrics.deletions} deletions in"
+        f" {metrics.n_tokens} phonemes"
     )
 
 

@@ -10,57 +10,43 @@ import numpy as np
 
 from arcuate.data.alphabet import token_names
 from arcuate.data.store import Store
-from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.metrics import total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import TrialResult
 from arcuate.files import save_npz, write_json, write_jsonl
 from arcuate.models.mode import MODES
 from arcuate.run import Run
 
+_OPTIONAL = ("per_greedy", "per_by_mode", "mode_accuracy", "mode_accuracy_pooled")  # absent if None
+
 
 @dataclass(frozen=True)
 class PhonemeMetrics:
     """Error counts and rates over trials, by session, by block and by speaking mode."""
 
-    score: Score
-    greedy_score: Score | None  # if the trials were decoded by another search
-    interval: tuple[float | None, float | None]  # 95 % bootstrap over trials
+    per: float | None
+    per_greedy: float | None  # if the trials were decoded by another search
+    per_low: float | None  # 95 % bootstrap interval over trials
+    per_high: float | None
     n_trials: int
     n_scored: int
+    n_tokens: int
+    substitutions: int
+    insertions: int
+    deletions: int
     loss: float | None
-    by_session: dict[str, float | None]
-    by_block: dict[str, float | None]
-    by_mode: dict[str, float | None] | None  # None: no trial has a known mode
+    per_by_session: dict[str, float | None]
+    per_by_block: dict[str, float | None]
+    per_by_mode: dict[str, float | None] | None  # None: no trial has a known mode
     mode_accuracy: float | None
     mode_accuracy_pooled: float | None  # log-probabilities summed over each block
 
     @property
-    def per(self) -> float | None:
-        return self.score.rate
+    def interval(self) -> tuple[float | None, float | None]:
+        return self.per_low, self.per_high
 
     def to_dict(self) -> dict[str, Any]:
-        modes: dict[str, Any] = {} if self.by_mode is None else {"per_by_mode": self.by_mode}
-        if self.mode_accuracy is not None:
-            modes |= {
-                "mode_accuracy": self.mode_accuracy,
-                "mode_accuracy_pooled": self.mode_accuracy_pooled,
-            }
-        return {
-            "per": self.per,
-            **({"per_greedy": self.greedy_score.rate} if self.greedy_score is not None else {}),
-            "per_low": self.interval[0],
-            "per_high": self.interval[1],
-            "n_trials": self.n_trials,
-            "n_scored": self.n_scored,
-            "n_tokens": self.score.length,
-            "substitutions": self.score.substitutions,
-            "insertions": self.score.insertions,
-            "deletions": self.score.deletions,
-            "loss": self.loss,
-            "per_by_session": self.by_session,
-            "per_by_block": self.by_block,
-            **modes,
-        }
+        return {k: v for k, v in vars(self).items() if v is not None or k not in _OPTIONAL}
 
 
 def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> PhonemeMetrics:
@@ -71,12 +57,17 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> Phonem
     greedy_scores = [r.greedy_score for r in scored if r.greedy_score is not None]
     with_mode = [r for r in results if r.trial.mode in MODES]
     predicted = bool(with_mode) and all(r.mode is not None for r in with_mode)
+    counts = total(scores)
     return PhonemeMetrics(
-        total(scores),
-        total(greedy_scores) if greedy_scores else None,
-        bootstrap_interval(scores, n_resamples=n_resamples),
+        counts.rate,
+        total(greedy_scores).rate if greedy_scores else None,
+        *bootstrap_interval(scores, n_resamples=n_resamples),
         len(results),
         len(scored),
+        counts.length,
+        counts.substitutions,
+        counts.insertions,
+        counts.deletions,
         float(np.mean(losses)) if losses else None,
         _rates_by(scored, lambda r: r.trial.session),
         _rates_by(scored, _block),

@@ -1,318 +1,275 @@
-"""The drawings of the drift page."""
+"""`write_drift_page`: how recordings change over sessions, as charts of similarity, channels and error rates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arcuate.adaptation.drift import DriftResult
+from arcuate.adaptation.drift import DriftResult, SessionDrift
 from arcuate.files import write_text
-from arcuate.insight.pages.formatting import MISSING, counted, percent
-from arcuate.insight.pages.markup import Html, document, figure, join, legend, svg, table, tag
-from arcuate.insight.pages.svg import Scale, dot, path, text
-from arcuate.insight.pages.svg import heat_map as shade
-from arcuate.insight.pages.svg import line as rule
-from arcuate.insight.pages.svg import linear_scale as linear
-from arcuate.insight.pages.svg import x_axis as columns_axis
-from arcuate.insight.pages.svg import y_axis as rows_axis
-from arcuate.insight.report.sessions import short_session_names as short_names
+from arcuate.insight.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from arcuate.insight.pages.formatting import MISSING, counted, percent, whole_percent
+from arcuate.insight.pages.markup import (
+    Html,
+    figure,
+    join,
+    legend,
+    muted,
+    notice,
+    page,
+    scroll_table,
+    svg,
+    tag,
+)
+from arcuate.insight.pages.svg import (
+    Scale,
+    column_labels,
+    dot,
+    heat_map,
+    line,
+    linear_scale,
+    path,
+    rotated_text,
+    text,
+    x_axis,
+    y_axis,
+)
+from arcuate.insight.report.sessions import short_session_names
 
-WIDTH, HEIGHT = 560, 314
-LEFT, RIGHT, TOP, BOTTOM = 62, 540, 14, 258
+if TYPE_CHECKING:
+    from arcuate.adaptation.evaluate import AdaptationResult, SessionResult  # imports torch
+
+_ARRAY_STYLES = ("validation", "second", "third", "train")  # line styles, one per array
+_NARROW = 80  # columns narrower than this have rotated labels
 
 
-def rates_chart(days: Sequence[Mapping[str, Any]]) -> Html:
-    """Error rates of all days, adapted and not."""
-    names = short_names([d["session"] for d in days])
-    column = min(max(1040 / len(days), 24.0), 150.0)
-    width = max(LEFT + column * len(days) + 20, 420)
-    values = [d[k] for d in days for k in ("per", "per_unadapted") if d[k] is not None]
-    y = linear(values, BOTTOM, TOP, 0.0)
-    parts = [
-        rows_axis(y, LEFT, width - 8, lambda v: percent(v, 0)),
-        rule(LEFT, BOTTOM, width - 8, BOTTOM, "axis"),
+def write_drift_page(result: DriftResult, path: str | Path) -> Path:
+    """Write a drift measurement as one self-contained HTML page."""
+    write_text(Path(path), drift_page(result))
+    return Path(path)
+
+
+def drift_page(result: DriftResult) -> str:
+    sections = [
+        ("similarity", "Similarity of sessions", _similarity_section(result)),
+        ("channels", "Channels", _channels_section(result)),
     ]
-    places = [LEFT + column * (i + 0.5) for i in range(len(days))]
-    for key, kind in (("per_unadapted", "train"), ("per", "validation")):
-        line = [(x, y(d[key])) if d[key] is not None else None for x, d in zip(places, days, strict=True)]
-        parts.append(path(line, f"line {kind}"))
-    for x, day, name in zip(places, days, names, strict=True):
-        if day["per"] is not None:
-            note = f"{day['session']}: {percent(day['per'])}, unadapted {percent(day['per_unadapted'])}"
-            parts.append(dot(x, y(day["per"]), 4.5, "point" if day["known"] else "best", note))
-        parts.append(turned(x, BOTTOM, name) if column < 80 else text(x, BOTTOM + 20, name, anchor="middle"))
-    label = f"Phoneme error rate of {counted(len(days), 'day')} with and without adaptation."
-    return svg(
-        width, BOTTOM + (80 if column < 80 else 40), label, *parts, style=f"max-width:{width / 16:.1f}rem"
+    if result.error_rates is not None:
+        sections.insert(0, ("errors", "Error rate by session", _errors_section(result.error_rates)))
+    footer = "Written by arcuate from the recordings of the store; labels are used for error rates only."
+    return page(f"{result.store.name} · arcuate drift", _header(result), sections, footer)
+
+
+def _header(result: DriftResult) -> Html:
+    first, last = result.sessions[0], result.sessions[-1]
+    reordered = [row.session for row in result.sessions if row.reordered]
+    warning = (
+        f"The channels of {', '.join(reordered)} do not match those of the session before: the channel mapping may"
+        " have changed. Adaptation cannot correct that; restore the channel order and prepare the session again, or"
+        " calibrate it with many sentences."
     )
-
-
-def likeness_chart(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], days: Sequence[int | None], kinds: Sequence[str]
-) -> Html:
-    """Likeness of each array over the days since the first recording."""
-    at = [float(i if d is None else d) for i, d in enumerate(days)]
-    x = Scale(min(at), max(max(at), min(at) + 1.0), LEFT, RIGHT)
-    y = Scale(0.0, 1.0, BOTTOM, TOP)
-    parts = [
-        rows_axis(y, LEFT, RIGHT, lambda v: percent(v, 0)),
-        columns_axis(x, BOTTOM, "days since the first recording"),
-    ]
-    for i, name in enumerate(names):
-        line = []
-        for when, row in zip(at, rows, strict=True):
-            value = row["arrays"][name]["subspace_similarity"]
-            line.append(None if value is None else (x(when), y(value)))
-        parts.append(path(line, f"line {kinds[i % len(kinds)]}"))
-    return svg(WIDTH, HEIGHT, f"Likeness of {counted(len(names), 'array')} over days.", *parts)
-
-
-def matrix_chart(likeness: np.ndarray, sessions: Sequence[str]) -> Html:
-    """A square of days against days."""
-    names = short_names(sessions)
-    side = 250.0
-    left, top = 92.0, 10.0
-    step = side / len(sessions)
-    parts = [shade(likeness, "alike", left, top, side, side, "heat")]
-    every = max(1, round(14 / step))
-    for i, name in enumerate(names):
-        if i % every == 0:
-            parts.append(text(left - 8, top + (i + 0.5) * step + 4, name, anchor="end"))
-            parts.append(turned(left + (i + 0.5) * step, top + side, name))
-    return svg(
-        left + side + 60,
-        top + side + 70,
-        "Likeness of every day with every other.",
-        *parts,
-        style="max-width:30rem",
-    )
-
-
-def channel_chart(name: str, what: str, shares: np.ndarray, sessions: Sequence[str]) -> Html:
-    """Channels down, days across; `shares` (channels, days) from 0 to 1, NaN where a channel is flat."""
-    n_channels, n_days = shares.shape
-    column = min(max(900 / n_days, 22.0), 110.0)
-    height = float(min(max(2.4 * n_channels, 160.0), 520.0))
-    parts = [shade(np.nan_to_num(shares), name, LEFT, TOP, column * n_days, height, "heat")]
-    y = Scale(0, n_channels, TOP, TOP + height)
-    for tick in y.ticks(6):
-        parts.append(text(LEFT - 8, y(tick) + 4, f"{tick:.0f}", anchor="end"))
-    for i, day in enumerate(short_names(sessions)):
-        x = LEFT + column * (i + 0.5)
-        parts.append(
-            turned(x, TOP + height, day) if column < 80 else text(x, TOP + height + 20, day, anchor="middle")
-        )
-    width = LEFT + column * n_days + 20
-    label = f"{what} of {counted(n_channels, 'channel')} over {counted(n_days, 'day')}."
-    return svg(
-        width,
-        TOP + height + (80 if column < 80 else 36),
-        label,
-        *parts,
-        style=f"max-width:{width / 16:.1f}rem",
-    )
-
-
-def turned(x: float, bottom: float, name: str) -> Html:
-    spot = f"translate({x + 3:.1f} {bottom + 16:.1f}) rotate(-45)"
-    return tag("text", name, transform=spot, text_anchor="end")
-
-
-# The page about drift: one file, no scripts, light and dark.
-
-KINDS = ("validation", "second", "third", "train")  # line styles, one per array
-
-
-def write_drift_page(result: DriftResult, path: Path) -> None:
-    """Write the page of `measure_drift`."""
-    data = result.to_dict()
-    page = drift_page(
-        result.store.name,
-        data["sessions"],
-        result.reference,
-        result.days_since_first,
-        result.similarity,
-        data["error_rates"],
-    )
-    write_text(path, page)
-
-
-def drift_page(
-    store: str,
-    rows: Sequence[Mapping[str, Any]],
-    reference: str,
-    days: Sequence[int | None],
-    likeness: np.ndarray,
-    rates: Mapping[str, Any] | None,
-) -> str:
-    """`likeness` (days, days) of subspaces, `rates` of a run."""
-    parts = [
-        ("likeness", "How alike the days are", alike(rows, reference, days, likeness)),
-        ("channels", "Channels", channels(rows, reference)),
-    ]
-    if rates is not None:
-        parts.insert(0, ("errors", "Error rate by day", errors(rates)))
-    links = [tag("a", title, href=f"#{key}") for key, title, _ in parts]
-    body = join(
-        [
-            header(store, rows, reference),
-            tag("nav", *links, aria_label="Sections"),
-            tag("main", *(tag("section", tag("h2", t), b, id=k) for k, t, b in parts)),
-            tag(
-                "footer",
-                "Written by arcuate from the recordings of the store; labels served error rates only.",
-            ),
-        ]
-    )
-    return document(f"{store} · arcuate drift", body)
-
-
-def header(store: str, rows: Sequence[Mapping[str, Any]], reference: str) -> Html:
-    last = rows[-1]
-    dead = len(last["flat"])
-    moved = [r["session"] for r in rows if r["reordered"]]
-    lead = [
-        f"{counted(len(rows), 'recording day')} from {rows[0]['session']} to {last['session']}."
-        " On the last one the median channel keeps ",
-        tag(
-            "b", percent(last["profile_similarity"], 0) if last["profile_similarity"] is not None else MISSING
-        ),
-        f" of its likeness to {reference}; {counted(dead, 'channel')} flat.",
-    ]
-    notice = None
-    if moved:
-        notice = tag(
-            "p",
-            f"The channels of {', '.join(moved)} do not look like the same channels on the day before: the mapping may"
-            " have changed. No adaptation can undo that; put the channels in the old order and prepare the day again,"
-            " or calibrate it with many sentences.",
-            class_="notice",
-        )
     return tag(
         "header",
         tag("p", "arcuate drift", class_="kicker"),
-        tag("h1", store),
-        tag("p", *lead, class_="lead"),
-        notice,
+        tag("h1", result.store.name),
+        tag(
+            "p",
+            f"{counted(len(result.sessions), 'session')} from {first.session} to {last.session}. In the last one the"
+            f" median channel has a similarity of ",
+            tag("b", whole_percent(last.profile_similarity)),
+            f" to {result.reference}; {counted(len(last.flat), 'channel')} flat.",
+            class_="lead",
+        ),
+        notice(warning) if reordered else None,
     )
 
 
-def errors(rates: Mapping[str, Any]) -> Html:
-    days = rates["sessions"]
-    method = rates["adapt"]["method"]
-    key = legend(("train", "unadapted"), ("validation", f"followed with {method}"))
-    new = [d for d in days if not d["known"]]
-    note = "Every day read from its first trial to its last; a hollow mark is a day the model was not trained on."
+# Error rates.
+
+
+def _errors_section(rates: "AdaptationResult") -> Html:
+    method = rates.settings.method
+    key = legend(("train", "unadapted"), ("validation", f"adapted with {method}"))
+    caption = "Trials in recording order; hollow markers are sessions that the model was not trained on."
+    new = [row for row in rates.sessions if not row.known]
     if new:
-        note += f" New days are read with the layer of the nearest known day ({new[0]['init_session']})."
-    body: list[tuple[object, ...]] = [
+        caption += f" These start with the layer of the nearest known session ({new[0].init_session})."
+    rows = [
         (
-            d["session"],
-            "its own" if d["known"] else d["init_session"],
-            d["n_trials"],
-            share(d["per_unadapted"]),
-            share(d["per"]),
-            d["n_steps"],
-            d["n_fallbacks"],
+            row.session,
+            "its own" if row.known else row.init_session,
+            row.n_trials,
+            percent(row.per_unadapted),
+            percent(row.per),
+            row.n_steps,
+            row.n_fallbacks,
         )
-        for d in days
+        for row in rates.sessions
     ]
-    head = ("day", "layer of", "trials", "unadapted", method, "steps", "fell back")
-    chart = rates_chart(days)
-    return join(
-        [
-            figure(f"{rates['run']}, {rates['split']} trials", chart, note, key, wide=True),
-            tag("div", table(head, body, "numbers"), class_="scroll"),
-        ]
+    head = ("session", "initial layer", "trials", "unadapted", method, "steps", "fallbacks")
+    title = f"{rates.run.name}, {rates.provenance.split} trials"
+    chart = figure(title, _errors_chart(rates.sessions), caption, key, wide=True)
+    return join([chart, scroll_table(head, rows, "numbers")])
+
+
+def _errors_chart(sessions: Sequence["SessionResult"]) -> Html:
+    """Error rate of every session with and without adaptation."""
+    column = min(max(1040 / len(sessions), 24.0), 150.0)
+    width = max(LEFT + column * len(sessions) + 20, 420)
+    adapted, unadapted = [row.per for row in sessions], [row.per_unadapted for row in sessions]
+    y = linear_scale([v for v in (*adapted, *unadapted) if v is not None], BOTTOM, TOP, 0.0)
+    places = _column_centres(column, len(sessions))
+    parts = [y_axis(y, LEFT, width - 8, whole_percent), line(LEFT, BOTTOM, width - 8, BOTTOM, "axis")]
+    for rates, kind in ((unadapted, "train"), (adapted, "validation")):
+        points = [(x, y(rate)) if rate is not None else None for x, rate in zip(places, rates, strict=True)]
+        parts.append(path(points, f"line {kind}"))
+    for x, row in zip(places, sessions, strict=True):
+        if row.per is not None:
+            tooltip = f"{row.session}: {percent(row.per)}, unadapted {percent(row.per_unadapted)}"
+            parts.append(dot(x, y(row.per), 4.5, "point" if row.known else "best", tooltip))
+    parts += column_labels(
+        places, BOTTOM, short_session_names([s.session for s in sessions]), column < _NARROW
     )
+    label = f"Phoneme error rate of {counted(len(sessions), 'session')} with and without adaptation."
+    height = BOTTOM + (80 if column < _NARROW else 40)
+    return svg(width, height, label, *parts, style=f"max-width:{width / 16:.1f}rem")
 
 
-def alike(
-    rows: Sequence[Mapping[str, Any]], reference: str, days: Sequence[int | None], likeness: np.ndarray
-) -> Html:
-    names = list(rows[0]["arrays"])
-    key = legend(*((KINDS[i % len(KINDS)], name) for i, name in enumerate(names)))
-    lines = likeness_chart(rows, names, days, KINDS)
-    matrix = matrix_chart(likeness, [r["session"] for r in rows])
+def _column_centres(column: float, n: int) -> list[float]:
+    return [LEFT + column * (i + 0.5) for i in range(n)]
+
+
+# Similarity.
+
+
+def _similarity_section(result: DriftResult) -> Html:
+    arrays = list(result.sessions[0].arrays)
+    key = legend(*((_array_style(i), name) for i, name in enumerate(arrays)))
+    by_array = (
+        f"Share of the principal subspace of an array's activity that a session has in common with {result.reference}:"
+        " 100 % identical, 0 % chance level."
+    )
+    by_pair = "The same over all channels; full colour is similar. Similarity decreases with distance as tuning drifts."
     return tag(
         "div",
-        figure(
-            "Likeness by array",
-            lines,
-            f"How much of the main directions of an array's activity a day shares with {reference}: 100 % the same,"
-            " 0 % no more than chance.",
-            key,
-        ),
-        figure(
-            "Every day with every other",
-            matrix,
-            "The same over all channels; full colour is alike. Days fade from the diagonal as tuning wanders.",
-        ),
+        figure("Similarity by array", _array_chart(result, arrays), by_array, key),
+        figure("All pairs of sessions", _matrix_chart(result), by_pair),
         class_="pair",
     )
 
 
-def channels(rows: Sequence[Mapping[str, Any]], reference: str) -> Html:
-    head = ("day", "flat", "died", "came back", "level moved", "spread moved", "same channels")
-    where = (
-        "Level and spread: the array that moved most, median over its channels, against the reference day; a z-scored"
-        " release shows next to nothing here. Same channels: rank correlation of shape and memory of the channels with"
-        " the day before."
+def _array_style(i: int) -> str:
+    return _ARRAY_STYLES[i % len(_ARRAY_STYLES)]
+
+
+def _array_chart(result: DriftResult, arrays: Sequence[str]) -> Html:
+    """Subspace similarity of each array over days."""
+    days = [float(i if day is None else day) for i, day in enumerate(result.days_since_first)]
+    x = Scale(min(days), max(max(days), min(days) + 1.0), LEFT, RIGHT)
+    y = Scale(0.0, 1.0, BOTTOM, TOP)
+    parts = [y_axis(y, LEFT, RIGHT, whole_percent), x_axis(x, BOTTOM, "days since the first session")]
+    for i, name in enumerate(arrays):
+        values = [row.arrays[name].subspace_similarity for row in result.sessions]
+        points = [
+            None if value is None else (x(day), y(value)) for day, value in zip(days, values, strict=True)
+        ]
+        parts.append(path(points, f"line {_array_style(i)}"))
+    return svg(WIDTH, HEIGHT, f"Similarity of {counted(len(arrays), 'array')} over days.", *parts)
+
+
+def _matrix_chart(result: DriftResult) -> Html:
+    """Sessions against sessions."""
+    side, left, top = 250.0, 92.0, 10.0
+    names = short_session_names([row.session for row in result.sessions])
+    step = side / len(names)
+    parts = [heat_map(result.similarity, "pairs", left, top, side, side, "heat")]
+    every = max(1, round(14 / step))
+    for i, name in list(enumerate(names))[::every]:
+        centre = (i + 0.5) * step
+        parts.append(text(left - 8, top + centre + 4, name, anchor="end"))
+        parts.append(rotated_text(left + centre + 3, top + side + 16, name, -45, anchor="end"))
+    label = "Similarity of all pairs of sessions."
+    return svg(left + side + 60, top + side + 70, label, *parts, style="max-width:30rem")
+
+
+# Channels.
+
+
+def _channels_section(result: DriftResult) -> Html:
+    profile_caption = (
+        "One row per channel, one column per session: similarity of its correlations with all other channels to those"
+        f" in {result.reference}. Full colour is similar; empty stretches are flat channels or different tuning."
     )
+    mean_caption = (
+        f"Shift of the mean of each channel from that in {result.reference}: full colour is one SD or more, empty is no"
+        " shift or a flat channel. The mean of threshold crossings is their rate."
+    )
+    head = ("session", "flat", "newly flat", "recovered", "mean shift", "SD ratio", "channel order")
+    remarks = (
+        "Mean shift and SD ratio: the array with the largest change, median over its channels, against the reference"
+        " session; in a z-scored release they are close to none. Channel order: rank correlation of the skew and"
+        " autocorrelation of channels with the session before."
+    )
+    sessions = [row.session for row in result.sessions]
+    profiles = _by_channel([row.channels.profile_similarity for row in result.sessions])
+    shifts = np.minimum(np.abs(_by_channel([row.channels.mean_shift for row in result.sessions])), 1.0)
     return join(
         [
-            *channel_pictures(rows, reference),
-            tag("div", table(head, [channel_row(row) for row in rows], "numbers"), class_="scroll"),
-            tag("p", where, class_="muted"),
+            figure(
+                "Correlation profiles",
+                _channel_chart("profiles", "Similarity", profiles, sessions),
+                profile_caption,
+                wide=True,
+            ),
+            figure(
+                "Mean shifts",
+                _channel_chart("means", "Mean shift", shifts, sessions),
+                mean_caption,
+                wide=True,
+            ),
+            scroll_table(head, [_channel_row(row) for row in result.sessions], "numbers"),
+            muted(remarks),
         ]
     )
 
 
-def channel_pictures(rows: Sequence[Mapping[str, Any]], reference: str) -> list[Html]:
-    days = [row["session"] for row in rows]
-    alike, level = by_day(rows, "profile_similarity"), by_day(rows, "mean_shift")
-    alike_note = (
-        f"Each line a channel, each column a day: how alike its correlations with all other channels are to those on"
-        f" {reference}. Full colour is alike; an empty stretch is a flat channel or one that listens to something else."
-    )
-    level_note = (
-        f"How far the mean of each channel has moved from that on {reference}: full colour is an SD or more, empty not"
-        " at all, or flat. The mean of crossings is their rate."
-    )
-    likeness = channel_chart("profiles", "Likeness", alike, days)
-    levels = channel_chart("levels", "Change of level", np.minimum(np.abs(level), 1.0), days)
-    return [
-        figure("What channels go along with", likeness, alike_note, wide=True),
-        figure("How far levels moved", levels, level_note, wide=True),
-    ]
+def _channel_chart(name: str, quantity: str, values: np.ndarray, sessions: Sequence[str]) -> Html:
+    """Channels by sessions; `values` (channels, sessions) from 0 to 1, NaN for flat channels."""
+    n_channels, n_sessions = values.shape
+    column = min(max(900 / n_sessions, 22.0), 110.0)
+    height = float(min(max(2.4 * n_channels, 160.0), 520.0))
+    parts = [heat_map(np.nan_to_num(values), name, LEFT, TOP, column * n_sessions, height, "heat")]
+    y = Scale(0, n_channels, TOP, TOP + height)
+    parts += [text(LEFT - 8, y(tick) + 4, f"{tick:.0f}", anchor="end") for tick in y.ticks(6)]
+    places, names = _column_centres(column, n_sessions), short_session_names(sessions)
+    parts += column_labels(places, TOP + height, names, column < _NARROW)
+    width = LEFT + column * n_sessions + 20
+    label = f"{quantity} of {counted(n_channels, 'channel')} over {counted(n_sessions, 'session')}."
+    bottom = TOP + height + (80 if column < _NARROW else 36)
+    return svg(width, bottom, label, *parts, style=f"max-width:{width / 16:.1f}rem")
 
 
-def channel_row(row: Mapping[str, Any]) -> tuple[object, ...]:
-    arrays = row["arrays"].values()
-    levels = [a["mean_shift"] for a in arrays if a["mean_shift"] is not None]
-    spreads = [a["sd_ratio"] for a in arrays if a["sd_ratio"] is not None]
+def _by_channel(sessions: Sequence[Sequence[float | None]]) -> np.ndarray:
+    """(channels, sessions), NaN for missing values."""
+    return np.array(sessions, dtype=np.float64).T
+
+
+def _channel_row(row: SessionDrift) -> tuple[object, ...]:
+    shifts = [array.mean_shift for array in row.arrays.values() if array.mean_shift is not None]
+    ratios = [array.sd_ratio for array in row.arrays.values() if array.sd_ratio is not None]
     return (
-        row["session"],
-        listed(row["flat"]),
-        listed(row["newly_flat"]),
-        listed(row["recovered"]),
-        f"{max(levels):.2f} SD" if levels else MISSING,
-        f"× {max(spreads):.2f}" if spreads else MISSING,
-        "re-ordered?" if row["reordered"] else share(row["channel_order_similarity"]),
+        row.session,
+        _channel_list(row.flat),
+        _channel_list(row.newly_flat),
+        _channel_list(row.recovered),
+        f"{max(shifts):.2f} SD" if shifts else MISSING,
+        f"× {max(ratios):.2f}" if ratios else MISSING,
+        "re-ordered?" if row.reordered else percent(row.channel_order_similarity),
     )
 
 
-def by_day(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    """A number of every channel on every day; NaN where there is none. (channels, days)"""
-    return np.array([row["channels"][name] for row in rows], dtype=np.float64).T
-
-
-def listed(channels: Sequence[int], n: int = 6) -> str:
+def _channel_list(channels: Sequence[int], n: int = 6) -> str:
     if not channels:
         return MISSING
     return ", ".join(map(str, channels[:n])) + (f" … ({len(channels)})" if len(channels) > n else "")
-
-
-def share(rate: float | None) -> str:
-    return MISSING if rate is None else percent(rate)

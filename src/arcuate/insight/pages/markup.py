@@ -102,7 +102,7 @@ def tile(name: str, value: object, *remarks: object, kind: str = "") -> Html:
 
 
 def page(title: str, header: Html, sections: Sequence[Section], footer: str, *styles: str) -> str:
-    """A complete page with a table of contents; `styles` are style sheets beside the common one."""
+    """A complete page with a table of contents; `styles` are additional style sheets."""
     links = [tag("a", heading, href=f"#{anchor}") for anchor, heading, _ in sections]
     bodies = [tag("section", tag("h2", heading), content, id=anchor) for anchor, heading, content in sections]
     nav = tag("nav", *links, aria_label="Sections")
