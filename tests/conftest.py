@@ -29,7 +29,7 @@ def messages() -> Iterator[list[str]]:
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            prefix = "warning: " if record.levelno >= logging.WARNING else ""
+            prefix = {logging.WARNING: "warning: ", logging.ERROR: "error: "}.get(record.levelno, "")
             collected.append(prefix + record.getMessage())
 
     handler, level = Collector(), logger.level

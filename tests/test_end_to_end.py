@@ -59,7 +59,9 @@ def test_same_recipe_same_weights(run: Path, cohort_store: Path, tmp_path: Path)
 
 def test_a_run_folder_is_never_written_into(run: Path, cohort_store: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
-    assert_refused(arcuate("train", "tiny", "--data", cohort_store, "--run", run, *FEW), "exists already")
+    assert_refused(
+        arcuate("train", "tiny", "--data", cohort_store, "--run", run, *FEW), "exists and is not empty"
+    )
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

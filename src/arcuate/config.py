@@ -1,6 +1,7 @@
-"""The base of every settings class: unknown keys are refused, values never change after validation."""
+"""Settings: the base class, overrides `key.sub=value`, error messages, YAML and differences."""
 
 import difflib
+import json
 import re
 import reprlib
 import types
@@ -17,10 +18,11 @@ from arcuate.errors import UserError
 
 
 class Settings(BaseModel):
-    """Base class: unknown keys are refused and values are frozen.
+    """Base class of all settings: unknown keys are rejected and values are frozen.
 
-    A setting that was renamed stays listed in `renamed`, and a value in `renamed_values`. Recipes that use the old name
-    are refused with the new one; files written by earlier versions are read with `migrate=True`, which translates them.
+    A renamed setting is listed in `renamed`, a renamed value in `renamed_values`. A recipe that uses an old name is
+    rejected with a message that gives the new one; files written by earlier versions are read with `migrate=True`,
+    which translates them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
@@ -49,48 +51,44 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_truth_for_numbers(cls, given: Any) -> Any:
-        """Python takes true for 1: a width of `true` or steps of `on` would train another model without a word."""
+    def _reject_booleans_for_numbers(cls, given: Any) -> Any:
+        """`bool` is an `int` in Python: without this check a width of `true` would silently be 1."""
         if isinstance(given, dict):
             for name, field in cls.model_fields.items():
                 value = given.get(field.alias or name)
                 values = value if isinstance(value, (list, tuple)) else [value]
-                if any(isinstance(v, bool) for v in values) and not takes_truth(
-                    cast(Hashable, field.annotation)
-                ):
-                    raise ValueError(f"{field.alias or name} is no switch; give a value, not true or false")
+                is_boolean = any(isinstance(v, bool) for v in values)
+                if is_boolean and not _accepts_boolean(cast(Hashable, field.annotation)):
+                    raise ValueError(f"{field.alias or name}: expected a value, got true or false")
         return given
 
 
 @cache
-def takes_truth(annotation: Hashable) -> bool:
-    """Whether true and false are among the values of a type."""
+def _accepts_boolean(annotation: Hashable) -> bool:
     parts = get_args(annotation)
     if not parts:
         return annotation is bool or annotation is Any
-    return any(part is True or part is False or takes_truth(part) for part in parts)
+    return any(part is True or part is False or _accepts_boolean(part) for part in parts)
 
 
-# `key.sub=value` set in a tree of plain values; items of a list are named by index or by their `name`.
+# --- Overrides: `key.sub=value` in a tree of plain values; list items by index or by their `name` -----------
 
-NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
-EITHER = {"steps": "epochs", "epochs": "steps"}  # of a stage: whoever gives one takes the other back
+Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
+_SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
+_EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # of a stage: setting one removes the other
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in the tree; the value is read as YAML."""
+    """Set `key.sub=value` in the tree; the value is parsed as YAML."""
     path, sign, text = override.partition("=")
     keys = path.strip().split(".")
     if not sign or not all(keys):
         raise UserError(f"override {override!r} is not of the form key.sub=value, such as train.steps=200")
-    put(tree, keys, read_value(text), ())
-
-
-Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
+    _set(tree, keys, _parse_value(text), ())
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
-    """Set every override in the tree. Values of a mapping are used as they are; those of strings are read as YAML."""
+    """Set every override in the tree. Values of a mapping are used as they are; those of strings are parsed as YAML."""
     if isinstance(overrides, str):
         raise UserError(
             f"overrides must be a mapping or a list, got the text {overrides!r}; write [{overrides!r}]"
@@ -103,39 +101,60 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
         keys = path.split(".")
         if not all(keys):
             raise UserError(f"override {path!r} is not of the form key.sub, such as train.steps")
-        put(tree, keys, value, ())
+        _set(tree, keys, value, ())
 
 
-def read_value(text: str) -> Any:
+def override_list(overrides: Overrides) -> list[str]:
+    """Overrides as the command line takes them, `key.sub=value`."""
+    if isinstance(overrides, Mapping):
+        return [f"{path}={to_yaml_line(value)}" for path, value in overrides.items()]
+    return list(overrides)
+
+
+def to_yaml_line(value: Any) -> str:
+    """A plain value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
+def format_value(value: Any) -> str:
+    """A plain value for a table: a component as its kind and its settings, anything else as JSON."""
+    if isinstance(value, Mapping):
+        rest = ", ".join(f"{k} {format_value(v)}" for k, v in value.items() if k != "kind" and v is not None)
+        return f"{value['kind']}: {rest}" if "kind" in value else rest
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _parse_value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         value = text
-    if isinstance(value, str) and NUMBER.fullmatch(value):
-        value = float(value)  # YAML takes 1e4 for text
+    if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
+        value = float(value)  # YAML parses 1e4 as text
     return value
 
 
-def put(node: Any, keys: Sequence[str], value: Any, above: tuple[str, ...]) -> None:
-    """Walk down and set; what is walked through is copied, for ancestors may share it."""
+def _set(node: Any, keys: Sequence[str], value: Any, parents: tuple[str, ...]) -> None:
+    """Descend and set. Containers on the way are copied because recipes that share an ancestor share them."""
     key: Any = keys[0]
     if isinstance(node, list):
-        key = find_item(node, key, ".".join(above))
+        key = _find_item(node, key, ".".join(parents))
     if len(keys) > 1:
         child = node[key] if isinstance(node, list) else node.get(key)
         copied: Any = list(child) if isinstance(child, list) else {}
         node[key] = dict(child) if isinstance(child, Mapping) else copied
-        put(node[key], keys[1:], value, (*above, keys[0]))
+        _set(node[key], keys[1:], value, (*parents, keys[0]))
         return
     if key == "kind" and node.get("kind") != value:
         node.clear()
-    if above[:1] == ("stages",) and len(above) == 2 and key in EITHER:
-        node.pop(EITHER[key], None)
+    if parents[:1] == ("stages",) and len(parents) == 2 and key in _EXCLUSIVE:
+        node.pop(_EXCLUSIVE[key], None)
     node[key] = value
 
 
-def find_item(items: Sequence[Any], key: str, where: str) -> int:
-    """The place of an item: its index, or the one whose name it is."""
+def _find_item(items: Sequence[Any], key: str, where: str) -> int:
+    """Index of a list item that is given by index or by name."""
     names = [str(item.get("name")) if isinstance(item, Mapping) else None for item in items]
     if key in names:
         return names.index(key)
@@ -145,21 +164,23 @@ def find_item(items: Sequence[Any], key: str, where: str) -> int:
     raise UserError(f"{where} has no item {key!r}; it has {known}")
 
 
-# What is wrong with settings, one sentence per mistake: the path, the nearest known setting, the form that works.
+# --- Error messages ----------------------------------------------------------------------------------------
 
 
-def explain(error: ValidationError, where: str, settings: type[BaseModel]) -> Iterator[str]:
-    """One sentence per problem, with the path of the setting and the nearest known one."""
+def _explain(error: ValidationError, where: str, settings: type[BaseModel]) -> Iterator[str]:
+    """One sentence per problem: the setting, what is wrong, and the nearest known setting or a valid form."""
     known = sorted(known_paths(settings))
     for problem in error.errors():
-        path = plain_path(problem["loc"], known)
+        path = _strip_tags(problem["loc"], known)
         if problem["type"] == "extra_forbidden":
-            near, parent = nearest_of(path, known), path.rpartition(".")[0]
-            inside = [
-                k.rpartition(".")[2] for k in known if parent and k.rpartition(".")[0] == unnumbered(parent)
+            near, parent = _nearest_in_lists(path, known), path.rpartition(".")[0]
+            siblings = [
+                k.rpartition(".")[2]
+                for k in known
+                if parent and k.rpartition(".")[0] == _strip_indices(parent)
             ]
-            others = f"; {parent} has {', '.join(inside)}" if inside and near is None else ""
-            yield f"recipe {where}: {absent(path, near, problem['loc'])}{others}"
+            others = f"; {parent} has {', '.join(siblings)}" if siblings and near is None else ""
+            yield f"recipe {where}: {_explain_unknown(path, near, problem['loc'])}{others}"
         elif problem["type"] == "value_error":
             yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
         elif problem["type"] == "missing" and "." in path:
@@ -169,30 +190,30 @@ def explain(error: ValidationError, where: str, settings: type[BaseModel]) -> It
             yield f"recipe {where}: {parent}{of} needs {path}; add {path}=VALUE"
         else:
             yield (
-                f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is refused:"
-                f" {remedy(problem['type'], path, problem['input'], known, settings) or problem['msg']}"
+                f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is invalid:"
+                f" {_remedy(problem['type'], path, problem['input'], known, settings) or problem['msg']}"
             )
 
 
-def remedy(kind: str, path: str, value: Any, known: Sequence[str], settings: type[BaseModel]) -> str | None:
-    """The form that works, where a value has the wrong form altogether."""
+def _remedy(kind: str, path: str, value: Any, known: Sequence[str], settings: type[BaseModel]) -> str | None:
+    """A valid form, for a value of the wrong type."""
     if kind in ("tuple_type", "list_type"):
-        return f"a list is wanted, {path}=[{value}]"
+        return f"expected a list, {path}=[{value}]"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        kinds = kinds_of(path, settings)
+        kinds = _kinds_at(path, settings)
         wrong = value.get("kind") if isinstance(value, Mapping) else None
         near = difflib.get_close_matches(str(wrong), kinds, n=1, cutoff=0.4)
         return f"{path}.kind is one of {', '.join(kinds)}" + (f"; did you mean {near[0]}?" if near else "")
     if kind in ("model_attributes_type", "model_type", "dict_type"):
-        inside = [name for name in known if name.rpartition(".")[0] == path]
-        if f"{path}.kind" in inside:
-            return f"it has settings of its own, {path}.kind={value} and so on"
-        return f"it has settings of its own, such as {inside[0]}" if inside else None
+        children = [name for name in known if name.rpartition(".")[0] == path]
+        if f"{path}.kind" in children:
+            return f"it is a group of settings, such as {path}.kind={value}"
+        return f"it is a group of settings, such as {children[0]}" if children else None
     return None
 
 
-def kinds_of(path: str, settings: type[BaseModel]) -> list[str]:
-    """The kinds that a component at this path may have."""
+def _kinds_at(path: str, settings: type[BaseModel]) -> list[str]:
+    """The possible kinds of the component at this path."""
     models: list[type[BaseModel]] = [settings]
     for key in path.split("."):
         models = [
@@ -205,48 +226,48 @@ def kinds_of(path: str, settings: type[BaseModel]) -> list[str]:
     return [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
 
 
-def absent(path: str, near: str | None, place: Sequence[int | str]) -> str:
-    """Why a key is refused, and the key that was likely meant."""
-    if "." in str(place[-1]):
+def _explain_unknown(path: str, near: str | None, location: Sequence[int | str]) -> str:
+    """Why a key is unknown here, and the nearest known one."""
+    if "." in str(location[-1]):
         nested = path.replace(".", ": {") + ": …" + "}" * path.count(".")
-        return f"{path!r} is a path; in a file settings are nested: write {nested}"
+        return f"{path!r} is a dotted path; nest settings in a file: {nested}"
     if near == path:
         parent = path.rpartition(".")[0]
-        return f"{path!r} belongs to another {parent}.kind than the one chosen; leave it out, or change {parent}.kind"
+        return f"{path!r} belongs to another {parent}.kind; leave it out, or change {parent}.kind"
     return f"there is no setting {path!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
-def nearest_of(path: str, known: Sequence[str]) -> str | None:
-    """The same of a path through a list, such as stages.0.stps: `known` has no numbers in it, and the answer has."""
-    near = nearest(unnumbered(path), known)
+def _nearest_in_lists(path: str, known: Sequence[str]) -> str | None:
+    """`nearest` for a path through a list, such as stages.0.stps; `known` has no indices."""
+    near = nearest(_strip_indices(path), known)
     parent = path.rpartition(".")[0]
-    if near is not None and parent and near.rpartition(".")[0] == unnumbered(parent):
+    if near is not None and parent and near.rpartition(".")[0] == _strip_indices(parent):
         return f"{parent}.{near.rpartition('.')[2]}"
     return near
 
 
-def unnumbered(path: str) -> str:
+def _strip_indices(path: str) -> str:
     return ".".join(part for part in path.split(".") if not part.isdecimal())
 
 
 def nearest(path: str, known: Sequence[str]) -> str | None:
-    """The known setting a misspelt one most likely meant: a sibling first, then the same word elsewhere."""
+    """The known setting nearest to a misspelt one: a sibling first, then the same name elsewhere."""
     parent, _, leaf = path.rpartition(".")
     if leaf in ("lr", "learning_rate"):
         return "schedule.peak_lr"
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
     if close := difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]
-    if same_word := [k for k in known if k.rpartition(".")[2] == leaf]:
-        return same_word[0]
-    if parent in known:  # the others beside it say more than a word that is like the whole path
+    if same_name := [k for k in known if k.rpartition(".")[2] == leaf]:
+        return same_name[0]
+    if parent in known:  # the caller lists the siblings, which helps more than a similar path elsewhere
         return None
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return close[0] if close else None
 
 
-def plain_path(location: tuple[int | str, ...], known: Sequence[str]) -> str:
-    """The dotted path of a problem, without the union tags that pydantic adds to it."""
+def _strip_tags(location: tuple[int | str, ...], known: Sequence[str]) -> str:
+    """Dotted path of a problem, without the union tags that pydantic adds."""
     parts: list[str] = []
     for part in location:
         candidate = ".".join([*parts, str(part)])
@@ -258,7 +279,7 @@ def plain_path(location: tuple[int | str, ...], known: Sequence[str]) -> str:
 
 
 def known_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Dotted paths of every setting, all members of unions included."""
+    """Dotted paths of all settings, those of every member of a union included."""
     paths: set[str] = set()
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
@@ -269,6 +290,7 @@ def known_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The settings classes in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
@@ -276,18 +298,21 @@ def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from inner_models(part)
 
 
-class OneOfEach(yaml.SafeLoader):
-    """YAML in which a setting is given once: of two schedules, the first would vanish without a word."""
+# --- Trees of plain values ---------------------------------------------------------------------------------
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """YAML loader that rejects duplicate keys, of which PyYAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1 and key != "<<"]:
-            raise ValueError(f"{twice[0]!r} is given twice; keep one of them")
+        if duplicates := [key for key in dict.fromkeys(keys) if keys.count(key) > 1 and key != "<<"]:
+            raise ValueError(f"{duplicates[0]!r} is given twice; keep one of them")
         return super().construct_mapping(node, deep)
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`, mapping by mapping; another `kind` replaces a component instead of mixing with it."""
+    """Merge `changes` into `base` recursively; a component of another `kind` replaces the old one."""
     out = dict(base)
     for key, value in changes.items():
         old = out.get(key)
@@ -303,18 +328,18 @@ S = TypeVar("S", bound=Settings)
 
 
 def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, migrate: bool = False) -> S:
-    """Validate a tree of plain values; every problem is reported in one `UserError`.
+    """Validate a tree of plain values; all problems are reported in one `UserError`.
 
-    `migrate` translates settings renamed since the file was written, for files that arcuate itself wrote.
+    `migrate` translates settings that were renamed since the file was written; use it for files that arcuate wrote.
     """
     try:
         return kind.model_validate(tree, context={"migrate": migrate})
     except ValidationError as error:
-        raise UserError("; ".join(dict.fromkeys(explain(error, where, kind)))) from None
+        raise UserError("; ".join(dict.fromkeys(_explain(error, where, kind)))) from None
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:
-    """All settings, defaults included, as plain values."""
+    """All settings as plain values, defaults included."""
     return settings.model_dump(mode="json", by_alias=True)
 
 
@@ -324,7 +349,7 @@ def to_yaml(settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One setting, or one component replaced by another kind, with its value on either side."""
+    """A setting that differs, or a component of another kind, with both values."""
 
     path: str
     before: Any
@@ -332,7 +357,7 @@ class Change:
 
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
-    """Every resolved setting that differs, in the order of the settings class."""
+    """All settings that differ, in the order of the settings class."""
     return list(_changes("", _tree(a, ignore), _tree(b, ignore)))
 
 
@@ -343,13 +368,13 @@ def _tree(settings: Settings, ignore: Collection[str]) -> dict[str, Any]:
 def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
     if before == after:
         return
-    if _comparable(before, after):
+    if _same_settings(before, after):
         for key in before:
             yield from _changes(f"{path}.{key}" if path else key, before[key], after[key])
     else:
         yield Change(path, before, after)
 
 
-def _comparable(before: Any, after: Any) -> bool:
-    """The same settings on both sides; a component of another kind with other settings is one change."""
+def _same_settings(before: Any, after: Any) -> bool:
+    """Whether both sides have the same keys; a component with other settings is one change."""
     return isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys()

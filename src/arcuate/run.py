@@ -1,4 +1,4 @@
-"""The run folder: the only channel between training and everything that looks at its results."""
+"""The run folder: the only interface between training and the programs that read its results."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -13,18 +13,17 @@ from arcuate.config import Settings, to_yaml
 from arcuate.errors import UserError
 from arcuate.files import describe_error, exclusive_lock, read_json, read_jsonl, write_json, write_text
 
-AT_START = {
+_INITIAL_FILES = {  # of a run folder before the first step
     *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
-}  # what a run folder may hold before the first step
-
+}
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or the result of a training
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where each thing lies in a run folder."""
+    """A run folder and the paths in it."""
 
     path: Path
 
@@ -64,11 +63,16 @@ class Run:
         return self.path / "checkpoints"
 
     @property
+    def calibration_file(self) -> Path:
+        """The calibration curve of a calibrated run."""
+        return self.path / "calibration.json"
+
+    @property
     def report_file(self) -> Path:
         return self.path / "report.html"
 
     def results_file(self, split: str, label: str | None = None, ending: str = "jsonl") -> Path:
-        """Decodings (`jsonl`), their summary (`json`) or the example trials for pictures (`npz`)."""
+        """Results by trial (`jsonl`), their summary (`json`) or example trials for the report (`npz`)."""
         middle = f".{label}" if label else ""
         return self.path / "results" / f"{split}{middle}.{ending}"
 
@@ -86,14 +90,14 @@ class Run:
         return read_json(self.environment_file)
 
     def data(self) -> dict[str, Any]:
-        """What the run was trained on: path, channels, sessions and content hashes of its store."""
+        """Training data: path, channels, sessions and content hashes of the store."""
         data = self.environment().get("data", {})
         if not isinstance(data, dict):
-            raise UserError(f"{self.environment_file} is damaged: its data should be a JSON object")
+            raise UserError(f"{self.environment_file} is damaged: its entry `data` must be a JSON object")
         return data
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows so far; a last line that is still being written is left for the next look."""
+        """All rows of metrics.jsonl; an incomplete last line is ignored."""
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
@@ -106,7 +110,7 @@ def open_run(run: RunLike) -> Run:
         )
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
-        seeds = f"; it holds the runs of several seeds, name one, such as {inside[0]}" if inside else ""
+        seeds = f"; it contains runs of several seeds, name one, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
 
@@ -116,20 +120,20 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     path = Path(run)
     if (path / "model.safetensors").is_file():
         return path
-    wanted = path / "checkpoints" / which
-    if (wanted / "model.safetensors").is_file():
-        return wanted.resolve()
+    named = path / "checkpoints" / which
+    if (named / "model.safetensors").is_file():
+        return named.resolve()
     if not path.is_dir():
         raise UserError(f"there is no run or model folder {path}")
-    whole = [p for p in (path / "checkpoints").glob("*") if (p / "model.safetensors").is_file()]
-    known = sorted(p.name for p in whole if not p.name.startswith("."))
+    complete = [p for p in (path / "checkpoints").glob("*") if (p / "model.safetensors").is_file()]
+    known = sorted(p.name for p in complete if not p.name.startswith("."))
     found = f"it has {', '.join(known)}" if known else "it has none yet"
     raise UserError(f"{path} has no checkpoint {which!r}; {found}")
 
 
 def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], resume: bool = False) -> Run:
-    """A new run folder. The recipe comes last: a folder that has one is whole, whenever a run was killed."""
-    refuse_taken(path, resume)
+    """Create a run folder. The recipe is written last: a folder that has one is complete."""
+    check_run_folder(path, resume)
     run = Run(path)
     (path / "results").mkdir(parents=True, exist_ok=True)
     run.checkpoints.mkdir(exist_ok=True)
@@ -155,11 +159,8 @@ def lock_run(run: Run) -> Iterator[None]:
                     run.path.rmdir()
 
 
-def refuse_taken(path: Path, resume: bool = False, resumes: bool = True) -> None:
-    """Never write into a folder that holds anything already, unless it is a run to go on with.
-
-    `resumes=False`: whoever asks has no way to go on with one, so none is offered.
-    """
+def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) -> None:
+    """Check that a folder is new or empty, or a run to resume. `can_resume`: mention --resume in the message."""
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -170,15 +171,15 @@ def refuse_taken(path: Path, resume: bool = False, resumes: bool = True) -> None
     if resume:
         raise UserError(f"{path} is not a run folder, so there is nothing to resume; choose another --run")
     raise UserError(
-        f"{path} exists already and is not empty; choose another --run"
-        + (", or go on with it: --resume" if resumes else "")
+        f"{path} exists and is not empty; choose another --run"
+        + (", or add --resume to continue it" if can_resume else "")
     )
 
 
 def is_untouched(run: Run) -> bool:
-    """Whether nothing was ever trained here: a run killed while its folder was made, or before its first checkpoint."""
-    strange = {p.name for p in run.path.iterdir() if p.suffix != ".part"} - AT_START
+    """Whether nothing was trained here: the run was killed before its first checkpoint."""
+    unknown = {p.name for p in run.path.iterdir() if p.suffix != ".part"} - _INITIAL_FILES
     rows = [f for f in (run.metrics_file, run.incidents_file) if f.exists() and f.stat().st_size]
     trained = rows or any(run.checkpoints.glob("[!.]*")) or any((run.path / "results").glob("*"))
-    somebodys = run.recipe_file.exists() and not run.environment_file.exists()  # we write the recipe last
-    return not (trained or strange or somebodys)
+    third_party = run.recipe_file.exists() and not run.environment_file.exists()  # the recipe is written last
+    return not (trained or unknown or third_party)

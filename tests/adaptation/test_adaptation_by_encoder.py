@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from arcuate import StreamingDecoder
-from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.config import Adaptation, Calibration
 from arcuate.adaptation.evaluate import adapt_trial, evaluate_adaptation
 from arcuate.adaptation.online import make_adapter
-from arcuate.cli._calibrate import Asked, calibrate, prepare_plan
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.evaluation.trials import decode_trials
+from arcuate.experiments.calibrate import calibrate
 from arcuate.live.adaptation import make_setup
 from arcuate.live.engine import make_engine
 from arcuate.models.config import (
@@ -35,7 +35,6 @@ from arcuate.models.config import (
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model
 from arcuate.run import find_checkpoint
-from arcuate.training.interrupts import Stop
 from support.days import DRIFTED, FIRST, N_CHANNELS, SAME, SECOND
 
 GRU = GRUSettings(width=12, depth=1)
@@ -145,11 +144,9 @@ def test_calibration_adds_a_session_and_leaves_the_others_unchanged(
     new_days: Path, folder: Path, tmp_path: Path
 ) -> None:
     store, run = Store.open(new_days / "store"), tmp_path / "run"
-    few = ("steps=2", "other_lr_factor=0", "batch_size=4")
-    asked = Asked(folder, new_days / "store", DRIFTED, run, sentences=3, curve="none", settings=few)
-    plan = prepare_plan(asked)
-    told = calibrate(plan, Stop())
-    assert told is not None and [p["sentences"] for p in told["curve"]] == [0, 3]
+    few = Calibration(steps=2, other_lr_factor=0, batch_size=4)
+    result = calibrate(folder, store, DRIFTED, out=run, sentences=3, curve=(), settings=few)
+    assert [point.sentences for point in result.curve] == [0, 3]
     old, new = load_model(folder), load_model(find_checkpoint(run))
     assert new.config.sessions == (FIRST, SECOND, DRIFTED)
     known = [t for t in store.trials if t.session == SECOND][:2]

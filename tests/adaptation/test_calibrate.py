@@ -15,10 +15,9 @@ import torch
 
 from arcuate.adaptation.calibration import MixedBatches, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
-from arcuate.cli._calibrate import Asked, prepare_plan
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.experiments.calibrate import derive_recipe
+from arcuate.experiments.calibrate import calibrate, derive_recipe
 from arcuate.experiments.recipe import run_recipe
 from arcuate.models.config import Patch
 from arcuate.models.io import load_model
@@ -99,7 +98,7 @@ def test_the_calibrated_run_is_an_ordinary_one(calibrated: tuple[Path, dict], ne
     assert set(one_object(done.stdout)["per_by_session"]) == {FIRST, SECOND, DRIFTED}
     assert arcuate("report", run).returncode == 0
     page = (run / "report.html").read_text()
-    assert "Calibration" in page and "sentences of calibration" in page
+    assert "Calibrated to session" in page and "calibration sentences" in page
 
 
 def test_ordinary_training_cannot_go_on_with_it(calibrated: tuple[Path, dict], new_days: Path) -> None:
@@ -175,7 +174,7 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
         "--json",
     )
     told = one_object(arcuate("calibrate", new_days / "run", *words).stdout)
-    assert told["dry_run"] and told["began_as"] == SECOND and told["held_back"] == 60
+    assert told["dry_run"] and told["initialised_from"] == SECOND and told["held_out"] == 60
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,7 +203,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--session", SECOND), ("knows session", "already")),
+        (("--session", SECOND), ("already has session",)),
         (("--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--session", SAME, "--sentences", "0"), ("nothing to calibrate on", "at least 1")),
         (("--session", SAME, "--sentences", "-3"), ("--sentences -3", "at least 1")),
@@ -212,7 +211,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
         (("--session", SAME, "--set", "speed=1"), ("speed", "known settings")),
         (("--session", SAME, "--curve", "a,b"), ("numbers of sentences",)),
-        (("--session", SAME, "--curve", "50"), ("between 0 and the 20",)),
+        (("--session", SAME, "--curve", "50"), ("between 0 and", "20")),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(
@@ -226,14 +225,14 @@ def test_mistakes_are_told_before_anything_is_written(
 def test_nothing_is_written_into_the_parent(new_days: Path) -> None:
     before = contents(new_days / "run")
     words = ("--data", new_days / "store", "--session", SAME, "--run", new_days / "run" / "day")
-    assert_refused(arcuate("calibrate", new_days / "run", *words), "stays as it is")
+    assert_refused(arcuate("calibrate", new_days / "run", *words), "is not changed")
     assert contents(new_days / "run") == before
 
 
 def test_a_folder_that_holds_something_is_left_alone(new_days: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(UserError, match=r"is not empty; choose another --run$"):
-        prepare_plan(Asked(new_days / "run", new_days / "store", SAME, tmp_path))
+        calibrate(new_days / "run", new_days / "store", SAME, out=tmp_path)
 
 
 def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path: Path) -> None:
@@ -262,7 +261,7 @@ def test_a_replugged_day_is_told_of_but_can_be_learned(new_days: Path, tmp_path:
 def test_more_sentences_than_there_are(new_days: Path, tmp_path: Path) -> None:
     words = ("--data", new_days / "store", "--session", PERMUTED, "--run", tmp_path / "run", "--dry-run")
     done = arcuate("calibrate", new_days / "run", *words, "--sentences", 500)
-    assert done.returncode == 0 and "500 sentences were asked for, the day has 20" in done.stderr
+    assert done.returncode == 0 and "500 sentences were requested, the session has 20" in done.stderr
 
 
 # --- parts -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Small comforts: completion, hints that name the working form, one session and two sessions."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli._recipes import diff_command
 from arcuate.cli.console import TimeLeft, bar, counted
 from arcuate.cli.evaluate import headline
 from arcuate.cli.prepare import leakage_line, print_summary
@@ -21,6 +19,7 @@ from arcuate.evaluation.metrics import Score
 from arcuate.evaluation.results import PhonemeMetrics
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
+from arcuate.experiments.recipe_summary import compare_recipes
 from arcuate.experiments.train import train, worker_count
 from arcuate.run import Run
 from support.forking import arcuate
@@ -65,7 +64,7 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
         ("schedule.kind=constant", ["schedule of kind constant needs schedule.lr", "schedule.lr=VALUE"]),
         ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
         ("schedule=constant", ["schedule.kind=constant"]),
-        ("data.sessions=x", ["a list is wanted", "data.sessions=[x]"]),
+        ("data.sessions=x", ["expected a list", "data.sessions=[x]"]),
         ("data.batching.kind=foo", ["sessions, shuffled, bucketed"]),
     ],
 )
@@ -105,17 +104,15 @@ def test_an_unknown_option_hints_at_the_setting() -> None:
 # --- recipes diff ------------------------------------------------------------------------------------------
 
 
-def test_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_can_be_compared(tmp_path: Path) -> None:
     for name, steps in (("one", 7), ("two", 9)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").write_text(
             to_yaml(load_recipe("b2t25-gru", [f"train.steps={steps}"]))
         )
-    diff_command(str(tmp_path / "one"), str(tmp_path / "two"), as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    told = compare_recipes(tmp_path / "one", tmp_path / "two").to_dict()
     assert told["changes"] == [{"path": "train.steps", "before": 7, "after": 9}]
-    diff_command(str(tmp_path / "one"), None, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    told = compare_recipes(tmp_path / "one").to_dict()
     assert (told["a"], told["b"]) == ("b2t25-gru", str(tmp_path / "one"))
     assert told["changes"] == [{"path": "train.steps", "before": 120000, "after": 7}]
 

@@ -16,12 +16,12 @@ from arcuate.experiments.ablation import (
     arms,
     cells,
     check_factors,
-    claim,
-    finished,
+    claim_cell,
+    is_trained,
     open_experiment,
     overview,
+    parse_factors,
     questions,
-    read_factors,
 )
 from arcuate.insight.ablation import AblationResult, ablation_page, arms_svg, effects_svg, judge_ablation
 from support.cli import assert_refused, one_object
@@ -37,7 +37,7 @@ FACTORS = [
 
 
 def test_factors_and_common_overrides_are_distinguished() -> None:
-    factors, overrides = read_factors(
+    factors, overrides = parse_factors(
         [
             "eps:optimizer.eps=1e-8",
             "train.steps=200",
@@ -51,15 +51,15 @@ def test_factors_and_common_overrides_are_distinguished() -> None:
 
 def test_colon_in_a_value_is_not_a_factor() -> None:
     with pytest.raises(UserError, match="at least one factor"):
-        read_factors(["schedule={kind: constant, lr: 0.1}"])
+        parse_factors(["schedule={kind: constant, lr: 0.1}"])
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ([], "at least one factor"),
-        (["eps"], "no factor"),
-        (["eps:optimizer.eps"], "no factor"),
+        (["eps"], "not a factor"),
+        (["eps:optimizer.eps"], "not a factor"),
         (["a:optimizer.eps=1,b"], "key=value"),
         (["a:optimizer.eps=1", "a:schedule.peak_lr=1"], "twice"),
         (["base:optimizer.eps=1"], "another"),
@@ -69,7 +69,7 @@ def test_colon_in_a_value_is_not_a_factor() -> None:
 )
 def test_bad_factors_are_refused(given: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        read_factors(given)
+        parse_factors(given)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
         (["e:optimizer.eps=1e-8"], "changes nothing"),
         (["n:notes=hello"], "changes nothing"),
         (["e:optimizer.epz=1"], "optimizer.eps"),
-        (["e:optimizer.eps=-1"], "refused"),
+        (["e:optimizer.eps=-1"], "invalid"),
         (["s:train.seed=3"], "--seeds"),
         (["s:data.max_sessions=1"], "different trials"),
         (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, lr: 0.1}"], "both set"),
@@ -86,13 +86,13 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
     ],
 )
 def test_untestable_factors_are_refused(given: list[str], words: str) -> None:
-    factors, overrides = read_factors(given)
+    factors, overrides = parse_factors(given)
     with pytest.raises(UserError, match=words):
         check_factors("tiny", overrides, factors)
 
 
 def test_each_factor_is_isolated_in_both_directions() -> None:
-    factors, _ = read_factors(FACTORS)
+    factors, _ = parse_factors(FACTORS)
     names = [arm.name for arm in arms(factors)]
     assert names == ["base", "eps", "rate", "aug", "all-but-eps", "all-but-rate", "all-but-aug", "all"]
     changed = {arm.name: arm.changed for arm in arms(factors)}
@@ -103,7 +103,7 @@ def test_each_factor_is_isolated_in_both_directions() -> None:
 
 @pytest.mark.parametrize(("n", "n_arms", "n_questions"), [(1, 2, 1), (2, 4, 4), (4, 10, 8)])
 def test_no_arm_is_trained_twice(n: int, n_arms: int, n_questions: int) -> None:
-    factors, _ = read_factors([f"f{i}:optimizer.eps=1e-{i + 2}" for i in range(n)])
+    factors, _ = parse_factors([f"f{i}:optimizer.eps=1e-{i + 2}" for i in range(n)])
     assert len(arms(factors)) == n_arms and len(questions(factors)) == n_questions
 
 
@@ -111,7 +111,7 @@ def fabricate(
     tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: list[str] = FACTORS
 ) -> AblationResult:
     """An experiment whose arms have the error rates that `truth` gives them, 0.3 where it says nothing."""
-    factors, overrides = read_factors(given)
+    factors, overrides = parse_factors(given)
     experiment = Experiment(
         "tiny", overrides, factors, tmp_path / "store", tmp_path / "out", n_seeds, "val", "best"
     )
@@ -187,7 +187,7 @@ def test_page_figures_and_json(tmp_path: Path) -> None:
 
 
 def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) -> None:
-    factors, _ = read_factors(FACTORS[:1])
+    factors, _ = parse_factors(FACTORS[:1])
     for overrides, expected in (((), True), (("data.dev_fraction=0.2",), False)):
         experiment = Experiment("tiny", overrides, factors, tmp_path, tmp_path, 2)
         settings = {o.partition("=")[0] for cell in cells(experiment) for o in cell.overrides}
@@ -195,7 +195,7 @@ def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) ->
 
 
 def test_folder_of_another_experiment_is_refused(tmp_path: Path, cohort_store: Path) -> None:
-    factors, _ = read_factors(FACTORS)
+    factors, _ = parse_factors(FACTORS)
     first = Experiment("tiny", (), factors, cohort_store, tmp_path / "out", 2)
     open_experiment(first)
     open_experiment(first)
@@ -203,16 +203,16 @@ def test_folder_of_another_experiment_is_refused(tmp_path: Path, cohort_store: P
         open_experiment(Experiment("tiny", (), factors[:1], cohort_store, tmp_path / "out", 2))
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").touch()
-    with pytest.raises(UserError, match="holds no ablation"):
+    with pytest.raises(UserError, match="is not an ablation folder"):
         open_experiment(Experiment("tiny", (), factors, cohort_store, tmp_path / "used", 2))
 
 
 def test_cell_is_claimed_by_one_worker(tmp_path: Path) -> None:
-    factors, _ = read_factors(FACTORS[:1])
+    factors, _ = parse_factors(FACTORS[:1])
     cell = cells(Experiment("tiny", (), factors, tmp_path, tmp_path, 1))[0]
-    with claim(cell) as first, claim(cell) as second:
+    with claim_cell(cell) as first, claim_cell(cell) as second:
         assert first and not second
-    with claim(cell) as again:
+    with claim_cell(cell) as again:
         assert again
 
 
@@ -256,12 +256,12 @@ def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> No
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
     _, said = process.communicate(timeout=240)
-    assert process.returncode == 143 and "goes on from here" in said, said
-    factors, _ = read_factors(["eps:optimizer.eps=0.1"])
+    assert process.returncode == 143 and "run the same command again" in said, said
+    factors, _ = parse_factors(["eps:optimizer.eps=0.1"])
     experiment = Experiment("tiny", tuple(few), factors, cohort_store, out, 1)
     base, eps = cells(experiment)
-    assert (base.run.checkpoints / "last").exists() and not finished(base) and not eps.path.exists()
-    with claim(base) as free:
+    assert (base.run.checkpoints / "last").exists() and not is_trained(base) and not eps.path.exists()
+    with claim_cell(base) as free:
         assert free
     assert {row["state"] for row in overview(experiment)} == {"missing"}
 

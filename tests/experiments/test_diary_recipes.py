@@ -17,7 +17,7 @@ from arcuate.experiments.recipe import (
     parse_recipe,
     read_tree,
     recipe_names,
-    resolve,
+    resolve_recipe,
 )
 from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.schedule import learning_rate
@@ -56,7 +56,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
     if value_at(to_tree(load_recipe(parent)), path) != value_at(own, path):
         return False
     try:
-        less = parse_recipe(merge(resolve(parent), without(own, path)), "less")
+        less = parse_recipe(merge(resolve_recipe(parent), without(own, path)), "less")
     except UserError:
         return False
     return diff_recipes(less, recipe) == []

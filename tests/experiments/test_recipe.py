@@ -82,7 +82,7 @@ def test_values_out_of_range_are_refused_in_words(override: str) -> None:
     ["encoder.width=true", "train.steps=on", "train.seed=false", "loss.intermediate.layers=[true]"],
 )
 def test_a_truth_value_is_no_number(override: str) -> None:
-    with pytest.raises(UserError, match="is no switch"):
+    with pytest.raises(UserError, match="expected a value, got true or false"):
         load_recipe("tiny", [override])
 
 

@@ -1,12 +1,10 @@
 """What changed between recipes, and the warning for a rate, an eps or a reduction changed alone."""
 
-import json
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from arcuate.cli._recipes import diff_command
 from arcuate.config import Change, to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import (
@@ -17,7 +15,10 @@ from arcuate.experiments.recipe import (
     official_ancestor,
     recipe_names,
 )
+from arcuate.experiments.recipe_summary import compare_recipes
 from arcuate.training.checks import coupling_warnings
+from support.cli import one_object
+from support.forking import arcuate
 
 
 def warnings(name: str, *overrides: str) -> list[str]:
@@ -168,10 +169,8 @@ def test_documented_as_official_is_not_warned_about(name: str) -> None:
     assert warnings(name) == []
 
 
-def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    diff_command("diary-run12", "diary-run13", as_json=True)
-    (line,) = capsys.readouterr().out.splitlines()
-    told = json.loads(line)
+def test_json_is_one_object() -> None:
+    told = one_object(arcuate("recipes", "diff", "diary-run12", "diary-run13", "--json").stdout)
     assert list(told) == ["a", "b", "changes", "ancestor_a", "ancestor_b", "warnings"]
     assert (told["a"], told["b"], told["ancestor_a"]) == ("diary-run12", "diary-run13", "b2t24-gru")
     assert {"path": "augment.white_noise_sd", "before": 0.8, "after": 0.3} in told["changes"]
@@ -179,26 +178,23 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert [w.split(":")[0] for w in told["warnings"]] == ["diary-run12", "diary-run13"]
 
 
-def test_without_a_second_one_the_official_ancestor_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    diff_command("official-exact-test3", None, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+def test_without_a_second_one_the_official_ancestor_is_used() -> None:
+    told = compare_recipes("official-exact-test3").to_dict()
     assert (told["a"], told["b"]) == ("b2t25-gru", "official-exact-test3")
     assert {c["path"] for c in told["changes"]} == {
         "schedule.peak_lr",
         "session_schedule.peak_lr",
         "train.steps",
     }
-    for name, word in (("tiny", "no official"), ("b2t25-gru", "itself official")):
+    for name, word in (("tiny", "does not extend an official"), ("b2t25-gru", "is an official")):
         with pytest.raises(UserError, match=word):
-            diff_command(name, None, as_json=True)
+            compare_recipes(name)
 
 
-def test_files_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_can_be_compared(tmp_path: Path) -> None:
     path = tmp_path / "mine[bold].yaml"
     path.write_text("extends: tiny\noptimizer: {betas: [0.8, 0.9]}\n")
-    diff_command("tiny", str(path), as_json=False)
-    told = capsys.readouterr().out
+    told = arcuate("recipes", "diff", "tiny", path).stdout
     assert "optimizer.betas" in told
     assert "[0.8, 0.9]" in told
-    diff_command("tiny", "tiny", as_json=False)
-    assert "no setting differs" in capsys.readouterr().out
+    assert "no setting differs" in arcuate("recipes", "diff", "tiny", "tiny").stdout

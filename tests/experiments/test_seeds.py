@@ -1,19 +1,22 @@
-"""`arcuate train --seeds` and `arcuate average`: full run folders, the spread, going on, and what is refused."""
+"""`train_seeds` and `average`: complete run folders, the spread, resuming, and what is rejected."""
 
-import json
 import shutil
+import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from arcuate.cli._seeds import Asked, plan, train_all, train_seeds_command
 from arcuate.errors import UserError
-from arcuate.experiments.multi_seed import seed_settings, spread
-from arcuate.experiments.recipe import run_recipe
+from arcuate.experiments.average import average
+from arcuate.experiments.multi_seed import SeedRun, SeedsResult, seed_overrides, train_seeds
+from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.train import TrainResult, train
 from arcuate.run import Run, open_run
-from arcuate.training.averaging import average_checkpoints
+from arcuate.training.callbacks import Callback
 from support.cli import one_object
 from support.forking import arcuate
 
@@ -86,56 +89,58 @@ def test_words_of_the_seeds_combine_too(ensemble, tmp_path):
     assert one_object(done.stdout)["n_trials"] > 0
 
 
-def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, tmp_path, capsys):
+def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, tmp_path):
     run = tmp_path / "ensemble"
     shutil.copytree(ensemble[0], run, symlinks=True)
     shutil.rmtree(run / "seed-1")
     before = {p: p.stat().st_mtime_ns for p in (run / "seed-0").rglob("*") if p.suffix == ".safetensors"}
-    asked = Asked("tiny", SMALL, cohort_store, run, resume=True)
-    assert train_seeds_command(asked, 3, as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, resume=True).to_dict()
     assert [s["seed"] for s in told["seeds"]] == [0, 1, 2]
     assert before == {p: p.stat().st_mtime_ns for p in before}
     first = ensemble[1]["seeds"]
     assert [s["best_per"] for s in told["seeds"][:2]] == [s["best_per"] for s in first]  # bit for bit
 
 
-def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path):
-    asked = Asked("tiny", SMALL, cohort_store, tmp_path / "ensemble")
-    planned = plan(asked, 2)
-    planned[0].run.mkdir(parents=True)
-    (planned[0].run / "mine.txt").write_text("not a run")
-    told = train_all(asked, planned)
-    assert told["exit_code"] == 2
+def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path, monkeypatch):
+    run = tmp_path / "ensemble"
+
+    def occupied(*given: Any, **options: Any) -> TrainResult:
+        if given[2] == run / "seed-0":
+            given[2].mkdir(parents=True)
+            (given[2] / "mine.txt").write_text("not a run")
+        return train(*given, **options)
+
+    monkeypatch.setattr("arcuate.experiments.multi_seed.train", occupied)
+    summary = train_seeds("tiny", cohort_store, run, 2, overrides=SMALL)
+    assert [seed.is_complete for seed in summary.seeds] == [False, True]
+    told = summary.to_dict()
     assert told["n_finished"] == 1
-    assert "exists already" in told["seeds"][0]["error"]
+    assert "exists and is not empty" in told["seeds"][0]["error"]
     assert told["seeds"][1]["error"] is None
     assert told["mean_per"] == told["seeds"][1]["best_per"]
     assert told["sd_per"] is None
 
 
-def test_a_signal_ends_the_series(cohort_store, tmp_path, monkeypatch, capsys):
-    """The seed that was interrupted saves itself; the next one is not begun, and the way on is told."""
-    trained = []
-
-    def interrupted(asked: Asked) -> dict:
-        trained.append(asked.run.name)
-        return {"run": str(asked.run), "best_per": 0.5, "selected_on": "val", "exit_code": 130}
-
-    monkeypatch.setattr("arcuate.cli._seeds.train_run", interrupted)
-    asked = Asked("tiny", SMALL, cohort_store, tmp_path / "ensemble")
-    told = train_all(asked, plan(asked, 3))
-    assert (trained, told["exit_code"], told["n_finished"], told["mean_per"]) == (["seed-0"], 130, 0, None)
-    assert (
-        f"--seeds 3 --data {cohort_store} --run {tmp_path / 'ensemble'} --resume" in capsys.readouterr().err
-    )
-
-
-def test_dry_run_writes_nothing(cohort_store, tmp_path, capsys):
+def test_a_signal_ends_the_series(cohort_store, tmp_path, messages):
+    """The interrupted seed is saved, the next one is not started, and the command that continues is logged."""
     run = tmp_path / "ensemble"
-    asked = Asked("tiny", SMALL, cohort_store, run, dry_run=True)
-    assert train_seeds_command(asked, 3, as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
+    summary = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, callbacks=[Interrupt()])
+    assert [(seed.seed, seed.is_complete) for seed in summary.seeds] == [(0, False)]
+    assert (summary.signal, summary.mean_per) == (signal.SIGINT, None)
+    assert any(f"--seeds 3 --data {cohort_store} --run {run} --resume" in line for line in messages)
+
+
+class Interrupt(Callback):
+    """Callback that sends SIGINT at step 2."""
+
+    def on_step(self, step: int) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_dry_run_writes_nothing(cohort_store, tmp_path):
+    run = tmp_path / "ensemble"
+    told = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, dry_run=True).to_dict()
     assert [s["run"] for s in told["seeds"]] == [str(run / f"seed-{k}") for k in range(3)]
     assert not run.exists()
 
@@ -148,71 +153,66 @@ def test_no_seeds_are_refused(cohort_store, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def refusal(asked: Asked) -> str:
+def refusal(data: Path, run: Path, overrides: Sequence[str] = SMALL, resume: bool = False) -> str:
     with pytest.raises(UserError) as error:
-        train_seeds_command(asked, 2, as_json=False)
+        train_seeds("tiny", data, run, 2, overrides=overrides, resume=resume)
     return str(error.value)
 
 
 def test_existing_seed_folders_are_refused(ensemble, cohort_store):
     run, _ = ensemble
-    assert "--resume" in refusal(Asked("tiny", SMALL, cohort_store, run))
+    assert "--resume" in refusal(cohort_store, run)
 
 
 def test_a_run_folder_is_no_place_for_seeds(ensemble, cohort_store):
     run, _ = ensemble
     for resume in (False, True):
-        said = refusal(Asked("tiny", SMALL, cohort_store, run / "seed-0", resume=resume))
+        said = refusal(cohort_store, run / "seed-0", resume=resume)
         assert "is a run folder" in said
 
 
 def test_another_recipe_cannot_go_on(ensemble, cohort_store):
     run, _ = ensemble
     other = [*SMALL, "encoder.dropout=0.3"]
-    assert "encoder.dropout" in refusal(Asked("tiny", other, cohort_store, run, resume=True))
+    assert "encoder.dropout" in refusal(cohort_store, run, other, resume=True)
 
 
 def test_strangers_are_left_alone(cohort_store, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    assert "notes.txt" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path, resume=True))
-    assert "exists already" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path))
+    assert "notes.txt" in refusal(cohort_store, tmp_path, resume=True)
+    assert "exists and is not empty" in refusal(cohort_store, tmp_path)
 
 
 @pytest.mark.parametrize("size", ["2", "x", ""])
 def test_several_processes_are_refused(cohort_store, tmp_path, monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
-    assert "torchrun" in refusal(Asked("tiny", SMALL, cohort_store, tmp_path / "run"))
+    assert "torchrun" in refusal(cohort_store, tmp_path / "run")
 
 
 def test_the_seed_that_carves_out_dev_stays(cohort_store):
-    from arcuate.experiments.recipe import load_recipe
-
-    assert seed_settings(load_recipe("tiny"), 2) == ["train.seed=2", "data.seed=3"]
-    assert seed_settings(load_recipe("tiny", ["data.dev_fraction=0.1"]), 2) == ["train.seed=2"]
+    assert seed_overrides(load_recipe("tiny"), 2) == ["train.seed=2", "data.seed=3"]
+    assert seed_overrides(load_recipe("tiny", ["data.dev_fraction=0.1"]), 2) == ["train.seed=2"]
 
 
 def test_spread_of_few():
-    assert spread([]) == {"mean_per": None, "sd_per": None, "low_per": None, "high_per": None}
-    assert spread([0.5])["sd_per"] is None
-
-
-def silent(done: int, total: int, what: str) -> None:
-    pass
+    recipe, run = load_recipe("tiny"), Run(Path("run"))
+    none = SeedsResult(run.path, recipe, 1, (SeedRun(0, run, error="failed"),)).to_dict()
+    assert [none[f"{key}_per"] for key in ("mean", "sd", "low", "high")] == [None] * 4
+    result = TrainResult(run, recipe, 10, 5, 5, 4, "val", best_per=0.5)
+    one = SeedsResult(run.path, recipe, 1, (SeedRun(0, run, result),))
+    assert (one.mean_per, one.sd_per) == (0.5, None)
 
 
 def test_the_mean_of_checkpoints(ensemble, tmp_path):
     run = Run(tmp_path / "run")
     shutil.copytree(ensemble[0] / "seed-0", run.path, symlinks=True)
-    names = average_checkpoints(run, 3, silent)
-    assert names == ["step-00000002", "step-00000003", "step-00000004"]
+    names = average(run, last=3).checkpoints
+    assert names == ("step-00000002", "step-00000003", "step-00000004")
     parts = [load_file(run.checkpoints / name / "model.safetensors") for name in names]
     mean = load_file(run.checkpoints / "average" / "model.safetensors")
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, sum(p[name] for p in parts) / 3)
-    assert average_checkpoints(run, None, silent) == [
-        "step-00000001",
-        *names,
-    ]  # replaces, and leaves out step 0
+    assert average(run).checkpoints == ("step-00000001", *names)  # replaces it; without step 0
 
 
 def test_averaged_checkpoints_are_scored_like_any(ensemble, tmp_path):
@@ -227,8 +227,8 @@ def test_averaged_checkpoints_are_scored_like_any(ensemble, tmp_path):
 
 def test_too_few_checkpoints(ensemble, tmp_path):
     run = Run(ensemble[0] / "seed-1")
-    with pytest.raises(UserError, match=r"kept 4 checkpoints and 7 are wanted; .*train\.keep_checkpoints=7"):
-        average_checkpoints(run, 7, silent)
+    with pytest.raises(UserError, match=r"kept 4 checkpoints, but 7 are needed; .*train\.keep_checkpoints=7"):
+        average(run, last=7)
     done = arcuate("average", run.path, "--last", 1)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert arcuate("average", tmp_path).returncode == 2

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from arcuate.config import known_paths
 from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
-from arcuate.experiments.recipe_settings import components, to_markdown
+from arcuate.experiments.recipe_settings import list_components, to_markdown
 from support.cli import one_object
 from support.forking import arcuate
 
@@ -20,12 +20,15 @@ def test_the_command_prints_the_page_and_the_same_as_json() -> None:
     assert arcuate("recipes", "settings").stdout == to_markdown()
     rows = one_object(arcuate("recipes", "settings", "--json").stdout)["settings"]
     (steps,) = [row for row in rows if row["path"] == "train.steps"]
-    assert (steps["type"], steps["default"]) == ("whole number", "`1000`")
-    assert "≥ 1" in steps["range"] and steps["meaning"] == "optimizer steps"
+    assert (steps["type"], steps["default"]) == ("integer", "`1000`")
+    assert (
+        "≥ 1" in steps["range"]
+        and steps["meaning"] == type(load_recipe("tiny").train).model_fields["steps"].description
+    )
 
 
 def test_every_setting_is_there_and_has_a_meaning() -> None:
-    settings = [setting for part in components() for setting in part.settings]
+    settings = [setting for part in list_components() for setting in part.settings]
     listed = {setting.path for setting in settings}
     leaves = {p for p in known_paths(Recipe) if not any(q.startswith(f"{p}.") for q in known_paths(Recipe))}
     assert listed == leaves

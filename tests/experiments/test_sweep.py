@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from arcuate.config import to_yaml_line
 from arcuate.errors import UserError
-from arcuate.experiments.sweep import Dimension, Range, as_text, read_space
+from arcuate.experiments.search_space import Dimension, Range, read_space
 from arcuate.training.interrupts import Stop
 from support.cli import assert_refused, one_object
 from support.forking import arcuate
@@ -37,7 +38,7 @@ def space_file(tmp_path: Path, text: str) -> Path:
         ("encoder.bidirectional: {choices: [true, perhaps]}", ["perhaps"]),
         ("schedule.peak_lr: {low: 0.1, high: 0.01}", ["below"]),
         ("schedule.peak_lr: {low: 0.0, high: 0.01, log: true}", ["above 0"]),
-        ("schedule.peak_lr: {low: 0.1, high: 0.3, log: true, step: 0.1}", ["together"]),
+        ("schedule.peak_lr: {low: 0.1, high: 0.3, log: true, step: 0.1}", ["combined"]),
         ("encoder.width: {low: 16, high: 40, step: 16}", ["32"]),
         ("encoder.width: {low: 16}", ["high"]),
         ("encoder.width: {low: 16, high: .inf}", ["high"]),
@@ -67,15 +68,15 @@ def test_ranges_are_whole_where_the_setting_is(tmp_path: Path) -> None:
         "augment.gain_sd: {low: 0, high: 1}",
     )
     width, decay, gain = read_space(space_file(tmp_path, "\n".join(paths)), "tiny")
-    assert (width.whole, decay.whole, gain.whole) == (True, False, False)
+    assert (width.is_integer, decay.is_integer, gain.is_integer) == (True, False, False)
 
 
 def test_values_survive_the_command_line(tmp_path: Path) -> None:
     text = "schedule: {choices: [{kind: constant, lr: 1.0e-5}, {kind: linear, peak_lr: 0.1, min_lr: 0.0}]}"
     (schedule,) = read_space(space_file(tmp_path, text), "tiny")
-    assert schedule.override(schedule.texts()[0]) == "schedule={kind: constant, lr: 1.0e-05}"
-    assert Dimension("optimizer.eps", Range(low=0, high=1)).override(1e-8) == "optimizer.eps=1.0e-08"
-    assert as_text("16") != as_text(16)
+    assert schedule.to_override(schedule.choice_texts()[0]) == "schedule={kind: constant, lr: 1.0e-05}"
+    assert Dimension("optimizer.eps", Range(low=0, high=1)).to_override(1e-8) == "optimizer.eps=1.0e-08"
+    assert to_yaml_line("16") != to_yaml_line(16)
 
 
 # Studies without training
@@ -85,24 +86,24 @@ optuna = pytest.importorskip("optuna", reason="Optuna is not installed")
 
 @pytest.fixture
 def sweep(cohort_store: Path, tmp_path: Path) -> Any:
-    from arcuate.experiments.sweep import Sweep
+    from arcuate.experiments.sweep import SweepPlan
 
     space = read_space(space_file(tmp_path, SPACE), "tiny", FEW)
-    return Sweep("tiny", tuple(FEW), space, cohort_store, tmp_path / "out", n_trials=2)
+    return SweepPlan("tiny", tuple(FEW), space, cohort_store, tmp_path / "out", n_trials=2)
 
 
 def test_a_trial_left_running_fails_and_its_settings_come_again(sweep: Any) -> None:
-    from arcuate.experiments.sweep import claim, open_study, summarise
+    from arcuate.experiments.sweep import claim_trial, open_study, summarise_study
 
     study = open_study(sweep)
-    with claim(sweep, study) as first, claim(sweep, open_study(sweep)) as second:
+    with claim_trial(sweep, study) as first, claim_trial(sweep, open_study(sweep)) as second:
         assert (first.number, second.number) == (0, 1)  # the second worker leaves the first one's alone
         assert first.params != second.params
-        with claim(sweep, study) as third:
+        with claim_trial(sweep, study) as third:
             assert third is None
-    with claim(sweep, open_study(sweep)) as again:
+    with claim_trial(sweep, open_study(sweep)) as again:
         assert again.params in (first.params, second.params)
-    states = [t["state"] for t in summarise(sweep, study)["trials"]]
+    states = [t.state for t in summarise_study(sweep, study).trials]
     assert states == ["fail", "fail", "running"]
 
 
@@ -117,7 +118,7 @@ def test_another_sweep_is_refused_in_the_same_folder(sweep: Any, tmp_path: Path)
         open_study(replace(sweep, overrides=("train.steps=9",)))
     with pytest.raises(UserError, match="another space"):
         open_study(replace(sweep, space=sweep.space[:1]))
-    with pytest.raises(UserError, match="holds no sweep"):
+    with pytest.raises(UserError, match="is not a sweep folder"):
         open_study(replace(sweep, out=tmp_path))
 
 
@@ -134,19 +135,20 @@ time.sleep(60)
 def test_a_hopeless_trial_is_stopped_early(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from arcuate.experiments import sweep as module
 
-    monkeypatch.setattr(module, "PROGRAM", (sys.executable, "-c", HOPELESS))
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", HOPELESS))
     study = module.open_study(sweep)
-    dimensions = {d.path: module.distribution(d) for d in sweep.space}
+    dimensions = {d.path: module.to_distribution(d) for d in sweep.space}
     for per in (0.5, 0.4, 0.3, 0.2, 0.1):
         trial = study.ask(dimensions)
         trial.report(per, 2)
         study.tell(trial, per)
     trial, started = study.ask(dimensions), time.monotonic()
-    module.try_settings(sweep, study, trial, Stop(), print)
+    module.run_trial(sweep, study, trial, Stop())
     assert time.monotonic() - started < 30
-    told = module.summarise(sweep, study)
-    assert (told["trials"][-1]["state"], told["trials"][-1]["per"]) == ("pruned", 1.0)
-    assert (told["best_trial"], told["best_per"]) == (4, 0.1)
+    result = module.summarise_study(sweep, study)
+    assert (result.trials[-1].state, result.trials[-1].per) == ("pruned", 1.0)
+    assert result.best is not None
+    assert (result.best.number, result.best.per) == (4, 0.1)
 
 
 # The command

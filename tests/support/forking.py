@@ -82,11 +82,11 @@ def ended(pid: int) -> int:
 
 IMPORTED_ONCE = (
     "arcuate.cli",
-    "arcuate.cli._ablate",
     "arcuate.evaluation.combine.combine",
     "arcuate.evaluation.decode",
     "arcuate.evaluation.evaluate",
-    "arcuate.experiments.train",
+    "arcuate.experiments.multi_seed",
+    "arcuate.insight.ablation",
     "arcuate.insight.comparison",
 )
 

@@ -141,7 +141,7 @@ def test_every_kind_of_encoder_trains(recipe, cohort_store, tmp_path):
         (["loss.intermediate.layers=[0]"], "greater than or equal to 1"),
         (["loss.intermediate.layers=[1,1]"], "twice"),
         (["loss.intermediate.layers=1"], r"loss\.intermediate\.layers=\[1\]"),
-        (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is refused"),
+        (["loss.intermediate.weight=-1"], "loss.intermediate.weight = -1 is invalid"),
     ],
 )
 def test_invalid_layers_are_rejected(overrides, words):

@@ -1,4 +1,4 @@
-"""The command line. Commands stand in the order a person walks the path, and import what they need when they run."""
+"""Command line. Every command imports what it needs when it runs, so that `arcuate --help` is fast."""
 
 import errno
 import io
@@ -69,18 +69,16 @@ __all__ = [
 
 
 def main() -> NoReturn:
-    """Run the command line; a user's mistake is one sentence and exit code 2, never a traceback."""
-    fill_closed_streams()
+    """Run the command line. User errors are one sentence and exit code 2, without a traceback."""
+    _replace_closed_streams()
     show_log_messages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal that cannot show a sign still gets the rest
+            stream.reconfigure(errors="backslashreplace")  # for terminals without Unicode
     try:
         app(standalone_mode=True)
     except UserError as error:
-        fail(str(error))
+        _fail(str(error))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
@@ -90,27 +88,27 @@ def main() -> NoReturn:
     except OSError as error:
         if error.errno is None:
             raise
-        place = f" ({error.filename})" if error.filename else ""
+        path = f" ({error.filename})" if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fail(
-            f"{error.strerror}{place}; {'free some space' if full else 'check the path and your rights to it'}"
+        _fail(
+            f"{error.strerror}{path}; {'free some disk space' if full else 'check the path and its permissions'}"
         )
     sys.exit(0)
 
 
-def fill_closed_streams() -> None:
-    """A closed stdout or stderr must not be taken by the next file that is opened, nor end in a traceback."""
+def _replace_closed_streams() -> None:
+    """Open /dev/null for a closed stdout or stderr, so that no other file gets its descriptor."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     if sys.stdout is None:
         if "--json" in sys.argv:
-            fail("stdout is closed, so there is nowhere to print the JSON to; open it or leave --json out")
+            _fail("stdout is closed, so --json cannot print; open stdout or leave --json out")
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def fail(message: str) -> NoReturn:
+def _fail(message: str) -> NoReturn:
     sys.stderr.write(f"error: {message}\n")
     sys.exit(2)

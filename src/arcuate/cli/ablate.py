@@ -1,33 +1,108 @@
 """`arcuate ablate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import Json, app
+from arcuate.cli.console import emit_json, out, percent, progress, say
+from arcuate.cli.options import RecipeName, StorePath
+
+if TYPE_CHECKING:
+    from arcuate.experiments.ablation import AblationRuns
+    from arcuate.insight.ablation import AblationResult
 
 
 @app.command()
 def ablate(
-    recipe: Annotated[str, typer.Argument(help="The baseline: a packaged recipe or a YAML file.")],
+    recipe: RecipeName,
     factors: Annotated[
         list[str],
-        typer.Argument(help="name:key=value[,key=value] for each factor; key=value holds for every arm."),
+        typer.Argument(help="name:key=value[,key=value] for each factor; key=value applies to every arm."),
     ],
-    data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
+    data: StorePath = ...,  # type: ignore[assignment]
     out: Annotated[
-        Path, typer.Option("--out", help="Experiment folder; a run folder per arm and seed.")
+        Path, typer.Option("--out", help="Experiment folder; one run folder per arm and seed.")
     ] = ...,  # type: ignore[assignment]
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 3,
-    split: Annotated[str, typer.Option(help="What the arms are scored on.")] = "val",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
+    split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[
-        str, typer.Option(help="last (so that a run which went wrong counts as such) or best.")
+        str, typer.Option(help="Checkpoint to score: last (a run that diverged counts as such) or best.")
     ] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Change one factor at a time, in both directions and with seeds: which one caused the difference?"""
-    from arcuate.cli._ablate import ablate_command
+    """Find which change caused a difference: vary one factor at a time, in both directions, over seeds."""
+    from arcuate.experiments.ablation import ablate as train_arms
+    from arcuate.experiments.ablation import parse_factors
 
-    raise typer.Exit(ablate_command(recipe, factors, data, out, seeds, split, checkpoint, dry_run, as_json))
+    parsed, overrides = parse_factors(factors)
+    with progress("training") as report:
+        runs = train_arms(
+            *(recipe, parsed, data, out),
+            overrides=overrides,
+            n_seeds=seeds,
+            split=split,
+            checkpoint=checkpoint,
+            dry_run=dry_run,
+            progress=report,
+        )
+    if dry_run:
+        emit_json(runs.to_dict()) if as_json else _print_plan(runs)
+        return
+    from arcuate.insight.ablation import judge_ablation, write_ablation
+
+    result = judge_ablation(runs.experiment, runs.failed)
+    if result.runs:
+        write_ablation(result)
+    emit_json(result.to_dict()) if as_json else _print_result(result)
+    if runs.signal is not None:
+        say(f"stopped by {runs.signal.name}; run the same command again to continue")
+        raise typer.Exit(128 + runs.signal)
+    raise typer.Exit(0 if result.runs else 1)
+
+
+def _print_plan(runs: "AblationRuns") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    experiment, planned = runs.experiment, runs.to_dict()["runs"]
+    table = Table(box=None, header_style="bold")
+    for heading in ("arm", "seeds", "settings"):
+        table.add_column(heading, overflow="fold")
+    for arm in experiment.arms:
+        seeds = ", ".join(str(row["seed"]) for row in planned if row["arm"] == arm.name)
+        settings = "\n".join(arm.overrides(experiment.factors)) or "the baseline"
+        table.add_row(*map(Text, (arm.name, seeds, settings)))
+    out.print(table)
+    say(f"{len(planned)} runs, {runs.n_steps:,} steps in total; dry run: nothing was written")
+
+
+def _print_result(ablation: "AblationResult") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    experiment = ablation.experiment
+    table = Table(box=None, header_style="bold", title_justify="left")
+    table.title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"
+    for heading in ("arm", "PER", "SD over seeds", "runs", "verdicts"):
+        table.add_column(heading, overflow="fold")
+    for arm in ablation.arms:
+        values = arm.to_dict()
+        sd = "–" if values["seed_sd"] is None else f"{100 * values['seed_sd']:.1f}"
+        verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
+        row = (arm.arm, percent(values["per"]), sd, str(len(values["per_by_run"])), verdicts)
+        table.add_row(*map(Text, row))
+    out.print(table)
+    for factor in ablation.factors:
+        out.print(factor.sentence, markup=False, soft_wrap=True)
+    out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
+    if ablation.n_comparisons > 1:
+        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
+    if ablation.failed:
+        say(f"{len(ablation.failed)} runs did not finish; they are scored at their last checkpoint")
+    if ablation.missing:
+        say(f"not measured yet: {'; '.join(ablation.missing)}")
+    if ablation.runs:
+        say(f"wrote {experiment.out / 'ablation.html'}")

@@ -1,4 +1,4 @@
-"""The application: how commands are listed, parsed and completed; options that several commands share."""
+"""The typer application: order of commands, parsing of settings, completion, options of every command."""
 
 import re
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import typer.core
 
 from arcuate import __version__
 
-HELP = """Intracortical recordings of attempted speech to text.
+_HELP = """Intracortical recordings of attempted speech to text.
 
-The path: [bold]simulate[/] data or take a release → [bold]prepare[/] it once → choose a recipe →
-[bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] walks all of it in a few minutes.
+Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a store → choose a recipe →
+[bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] runs all steps in a few minutes.
 """
 
-ORDER = (
+_ORDER = (
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
     *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "live", "bench"),
@@ -24,19 +24,21 @@ ORDER = (
 
 SPLITS = ("val", "test", "dev", "train")
 
-USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base of its parsing errors
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[
+    1
+]  # typer does not export the base class of its parsing errors
 
 
-class InOrder(typer.core.TyperGroup):
-    """Lists the commands in the order a person walks the path."""
+class _OrderedGroup(typer.core.TyperGroup):
+    """Lists the commands in the order of the workflow."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         known = super().list_commands(ctx)
-        return sorted(known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        return sorted(known, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
 
 class SeveralNumbers(typer.core.TyperCommand):
-    """Lets one option take several numbers, as in --prune 0 0 1."""
+    """Command with options that take several numbers, as in --prune 0 0 1."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         spread: list[str] = []
@@ -51,12 +53,12 @@ class SeveralNumbers(typer.core.TyperCommand):
 
 
 class WithSettings(typer.core.TyperCommand):
-    """A command that takes key.sub=value; someone who writes a setting as an option is told how it is written."""
+    """Command that takes key.sub=value; an unknown option that resembles a setting is answered with that form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except USAGE_ERROR as error:
+        except _USAGE_ERROR as error:
             from arcuate.experiments.recipe import setting_for
 
             if setting := setting_for(getattr(error, "option_name", "")):
@@ -66,8 +68,8 @@ class WithSettings(typer.core.TyperCommand):
 
 
 app = typer.Typer(
-    cls=InOrder,
-    help=HELP,
+    cls=_OrderedGroup,
+    help=_HELP,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -85,21 +87,21 @@ def complete_from(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 
 
-def version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"arcuate {__version__}")
         raise typer.Exit()
 
 
 @app.callback()
-def root(
+def _root(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass

@@ -6,17 +6,25 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Json, app
+from arcuate.cli.console import emit_json, progress, say
 
 
 @app.command()
 def average(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     last: Annotated[
-        int | None, typer.Option(min=2, max=1_000_000, help="Only so many of the newest checkpoints.")
+        int | None, typer.Option(min=2, max=1_000_000, help="Number of newest checkpoints to average.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The mean of a run's checkpoints, as checkpoints/average; they are kept by train.keep_checkpoints."""
-    from arcuate.cli._average import average_command
+    """Average the checkpoints of a run into checkpoints/average. Training keeps train.keep_checkpoints of them."""
+    from arcuate.experiments.average import NAME
+    from arcuate.experiments.average import average as average_checkpoints
 
-    average_command(run, last, as_json)
+    with progress("averaging") as report:
+        averaged = average_checkpoints(run, last=last, progress=report)
+    if as_json:
+        emit_json(averaged.to_dict())
+        return
+    say(f"wrote the mean of {', '.join(averaged.checkpoints)} to {averaged.path}")
+    say(f"next: arcuate evaluate {run} --checkpoint {NAME} --label {NAME}")

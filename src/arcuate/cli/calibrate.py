@@ -1,24 +1,30 @@
 """`arcuate calibrate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import Json, app, complete_from
+from arcuate.cli.console import counted, emit_json, out, percent, progress, say
+from arcuate.cli.options import StorePath
+from arcuate.errors import UserError
+
+if TYPE_CHECKING:
+    from arcuate.experiments.calibrate import CalibrationResult
 
 
 @app.command()
 def calibrate(
-    run: Annotated[Path, typer.Argument(help="The run to start from; it stays as it is.")],
-    data: Annotated[Path, typer.Option("--data", help="A prepared store with the new day.")] = ...,  # type: ignore[assignment]
-    session: Annotated[str, typer.Option("--session", help="The new day.")] = ...,  # type: ignore[assignment]
-    sentences: Annotated[int, typer.Option(help="How many of its first sentences to use.")] = 20,
-    out: Annotated[
-        Path | None, typer.Option("--run", help="Run folder to write; left out: RUN-SESSION beside it.")
+    run: Annotated[Path, typer.Argument(help="Run to start from; it is not changed.")],
+    data: StorePath = ...,  # type: ignore[assignment]
+    session: Annotated[str, typer.Option("--session", help="Session to add.")] = ...,  # type: ignore[assignment]
+    sentences: Annotated[int, typer.Option(help="Number of its first labelled sentences to use.")] = 20,
+    target: Annotated[
+        Path | None, typer.Option("--run", help="Run folder to write; default: RUN-SESSION beside RUN.")
     ] = None,
     curve: Annotated[
-        str | None, typer.Option(help="Where to measure the curve, such as 5,10,20; none for no curve.")
+        str | None, typer.Option(help="Numbers of sentences on the curve, such as 5,10,20; or none.")
     ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, such as other_lr_factor=0 or init=mean.")
@@ -28,12 +34,57 @@ def calibrate(
         typer.Option(help="best, last or step-NNNNNNNN.", autocompletion=complete_from("best", "last")),
     ] = "best",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, say what would be done; write nothing.")
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, write nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Add a recording day to a trained model, from a few of its sentences."""
-    from arcuate.cli._calibrate import Asked, calibrate_command
+    """Add a recording session to a trained model with a few of its labelled sentences."""
+    from arcuate.adaptation.config import Calibration
+    from arcuate.cli.set_option import read_set
+    from arcuate.experiments.calibrate import calibrate as calibrate_run
 
-    asked = Asked(run, data, session, out, sentences, curve, tuple(setting or ()), checkpoint, dry_run)
-    raise typer.Exit(calibrate_command(asked, as_json))
+    with progress("calibrating") as report:
+        result = calibrate_run(
+            *(run, data, session),
+            out=target,
+            sentences=sentences,
+            curve=_parse_curve(curve),
+            settings=read_set(Calibration, setting or [], "other_lr_factor=0"),
+            checkpoint=checkpoint,
+            dry_run=dry_run,
+            progress=report,
+        )
+    if result.interrupted:
+        say(f"stopped by {result.signal.name if result.signal else 'request'}: nothing was written")
+        raise typer.Exit(128 + result.signal if result.signal else 1)
+    if dry_run:
+        say("dry run: nothing was written")
+    if as_json:
+        emit_json(result.to_dict())
+    elif not dry_run:
+        _print_result(result)
+
+
+def _parse_curve(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [] if text == "none" else [int(n) for n in text.split(",")]
+    except ValueError:
+        raise UserError(f"--curve expects numbers of sentences, such as 5,10,20, got {text!r}") from None
+
+
+def _print_result(result: "CalibrationResult") -> None:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", title_justify="left")
+    table.title = f"PER of the {counted(result.n_held_out, 'sentence')} after them"
+    for name in ("sentences", "PER", "95 % interval"):
+        table.add_column(name, justify="right")
+    for point in result.curve:
+        interval = "–" if point.low is None else f"{percent(point.low)} to {percent(point.high)}"
+        table.add_row(str(point.sentences), percent(point.per), interval)
+    if result.n_held_out:
+        out.print(table)
+    say(f"wrote {result.path} with session {result.session}; its parent {result.parent} is unchanged")
+    say(f"next: arcuate report {result.path}, arcuate evaluate {result.path}")

@@ -1,4 +1,4 @@
-"""What people see: messages and progress on stderr, results on stdout, JSON as one line."""
+"""Terminal output: messages and progress on stderr, results on stdout, JSON on one line."""
 
 import logging
 import os
@@ -25,40 +25,40 @@ from arcuate.progress import Progress, counted, logger, percent
 __all__ = ["check_output", "counted", "emit_json", "err", "out", "percent", "progress", "say"]
 
 
-class Messages(Console):
-    """Whoever listened to the messages may leave; the work goes on in silence."""
+class _MessageConsole(Console):
+    """Messages are optional: if their reader goes away, the command continues without them."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-class Results(Console):
-    """A result nobody takes is the end, as the shell knows it."""
+class _ResultConsole(Console):
+    """Results are not: a closed stdout ends the command."""
 
     def on_broken_pipe(self) -> None:
-        nobody_listens()
+        _exit_broken_pipe()
 
 
-err = Messages(stderr=True, highlight=False)
-out = Results(highlight=False)
+err = _MessageConsole(stderr=True, highlight=False)
+out = _ResultConsole(highlight=False)
 
 
 def say(message: str) -> None:
-    """A line for the person at the terminal; never part of the result."""
+    """Print a message on stderr."""
     err.print(message, markup=False, soft_wrap=True)
 
 
 class _MessageHandler(logging.Handler):
-    """Prints what the library logs; warnings are marked as such."""
+    """Prints log messages of the library; warnings and errors with a prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = "warning: " if record.levelno >= logging.WARNING else ""
+        prefix = {logging.WARNING: "warning: ", logging.ERROR: "error: "}.get(record.levelno, "")
         say(prefix + record.getMessage())
 
 
 def show_log_messages() -> None:
-    """Print the library's log messages on stderr, as every command does."""
+    """Print log messages of the library on stderr."""
     if not any(isinstance(handler, _MessageHandler) for handler in logger.handlers):
         logger.addHandler(_MessageHandler())
     logger.setLevel(logging.INFO)
@@ -66,22 +66,22 @@ def show_log_messages() -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Exactly one JSON object on one line on stdout; null and never NaN."""
+    """Print one JSON object on one line on stdout; NaN and infinity become null."""
     try:
         sys.stdout.write(to_json_line(value) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        nobody_listens()
+        _exit_broken_pipe()
 
 
-def nobody_listens() -> NoReturn:
-    """End as a program that a broken pipe stops: 128 + SIGPIPE, and no complaint at exit."""
+def _exit_broken_pipe() -> NoReturn:
+    """Exit with 128 + SIGPIPE, as the shell reports a broken pipe, and without an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
 
 
 class TimeLeft(TimeRemainingColumn):
-    """How long it still takes; nothing where nobody knows how much there is to do."""
+    """Remaining time; empty while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else Text("left ") + super().render(task)

@@ -1,11 +1,16 @@
 """`arcuate demo`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from arcuate.cli.app import Json, WithSettings, app
+from arcuate.cli.console import emit_json, out, say
+from arcuate.cli.options import OverrideList
+
+if TYPE_CHECKING:
+    from arcuate.evaluation.decode import Transcription
 
 
 @app.command(cls=WithSettings)
@@ -14,10 +19,44 @@ def demo(
     data: Annotated[Path, typer.Option(help="Data folder; replaced if the demo made it.")] = Path(
         "data/demo"
     ),
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, as for train.")] = None,
+    overrides: OverrideList = None,
     as_json: Json = False,
 ) -> None:
-    """Walk the whole path on simulated data: simulate, prepare, train, evaluate, report."""
-    from arcuate.cli._demo import run_demo
+    """Run the complete workflow on simulated data: simulate, prepare, train, evaluate, decode, report."""
+    from arcuate.cli.decode import print_transcription
+    from arcuate.cli.evaluate import print_evaluation
+    from arcuate.cli.prepare import leakage_line, print_summary
+    from arcuate.cli.watch import TrainingDisplay
+    from arcuate.experiments.demo import run_demo
+    from arcuate.insight.report import write_report
 
-    run_demo(run, data, overrides or [], as_json)
+    display = TrainingDisplay()
+    result = run_demo(
+        *(run, data),
+        write_report=write_report,
+        overrides=overrides or [],
+        callbacks=[display],
+        progress=display.report,
+    )
+    display.close()
+    if as_json:
+        emit_json(result.to_dict())
+        return
+    print_summary(result.prepared, data / "store")
+    if result.prepared.leakage is not None:
+        say(leakage_line(result.prepared.leakage))
+    print_evaluation(result.evaluation)
+    _print_nbest(result.words)
+    print_transcription(result.words)
+    out.print(f"Open {result.page} in a browser. The demo took {result.seconds:.0f} s.", soft_wrap=True)
+
+
+def _print_nbest(words: "Transcription") -> None:
+    """The n-best list of one sentence, if possible one with errors."""
+    with_errors = [t for t in words if t.word_errors and t.word_errors.errors and len(t.n_best) > 1]
+    example = (with_errors or list(words))[0]
+    out.print(f"\n  ref  {example.reference.text}", soft_wrap=True, markup=False)
+    for rank, hypothesis in enumerate(example.n_best, 1):
+        text = f"{rank:>5}  {hypothesis.text or '–'}  ({hypothesis.total:.1f})"
+        out.print(text, soft_wrap=True, markup=False)
+    out.print()

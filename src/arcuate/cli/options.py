@@ -5,7 +5,21 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import complete_from
+from arcuate.cli.app import complete_from, complete_recipe
+
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        help="Packaged recipe, YAML file or run folder; see: arcuate recipes list.",
+        autocompletion=complete_recipe,
+    ),
+]
+
+OverrideList = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as train.steps=200.")
+]
+
+StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
 
 ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
 

@@ -5,60 +5,98 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Json, WithSettings, app, complete_recipe
+from arcuate.cli.console import emit_json, out
+from arcuate.cli.options import OverrideList, RecipeName
 
 recipes_app = typer.Typer(
-    help="List the recipes, show one whole, compare two, list all settings.", no_args_is_help=True
+    help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True
 )
-
-
 app.add_typer(recipes_app, name="recipes")
 
 
 @recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
-    """The packaged recipes, a line each."""
-    from arcuate.cli._recipes import list_command
+    """List the packaged recipes."""
+    from rich.table import Table
 
-    list_command(as_json)
+    from arcuate.experiments.recipe_summary import list_recipes
+
+    entries = list_recipes()
+    if as_json:
+        emit_json({"recipes": [entry.to_dict() for entry in entries]})
+        return
+    table = Table(box=None, header_style="bold")
+    for heading in ("recipe", "extends", "summary"):
+        table.add_column(heading)
+    for entry in entries:
+        table.add_row(entry.name, entry.extends or "", entry.summary or "")
+    out.print(table)
 
 
 @recipes_app.command("show", cls=WithSettings)
-def recipes_show(
-    name: Annotated[
-        str, typer.Argument(help="A packaged recipe, a YAML file or a run.", autocompletion=complete_recipe)
-    ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value")] = None,
-    as_json: Json = False,
-) -> None:
-    """A recipe whole, with everything it inherits, and its number of parameters."""
-    from arcuate.cli._recipes import show_command
+def recipes_show(name: RecipeName, overrides: OverrideList = None, as_json: Json = False) -> None:
+    """Print a complete recipe, inherited settings included, and its number of parameters."""
+    from rich.syntax import Syntax
 
-    show_command(name, overrides or [], as_json)
+    from arcuate.config import to_yaml
+    from arcuate.experiments.recipe_summary import describe_recipe
+
+    described = describe_recipe(name, overrides or [])
+    if as_json:
+        emit_json(described.to_dict())
+        return
+    size = f"{described.n_sessions} sessions × {described.n_channels} channels"
+    text = to_yaml(described.recipe) + f"# {described.n_parameters:,} parameters at {size}"
+    if out.is_terminal:
+        out.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
+    else:  # unwrapped, so that the output can be used as a recipe
+        out.print(text, markup=False, soft_wrap=True)
 
 
 @recipes_app.command("diff")
 def recipes_diff(
-    a: Annotated[
-        str, typer.Argument(help="A packaged recipe, a YAML file or a run.", autocompletion=complete_recipe)
-    ],
+    a: RecipeName,
     b: Annotated[
         str | None,
         typer.Argument(
-            help="Another one; left out: A against the official one it descends from.",
+            help="Recipe to compare with; default: A against the official recipe that it extends.",
             autocompletion=complete_recipe,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What changed between two recipes."""
-    from arcuate.cli._recipes import diff_command
+    """Compare two recipes, setting by setting."""
+    from rich.table import Table
+    from rich.text import Text
 
-    diff_command(a, b, as_json)
+    from arcuate.config import format_value
+    from arcuate.experiments.recipe_summary import compare_recipes
+
+    comparison = compare_recipes(a, b)
+    if as_json:
+        emit_json(comparison.to_dict())
+        return
+    if comparison.changes:
+        table = Table(box=None, header_style="bold")
+        table.add_column("setting", no_wrap=True)
+        for side in (comparison.a, comparison.b):
+            table.add_column(Text(side), overflow="fold")
+        for change in comparison.changes:
+            row = (change.path, format_value(change.before), format_value(change.after))
+            table.add_row(*map(Text, row))
+        out.print(table)
+    else:
+        out.print(f"no setting differs between {comparison.a} and {comparison.b}", markup=False)
+    for warning in comparison.warnings:
+        out.print(f"\nwarning: {warning}", markup=False)
 
 
 @recipes_app.command("settings")
 def recipes_settings(as_json: Json = False) -> None:
-    """Every setting with its type, default, range and meaning, as Markdown."""
-    from arcuate.cli._recipes import settings_command
+    """Print every setting with its type, default, range and description, as Markdown."""
+    from arcuate.experiments.recipe_settings import list_settings, to_markdown
 
-    settings_command(as_json)
+    if as_json:
+        emit_json({"settings": list_settings()})
+    else:
+        out.print(to_markdown(), markup=False, soft_wrap=True, end="")

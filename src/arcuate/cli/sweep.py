@@ -1,27 +1,65 @@
 """`arcuate sweep`."""
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arcuate.cli.app import Json, WithSettings, app, complete_recipe
+from arcuate.cli.app import Json, WithSettings, app
+from arcuate.cli.console import emit_json, out, percent, say
+from arcuate.cli.options import OverrideList, RecipeName, StorePath
+
+if TYPE_CHECKING:
+    from arcuate.experiments.sweep import SweepResult, SweepTrial
 
 
 @app.command(cls=WithSettings)
 def sweep(
-    recipe: Annotated[
-        str, typer.Argument(help="A packaged recipe or a YAML file.", autocompletion=complete_recipe)
-    ],
-    space: Annotated[Path, typer.Argument(help="YAML: setting paths, each with a range or choices.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, for every trial")] = None,
-    data: Annotated[Path, typer.Option("--data", help="A prepared store.")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option("--out", help="Sweep folder; a run folder per trial.")] = ...,  # type: ignore[assignment]
-    trials: Annotated[int, typer.Option(min=1, max=100_000, help="In all, over all workers.")] = 20,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    recipe: RecipeName,
+    space: Annotated[Path, typer.Argument(help="YAML file: settings, each with a range or choices.")],
+    overrides: OverrideList = None,
+    data: StorePath = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option("--out", help="Sweep folder; one run folder per trial.")] = ...,  # type: ignore[assignment]
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Number of trials over all workers.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the proposed settings.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Search for better settings; start the same command several times to share the work."""
-    from arcuate.cli._sweep import sweep_command
+    """Search for better settings. Start the same command several times to run workers in parallel."""
+    from arcuate.experiments.sweep import sweep as run_sweep
 
-    raise typer.Exit(sweep_command(recipe, space, overrides or [], data, out, trials, seed, as_json))
+    result = run_sweep(recipe, space, data, out, overrides=overrides or [], n_trials=trials, seed=seed)
+    if as_json:
+        emit_json(result.to_dict())
+    else:
+        _print_result(result)
+    if result.signal is not None:
+        say(f"stopped by {result.signal.name}; run the same command again to continue")
+        raise typer.Exit(128 + result.signal)
+    raise typer.Exit(1 if all(t.state == "fail" for t in result.trials) else 0)
+
+
+def _print_result(result: "SweepResult") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold")
+    for heading in ("trial", "state", "PER", "settings", "reason"):
+        table.add_column(heading, overflow="fold")
+    for trial in sorted(result.trials, key=_rank):
+        settings, reason = "\n".join(trial.overrides), trial.reason or ""
+        table.add_row(*map(Text, (str(trial.number), trial.state, percent(trial.per), settings, reason)))
+    out.print(table)
+    if running := sum(t.state == "running" for t in result.trials):
+        say(f"{running} still running in other workers")
+    if result.best is None or result.command is None:
+        say("no trial is complete")
+        return
+    out.print(f"\nbest: trial {result.best.number}, PER {percent(result.best.per)}, {result.best.run}")
+    out.print(shlex.join(result.command), markup=False, soft_wrap=True)
+
+
+def _rank(trial: "SweepTrial") -> tuple[bool, float, int]:
+    """Complete trials first, best on top."""
+    per = float("inf") if trial.per is None else trial.per
+    return trial.state != "complete", per, trial.number

@@ -29,12 +29,12 @@ class TrainingDisplay(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self.close()
 
     def report(self, done: int, total: int, description: str) -> None:
         """Progress function: the search for speaking modes, then the training steps."""
         if self._bar is not None and not self._bar.tasks[0].description.startswith(description):
-            self._close()
+            self.close()
         if self._bar is None:
             self._bar = bar()
             self._bar.add_task(description, total=total)
@@ -43,7 +43,8 @@ class TrainingDisplay(Callback):
             self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss
         )
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Stop the progress bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar, self._loss = None, ""

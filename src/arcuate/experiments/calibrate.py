@@ -1,35 +1,364 @@
-"""Fitting the new layer: the ordinary training loop, on a recipe derived from the parent's and a mix of trials."""
+"""`calibrate`: add a session to a trained model with a few of its labelled sentences, as a new run folder.
 
+The new session layer is fitted by the ordinary training loop, on a recipe derived from the parent's and on batches that
+mix in trials of known sessions. The calibration curve is PER against the number of sentences, on the labelled sentences
+recorded after those.
+"""
+
+import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
+from typing import Any
 
-import torch
-
-from arcuate.adaptation.calibration import MixedBatches
+from arcuate.adaptation.calibration import (
+    CalibrationSplit,
+    CurvePoint,
+    MixedBatches,
+    curve_point,
+    curve_sizes,
+    split_session,
+)
 from arcuate.adaptation.config import Calibration
+from arcuate.adaptation.drift import warn_about_recording
 from arcuate.data.batching import PlannedBatches, training_batches
-from arcuate.data.sessions import nearest_session
+from arcuate.data.selection import select
+from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
-from arcuate.experiments.recipe import Recipe
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import ModelSource, find_source
+from arcuate.evaluation.trials import TrialResult, decode_trials
+from arcuate.experiments.recipe import Recipe, run_recipe
+from arcuate.experiments.train import describe_store
+from arcuate.files import to_frame, write_json
 from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, ModeLossSettings, RNNTSettings
 from arcuate.models.config import ModelConfig
-from arcuate.models.model import Model, add_session, parameter_groups
-from arcuate.run import create_run
+from arcuate.models.io import load_model
+from arcuate.models.model import (
+    Model,
+    add_session,
+    copy_session_layer,
+    count_parameters,
+    enable_session_layers,
+    parameter_groups,
+    single_session_model,
+)
+from arcuate.models.runtime import configure_runtime
+from arcuate.progress import Progress, counted, logger
+from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run
 from arcuate.training.callbacks import Callback
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
-from arcuate.training.interrupts import Stop
-from arcuate.training.loop import train
+from arcuate.training.environment import describe_environment
+from arcuate.training.interrupts import Stop, handle_signals
+from arcuate.training.loop import train as train_loop
 from arcuate.training.schedule import Constant, Linear
 from arcuate.training.state import TrainingState
 
 
+@dataclass(frozen=True)
+class CalibrationResult:
+    """A calibrated run and its calibration curve. It is accepted wherever a run folder is."""
+
+    run: Run
+    parent: Path
+    session: str
+    initial_session: str  # whose layer the new one starts from, or "mean"
+    days_later: int | None  # days since the nearest known session
+    n_sentences: int
+    n_held_out: int  # labelled sentences after them
+    n_known_trials: int  # of known sessions, mixed into the batches
+    settings: Calibration
+    sizes: tuple[int, ...]  # numbers of sentences on the curve
+    curve: tuple[CurvePoint, ...] = ()
+    dry_run: bool = False
+    interrupted: bool = False  # nothing was written
+    signal: Signals | None = None  # that interrupted it
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.run)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._setup() | (
+            {"dry_run": True} if self.dry_run else {"curve": [point.to_dict() for point in self.curve]}
+        )
+
+    def _setup(self) -> dict[str, Any]:
+        return {
+            "run": str(self.run.path),
+            "parent": str(self.parent),
+            "session": self.session,
+            "initialised_from": self.initial_session,
+            "days_later": self.days_later,
+            "sentences": self.n_sentences,
+            "held_out": self.n_held_out,
+            "known_trials": self.n_known_trials,
+            "settings": self.settings.model_dump(mode="json"),
+            "points": list(self.sizes),
+        }
+
+    def to_frame(self) -> Any:
+        """Pandas data frame with one row per point of the curve."""
+        return to_frame(point.to_dict() for point in self.curve)
+
+
+def calibrate(
+    run: RunLike,
+    data: Store | str | Path,
+    session: str,
+    *,
+    out: RunLike | None = None,
+    sentences: int = 20,
+    curve: Sequence[int] | None = None,
+    settings: Calibration | None = None,
+    checkpoint: str = "best",
+    dry_run: bool = False,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+) -> CalibrationResult:
+    """Add `session` of the store `data` to the model of `run`, using its first labelled `sentences`.
+
+    The parent run is not changed; `out` (default: RUN-SESSION beside it) is written when complete. `curve` are the
+    numbers of sentences at which the curve is measured, besides none and all.
+    """
+    plan = _make_plan(Path(run), data, session, out, sentences, curve, settings, checkpoint, dry_run)
+    _announce(plan, sentences)
+    if dry_run:
+        return plan.result(dry_run=True)
+    with handle_signals(stop) as stop, lock_run(plan.run):
+        check_run_folder(plan.run.path, can_resume=False)  # it may have been written since
+        points = _calibrate(plan, stop, progress)
+    if points is None:
+        return plan.result(interrupted=True, signal=stop.signal)
+    return plan.result(curve=tuple(points))
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Everything that is fixed before the first step."""
+
+    parent: Path
+    session: str
+    run: Run
+    source: ModelSource
+    store: Store
+    model: Model
+    recipe: Recipe
+    settings: Calibration
+    split: CalibrationSplit
+    known_trials: tuple[TrialInfo, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def initial_session(self) -> str:
+        return initial_session(self.model, self.session, self.settings)
+
+    def result(self, **outcome: Any) -> CalibrationResult:
+        nearest = nearest_session(self.session, self.model.config.sessions)
+        return CalibrationResult(
+            run=self.run,
+            parent=self.parent,
+            session=self.session,
+            initial_session=self.initial_session,
+            days_later=days_between(self.session, nearest),
+            n_sentences=len(self.split.calibration),
+            n_held_out=len(self.split.held_out),
+            n_known_trials=len(self.known_trials),
+            settings=self.settings,
+            sizes=self.sizes,
+            **outcome,
+        )
+
+
+def _make_plan(
+    parent: Path,
+    data: Store | str | Path,
+    session: str,
+    out: RunLike | None,
+    sentences: int,
+    curve: Sequence[int] | None,
+    settings: Calibration | None,
+    checkpoint: str,
+    dry_run: bool,
+) -> _Plan:
+    """Check everything that can be wrong before the first step."""
+    settings = settings or Calibration()
+    source = find_source(open_run(parent), checkpoint)
+    name = f"{source.run.name}-{session}"
+    run = Run(Path(out) if out is not None else parent.resolve().with_name(name))
+    if parent.resolve() in run.path.resolve().parents:
+        raise UserError(f"{run.path} is inside the parent run, which is not changed; choose another --run")
+    if not dry_run:
+        check_run_folder(run.path, can_resume=False)
+    store = data if isinstance(data, Store) else Store.open(Path(data))
+    model = load_model(source.checkpoint)
+    if session in model.config.sessions:
+        raise UserError(
+            f"{parent} already has session {session}; calibrate a new session, or continue training with:"
+            f" arcuate train RECIPE --from {parent}"
+        )
+    if model.config.n_channels != store.n_channels:
+        raise UserError(
+            f"the model has {model.config.n_channels} channels, {store.path.name} has {store.n_channels}; prepare the"
+            " same channels as for training"
+        )
+    patch = source.config.front_end.patch
+    split = split_session(store, session, sentences, patch)
+    store.check_unchanged((*split.calibration, *split.held_out))
+    known = _known_trials(source, store, model) if settings.other_lr_factor else ()
+    recipe = derive_recipe(_parent_recipe(source), model.config, session, settings)
+    sizes = _curve_sizes(curve, len(split.calibration))
+    return _Plan(parent, session, run, source, store, model, recipe, settings, split, known, sizes)
+
+
+def _curve_sizes(curve: Sequence[int] | None, n_sentences: int) -> tuple[int, ...]:
+    if curve is None:
+        return curve_sizes(n_sentences)
+    if any(not 0 <= n <= n_sentences for n in curve):
+        listed = ",".join(map(str, curve))
+        raise UserError(f"--curve {listed} must lie between 0 and the number of sentences, {n_sentences}")
+    return tuple(sorted({0, *curve, n_sentences}))
+
+
+def _parent_recipe(source: ModelSource) -> Recipe:
+    """The recipe of a run, or one with the settings of an imported model."""
+    if source.trained_on is not None:
+        return run_recipe(source.run)
+    settings = {name: getattr(source.config, name) for name in type(source.config.model).model_fields}
+    return Recipe(name=source.run.name, **settings)
+
+
+def _known_trials(source: ModelSource, store: Store, model: Model) -> tuple[TrialInfo, ...]:
+    """Training trials of the known sessions that this store contains."""
+    known = tuple(s for s in store.sessions if s in model.config.sessions)
+    if not known:
+        return ()
+    limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
+    data = source.config.data.model_copy(update=limits)
+    return select(store, data, source.config.front_end.patch.count_frames).train
+
+
+def _announce(plan: _Plan, n_requested: int) -> None:
+    session, model, n_sentences = plan.session, plan.model, len(plan.split.calibration)
+    initial = plan.initial_session
+    gap = days_between(session, initial) if initial != "mean" else None
+    when = "" if gap is None else f", {counted(abs(gap), 'day')} {'before' if gap > 0 else 'after'} it"
+    if not model.config.settings.front_end.session_layer.enabled:
+        logger.info(
+            "the model has no session layers: known sessions get identity layers, the new session its own layer"
+        )
+    source = "the mean of all layers" if initial == "mean" else f"the layer of {initial}{when}"
+    logger.info(f"{session}: {counted(n_sentences, 'sentence')}, starting from {source}")
+    if n_sentences < n_requested:
+        logger.info(f"note: {n_requested} sentences were requested, the session has {n_sentences}")
+    warn_about_recording(plan.store, session, nearest_session(session, model.config.sessions))
+    if plan.settings.other_lr_factor and not plan.known_trials:
+        logger.info(
+            "note: this store has no trials of known sessions to mix in; the other weights are trained without them"
+        )
+    if not plan.split.held_out:
+        logger.info("note: there are no labelled sentences after these, so there is no curve")
+
+
+def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> list[CurvePoint] | None:
+    """Measure the curve, then put the run folder in place; None, and nothing written, if interrupted."""
+    temporary = plan.run.path.with_name(f".{plan.run.path.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    runtime, width = plan.source.config.runtime, plan.recipe.encoder.width
+    plan.model.to(configure_runtime(runtime, width, plan.settings.batch_size).device)
+    try:
+        points = _measure_curve(plan, temporary, stop, progress)
+        if points is None:
+            return None
+        finished = Run(temporary / "last")
+        write_json(finished.calibration_file, plan.result(curve=tuple(points)).to_dict())
+        # The run folder contains nothing but the lock, which is held and moves along.
+        plan.run.lock_file.rename(finished.lock_file)
+        finished.path.rename(plan.run.path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return points
+
+
+def _measure_curve(
+    plan: _Plan, folder: Path, stop: Stop, progress: Progress | None
+) -> list[CurvePoint] | None:
+    points: list[CurvePoint] = []
+    uncalibrated: list[TrialResult] = []
+    held_out, n_all = plan.split.held_out, len(plan.split.calibration)
+    fitted = [n for n in plan.sizes if n == n_all or (n and held_out)]  # the others cannot be scored
+    for n in (0, *fitted):
+        if n == 0:
+            layer = copy_session_layer(plan.model, plan.initial_session)
+            model = single_session_model(plan.model, plan.session, *layer).eval()
+        else:
+            report = _StepProgress(progress, fitted.index(n), len(fitted), plan.settings.steps, n)
+            model = _fit(plan, n, folder / ("last" if n == n_all else f"sentences-{n}"), report, stop)
+        if stop.requested:
+            return None
+        results = decode_trials(model, plan.store, held_out) if held_out else []
+        points.append(curve_point(n, results, uncalibrated if n else None))
+        uncalibrated = uncalibrated if n else results
+    return points
+
+
+def _fit(plan: _Plan, n: int, folder: Path, callback: "_StepProgress", stop: Stop) -> Model:
+    """Train on the first `n` sentences, in a new run folder."""
+    environment = describe_environment(
+        parent=f"{plan.parent.resolve()}@{plan.source.checkpoint.name}",
+        calibration=plan.result()._setup(),
+        data=describe_store(plan.store, (*plan.model.config.sessions, plan.session)),
+        n_parameters=count_parameters(_calibrated_config(plan)),
+        selected_on=None,
+        device=str(plan.model.head.weight.device),
+    )
+    settings, new = plan.settings, plan.split.calibration[:n]
+    model = add_session(plan.model, plan.session, plan.initial_session)
+    _freeze(model, settings)
+    training = TrainingState(model, plan.recipe, create_run(folder, plan.recipe, environment), "fp32")
+    known = plan.known_trials if settings.other_lr_factor else ()
+    fraction = settings.replay_fraction if known else 0.0
+    mixed = MixedBatches(len(new), len(known), settings.batch_size, fraction, settings.seed)
+    planned = PlannedBatches(
+        *(plan.store, (*new, *known), mixed, model.config.sessions, plan.recipe.front_end.statistics_spec)
+    )
+    batches = training_batches(planned, 0, None, 0)
+    train_loop(training, batches, None, model.head.weight.device, callback, stop)
+    return model.eval()
+
+
+def _calibrated_config(plan: _Plan) -> ModelConfig:
+    config = plan.model.config
+    return ModelConfig(
+        settings=enable_session_layers(config.settings),
+        n_channels=config.n_channels,
+        sessions=(*config.sessions, plan.session),
+        classes=config.classes,
+    )
+
+
+def _freeze(model: Model, settings: Calibration) -> None:
+    """Train the new session layer and, unless their learning rate is 0, all weights but the other session layers."""
+    layer = model.front_end.session_layer
+    new = {id(layer.weights[-1]), id(layer.biases[-1])}
+    for name, parameters in parameter_groups(model).items():
+        for parameter in parameters:
+            trains = id(parameter) in new if name == "session" else settings.other_lr_factor > 0
+            parameter.requires_grad_(trains)
+
+
 def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
-    """The parent's recipe with the new day among its sessions, and with calibration's own way of learning."""
+    """The parent's recipe with the new session, and with the loss, optimizer and schedule of calibration."""
     data = parent.data.model_copy(
         update={"sessions": (*config.sessions, session), "max_sessions": None, "n_sessions": None}
     )
     layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
-    rest = settings.other_lr_factor * settings.lr
+    other_lr = settings.other_lr_factor * settings.lr
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
@@ -39,12 +368,12 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         "loss": LossSettings(
             ctc=CTCSettings(reduction="mean_per_token", zero_infinity=True, weight=parent.loss.ctc.weight),
             rnnt=RNNTSettings(reduction="mean_per_token", weight=parent.loss.rnnt.weight),
-            mode=ModeLossSettings(weight=0.0),  # what tells modes and cleans frames has been learned
+            mode=ModeLossSettings(weight=0.0),  # mode head and denoiser are already trained
             denoise=DenoiseSettings(weight=0.0),
         ),
         "stages": (),
         "optimizer": Optimizer(),
-        "schedule": Linear(peak_lr=rest, min_lr=0.0) if rest else Constant(lr=0.0),
+        "schedule": Linear(peak_lr=other_lr, min_lr=0.0) if other_lr else Constant(lr=0.0),
         "session_schedule": Linear(peak_lr=settings.lr, min_lr=0.0),
         "ema": Ema(),
         "swa": Swa(),
@@ -62,52 +391,24 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
     return Recipe.model_validate(parent.model_copy(update=changes).model_dump(by_alias=True))
 
 
-def begin_with(model: Model, session: str, settings: Calibration) -> str:
-    """The known session whose layer a new one begins as, or "mean"."""
+def initial_session(model: Model, session: str, settings: Calibration) -> str:
+    """The known session whose layer a new one starts from, or "mean"."""
     return "mean" if settings.init == "mean" else nearest_session(session, model.config.sessions)
 
 
-def fit_layer(
-    parent: Model,
-    recipe: Recipe,
-    store: Store,
-    session: str,
-    new: Sequence[TrialInfo],
-    old: Sequence[TrialInfo],
-    settings: Calibration,
-    folder: Path,
-    environment: dict[str, object],
-    callback: Callback,
-    stop: Stop,
-) -> Model:
-    """A model that knows the day, trained in a new run folder; the parent is left as it was."""
-    model = add_session(parent, session, begin_with(parent, session, settings))
-    free(model, settings)
-    run = create_run(folder, recipe, environment)
-    training = TrainingState(model, recipe, run, "fp32")
-    mixing = bool(settings.other_lr_factor) and bool(old)
-    plan = MixedBatches(
-        len(new),
-        len(old) if mixing else 0,
-        settings.batch_size,
-        settings.replay_fraction if mixing else 0.0,
-        settings.seed,
-    )
-    trials = (*new, *old) if mixing else tuple(new)
-    planned = PlannedBatches(store, trials, plan, model.config.sessions, recipe.front_end.statistics_spec)
-    train(training, training_batches(planned, 0, None, 0), None, device_of(model), callback, stop)
-    return model.eval()
+class _StepProgress(Callback):
+    """Callback that reports the steps of one fit of several, and logs incidents."""
 
+    def __init__(
+        self, progress: Progress | None, fit: int, n_fits: int, n_steps: int, n_sentences: int
+    ) -> None:
+        super().__init__()
+        self._progress, self._before, self._total = progress, fit * n_steps, n_fits * n_steps
+        self._description = f"calibrating with {counted(n_sentences, 'sentence')}"
 
-def free(model: Model, settings: Calibration) -> None:
-    """Only what may move has gradients: the new layer, and all that is no session layer unless it is frozen."""
-    layer = model.front_end.session_layer
-    own = {id(layer.weights[-1]), id(layer.biases[-1])}
-    for name, parameters in parameter_groups(model).items():
-        for parameter in parameters:
-            moves = id(parameter) in own if name == "session" else settings.other_lr_factor > 0
-            parameter.requires_grad_(moves)
+    def on_step(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress(self._before + step, self._total, self._description)
 
-
-def device_of(model: Model) -> torch.device:
-    return model.head.weight.device
+    def on_incident(self, row: dict[str, Any]) -> None:
+        logger.info(f"step {row['step']:>6}  {row['action']}: {row['reason']}")

@@ -1,4 +1,4 @@
-"""Recipe: one experiment as data. Packaged YAML files, `extends`, overrides, and refusals that help."""
+"""Recipes: one experiment as data. Loading by name or path, `extends`, overrides, comparison."""
 
 import difflib
 import os
@@ -13,9 +13,9 @@ from pydantic import Field
 
 from arcuate.config import (
     Change,
-    OneOfEach,
     Overrides,
     Settings,
+    UniqueKeyLoader,
     apply_overrides,
     diff,
     known_paths,
@@ -30,18 +30,21 @@ from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
 
 
-class Identity(Settings):
-    name: str = Field(min_length=1, max_length=100, description="left out: the name of the file")
-    extends: str | None = Field(None, description="the recipe this one states its differences from")
-    summary: str = Field("", description="one line for `arcuate recipes list`")
-    notes: str = Field("", description="anything worth remembering")
+class _Identity(Settings):
+    name: str = Field(
+        min_length=1, max_length=100, description="Name of the recipe; default: the name of the file."
+    )
+    extends: str | None = Field(None, description="Recipe that this one inherits from.")
+    summary: str = Field("", description="One line for `arcuate recipes list`.")
+    notes: str = Field("", description="Free text.")
 
 
-class Recipe(TrainingConfig, Identity):
-    """One experiment as data: its name and parent, and everything that determines training."""
+class Recipe(TrainingConfig, _Identity):
+    """One experiment as data: name and parent, and everything that determines training."""
 
 
 def recipe_names() -> list[str]:
+    """Names of the packaged recipes."""
     folder = files("arcuate") / "experiments" / "recipes"
     return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
 
@@ -49,17 +52,16 @@ def recipe_names() -> list[str]:
 def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
     """A packaged recipe by name, a YAML file or run folder by path, or a `Recipe`; with overrides applied."""
     if isinstance(recipe, Recipe):
-        tree, name = to_tree(recipe), recipe.name
+        tree, name, migrate = to_tree(recipe), recipe.name, False
     else:
         name = str(recipe)
-        tree = resolve(name)
+        tree, migrate = resolve_recipe(name), _is_run_recipe(name)
     apply_overrides(tree, overrides)
-    migrate = not isinstance(recipe, Recipe) and is_run_recipe(name)
     return parse_recipe(tree, name, migrate=migrate)
 
 
-def is_run_recipe(name: str) -> bool:
-    """Whether a recipe is the resolved one of a run folder, which an earlier version may have written."""
+def _is_run_recipe(name: str) -> bool:
+    """Whether a recipe belongs to a run folder, which an earlier version may have written."""
     if name in recipe_names():
         return False
     path = Path(name)
@@ -76,12 +78,12 @@ def run_recipe(run: Run) -> Recipe:
     return parse_recipe(run.recipe_tree(), str(run.recipe_file), migrate=True)
 
 
-def resolve(name: str) -> dict[str, Any]:
-    """The recipe as a tree of plain values, its ancestors merged in.
+def resolve_recipe(name: str) -> dict[str, Any]:
+    """The recipe as a tree of plain values, merged with its ancestors.
 
-    `extends` of the whole names a packaged recipe or none, so that a run's recipe does not need files elsewhere.
+    Its `extends` names a packaged recipe or none, so that the recipe of a run does not depend on other files.
     """
-    chain = lineage(name)
+    chain = _lineage(name)
     tree: dict[str, Any] = {}
     for _, own in reversed(chain):
         tree = merge(tree, own)
@@ -91,16 +93,16 @@ def resolve(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a recipe stands: packaged under its name, or in a file."""
+    """Location of a recipe: packaged under its name, or in a file."""
 
     name: str
     path: Path | None = None
 
 
-def lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
-    """The recipe, its parent and so on up to the one that extends nothing; each with what it states itself."""
+def _lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
+    """The recipe and its ancestors, nearest first, each with the settings that it states itself."""
     chain: list[tuple[Place, dict[str, Any]]] = []
-    place = locate(name)
+    place = _locate(name)
     while True:
         if place in (seen := [earlier for earlier, _ in chain]):
             names = " -> ".join(earlier.name for earlier in (*seen, place))
@@ -110,27 +112,27 @@ def lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
         parent = tree.get("extends")
         if parent is None:
             return chain
-        place = locate(str(parent), place)
+        place = _locate(str(parent), place)
 
 
-def locate(name: str, by: Place | None = None) -> Place:
-    """A recipe by name or path; what a recipe file extends is looked for in its own folder first."""
-    if by is None:
+def _locate(name: str, child: Place | None = None) -> Place:
+    """Find a recipe by name or path; the parent of a recipe file is searched in the folder of that file first."""
+    if child is None:
         if name in recipe_names():
             return Place(name)
         for path in (Path(name), Path(name) / "recipe.yaml"):  # a file, or a run folder
             if os.path.isfile(path):
                 return Place(name, path.resolve())
     else:
-        if by.path is not None and os.path.isfile(path := by.path.parent / name):
+        if child.path is not None and os.path.isfile(path := child.path.parent / name):
             return Place(name, path.resolve())
         if name in recipe_names():
             return Place(name)
-    raise UserError(unknown_recipe(name, by))
+    raise UserError(_unknown_recipe(name, child))
 
 
 def read_tree(place: Place) -> dict[str, Any]:
-    """What a recipe states itself."""
+    """The settings that a recipe states itself."""
     if place.path is None:
         text = (files("arcuate") / "experiments" / "recipes" / f"{place.name}.yaml").read_text("utf-8")
     else:
@@ -139,25 +141,25 @@ def read_tree(place: Place) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"recipe {place.name} cannot be read as text: {error}") from None
     try:
-        tree = yaml.load(text, OneOfEach)
+        tree = yaml.load(text, UniqueKeyLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"recipe {place.name} is no valid YAML: {first}") from None
+        raise UserError(f"recipe {place.name} is not valid YAML: {first}") from None
     if not isinstance(tree, dict):
         raise UserError(f"recipe {place.name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
     return {"name": place.path.stem if place.path else place.name, **tree}
 
 
-def unknown_recipe(name: str, by: Place | None) -> str:
+def _unknown_recipe(name: str, child: Place | None) -> str:
     known = recipe_names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
-    where = f" (named by 'extends' in {by.name}, and looked for beside it)" if by else ""
-    return f"there is no recipe {name!r}{where}, nor a file of that name; {hint}"
+    where = f" ('extends' of {child.name})" if child else ""
+    return f"there is no recipe and no file named {name!r}{where}; {hint}"
 
 
 def setting_for(option: str) -> str | None:
-    """The setting that someone means who writes --steps or --log-every."""
+    """The setting nearest to a misspelt option, such as train.log_every for --log-every."""
     word = option.lstrip("-").replace("-", "_")
     if not word:
         return None
@@ -168,13 +170,13 @@ def setting_for(option: str) -> str | None:
 
 
 def diff_recipes(a: TrainingConfig, b: TrainingConfig) -> list[Change]:
-    """Every resolved setting that differs; name, parent and description are not compared."""
+    """All settings that differ; name, parent and description are ignored."""
     return diff(a, b, ignore=DESCRIPTIVE_KEYS)
 
 
 def ancestry(name: str) -> tuple[str, ...]:
-    """The recipe, its parent, and so on up to the one that extends nothing."""
-    return tuple(place.name for place, _ in lineage(name))
+    """Names of the recipe and its ancestors, nearest first."""
+    return tuple(place.name for place, _ in _lineage(name))
 
 
 def official_ancestor(recipe: Recipe | str | Path) -> str | None:
@@ -183,7 +185,7 @@ def official_ancestor(recipe: Recipe | str | Path) -> str | None:
         recipe = recipe.extends or recipe.name
         if recipe not in recipe_names():
             return None
-    place, tree = lineage(str(recipe))[-1]
+    place, tree = _lineage(str(recipe))[-1]
     for candidate in (place.name, tree["name"]):
         if candidate in OFFICIAL:
             return str(candidate)

@@ -1,185 +1,122 @@
-"""The settings a sweep varies: ranges and choices by path, checked by parsing recipes at their ends."""
+"""Hyperparameter sweeps: Optuna proposes settings, a training tries them, the best validation PER wins.
+
+Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; the settings of a trial
+whose worker died are tried again.
+"""
 
 import hashlib
 import json
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
-import optuna
-import yaml
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
-from pydantic import Field, ValidationError, model_validator
-
-from arcuate.config import Settings, known_paths, nearest, to_tree
+from arcuate.config import Overrides, override_list, to_tree
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe
-from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
+from arcuate.experiments.search_space import Choices, Dimension, read_space
+from arcuate.experiments.subprocess_train import train_arguments, train_in_subprocess
+from arcuate.files import LockHeld, exclusive_lock, read_json, to_frame, write_json
+from arcuate.progress import logger, percent
 from arcuate.run import Run
 from arcuate.seeds import derive_seed
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.interrupts import Stop
+from arcuate.training.interrupts import Stop, handle_signals
 
-EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
+try:
+    import optuna
+    from optuna import distributions
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError:
+    raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
-
-class Range(Settings):
-    low: float
-    high: float
-    log: bool = Field(False, description="drawn evenly by ratio instead of by difference")
-    step: float | None = Field(None, gt=0.0, description="only low, low + step, low + 2 step …")
-
-    @model_validator(mode="after")
-    def _can_be_drawn_from(self) -> "Range":
-        if not self.low < self.high:
-            raise ValueError(f"low {self.low:g} must lie below high {self.high:g}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"log needs a low above 0, not {self.low:g}")
-        if self.log and self.step is not None:
-            raise ValueError("log and step do not go together; leave one of them out")
-        if self.step is not None:
-            n_steps = (self.high - self.low) / self.step
-            if abs(n_steps - round(n_steps)) > 1e-6 * n_steps:
-                reached = self.low + int(n_steps) * self.step
-                raise ValueError(f"steps of {self.step:g} miss high {self.high:g}; use high: {reached:g}")
-        return self
-
-    @property
-    def between(self) -> float:
-        """A value inside the range that is whole only where all of them are."""
-        return self.low + (self.step if self.step is not None else 0.37 * (self.high - self.low))
-
-
-class Choices(Settings):
-    choices: tuple[Any, ...] = Field(min_length=2)
+_INTERRUPTED = "interrupted"
+_FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when a sweep is continued
 
 
 @dataclass(frozen=True)
-class Dimension:
-    """One setting to vary."""
+class SweepTrial:
+    """One combination of settings and its outcome."""
 
-    path: str
-    values: Range | Choices
-    whole: bool = False  # the range has whole numbers only
+    number: int
+    state: str  # complete, pruned, fail or running
+    per: float | None  # best validation PER; of an unfinished trial, the latest
+    overrides: tuple[str, ...]
+    reason: str | None
+    run: str
+    seconds: float | None
 
-    def override(self, value: Any) -> str:
-        """As it is given to `arcuate train`; of choices, `value` is the text already."""
-        return f"{self.path}={value if isinstance(self.values, Choices) else as_text(value)}"
-
-    def texts(self) -> list[str]:
-        """Every choice as YAML on one line."""
-        return [as_text(choice) for choice in self.values.choices] if isinstance(self.values, Choices) else []
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.values.model_dump(mode="json"), "whole": self.whole}
-
-
-def as_text(value: Any) -> str:
-    """A value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
-    return text.removesuffix("...\n").strip()
-
-
-def read_space(file: Path, recipe: str, overrides: Sequence[str] = ()) -> tuple[Dimension, ...]:
-    """The dimensions a space file names, each checked against the recipe it will vary."""
-    tree = read_mapping(file)
-    fixed = [o.partition("=")[0].strip() for o in overrides]
-    known = known_paths(Recipe)
-    for path in tree:
-        refuse_path(file, path, known)
-        for other in [p for p in tree if p != path] + fixed:
-            if path == other or path.startswith(f"{other}."):
-                raise UserError(
-                    f"{file}: {path} is varied, but {other} is set as well; leave one of them out"
-                )
-    return tuple(read_dimension(file, path, values, recipe, overrides) for path, values in tree.items())
-
-
-def read_mapping(file: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the search space {file} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{file} is no valid YAML: {first}") from None
-    if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
-        raise UserError(f"{file} should name the settings to vary, such as '{EXAMPLE}'")
-    return tree
-
-
-def refuse_path(file: Path, path: str, known: set[str]) -> None:
-    if path in DESCRIPTIVE_KEYS:
-        raise UserError(f"{file}: {path} only describes a recipe; vary a setting")
-    if path not in known:
-        near = nearest(path, sorted(known))
-        hint = f"; did you mean {near!r}?" if near else "; see: arcuate recipes show"
-        raise UserError(f"{file}: there is no setting {path!r}{hint}")
-
-
-def read_dimension(file: Path, path: str, given: Any, recipe: str, overrides: Sequence[str]) -> Dimension:
-    if not isinstance(given, Mapping):
-        raise UserError(f"{file}: {path} needs a range or choices, such as '{EXAMPLE}'")
-    kind = Choices if "choices" in given else Range
-    try:
-        values = kind.model_validate(dict(given))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise UserError(
-            f"{file}: {path}{f'.{place}' if place else ''}: {problem['msg'].removeprefix('Value error, ')};"
-            " a range has low, high, log and step, a choice has choices"
-        ) from None
-
-    def refusal(text: str) -> str | None:
-        try:
-            load_recipe(recipe, [*overrides, f"{path}={text}"])
-        except UserError as error:
-            return str(error)
-        return None
-
-    if isinstance(values, Choices):
-        dimension = Dimension(path, values)
-        tried = dimension.texts()
-        if len(set(tried)) < len(tried):
-            raise UserError(f"{file}: {path} has a choice twice")
-    else:
-        numbers = [values.low, values.high] + ([values.step] if values.step is not None else [])
-        may_be_whole = all(n == int(n) for n in numbers)
-        whole = may_be_whole and (values.step is not None or refusal(as_text(values.between)) is not None)
-        dimension = Dimension(path, values, whole)
-        ends = (values.low, values.high) if whole else (values.low, values.high, values.between)
-        tried = [as_text(int(v) if whole else v) for v in ends]
-    for text in tried:
-        if reason := refusal(text):
-            raise UserError(f"{file}: {path} cannot be {text}: {reason}")
-    return dimension
-
-
-# Hyperparameter sweeps: Optuna proposes settings, `arcuate train` tries them, validation PER is the judge.
-
-POLL_S = 0.25
-PATIENCE_S = 120.0  # for a training that was asked to stop: it finishes its step and saves
-INTERRUPTED = "interrupted"
-FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when a sweep is gone on with
-PROGRAM = (sys.executable, "-m", "arcuate")
-Say = Callable[[str], None]
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "overrides": list(self.overrides)}
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What to vary, on what, and where it goes."""
+class SweepResult:
+    """All trials of a sweep so far, those of other workers included."""
+
+    out: Path
+    recipe: str
+    trials: tuple[SweepTrial, ...]
+    best: SweepTrial | None  # of the complete ones
+    command: tuple[str, ...] | None  # that trains the best settings again
+    signal: Signals | None = None  # that interrupted this worker
+
+    def to_dict(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "out": str(self.out),
+            "recipe": self.recipe,
+            "best_trial": best.number if best else None,
+            "best_per": best.per if best else None,
+            "best_overrides": list(best.overrides) if best else None,
+            "best_run": best.run if best else None,
+            "command": list(self.command) if self.command else None,
+            "trials": [trial.to_dict() for trial in self.trials],
+        }
+
+    def to_frame(self) -> Any:
+        """Pandas data frame with one row per trial."""
+        return to_frame(trial.to_dict() for trial in self.trials)
+
+
+def sweep(
+    recipe: str | Path,
+    space: Mapping[str, Any] | str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    overrides: Overrides = (),
+    n_trials: int = 20,
+    seed: int = 0,
+    stop: Stop | None = None,
+) -> SweepResult:
+    """Search for the settings with the lowest validation PER, until `n_trials` trials are done by all workers.
+
+    `space` maps setting paths to ranges or choices, `{"schedule.peak_lr": {"low": 1e-3, "high": 1e-2, "log": True}}`,
+    or is a YAML file that does. `out` receives a run folder per trial; calling again with the same arguments continues.
+    """
+    listed = override_list(overrides)
+    dimensions = read_space(space, recipe, listed)
+    plan = SweepPlan(str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed)
+    study = open_study(plan)
+    with handle_signals(stop) as stop:
+        while not stop.requested:
+            with claim_trial(plan, study) as trial:
+                if trial is None:
+                    break
+                run_trial(plan, study, trial, stop)
+    return summarise_study(plan, study, stop.signal)
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Settings to vary, fixed settings, data and output folder of a sweep."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -189,51 +126,47 @@ class Sweep:
     n_trials: int
     seed: int = 0
 
-    def load(self, overrides: tuple[str, ...] = ()) -> Recipe:
+    def load_recipe(self, overrides: Sequence[str] = ()) -> Recipe:
         return load_recipe(self.recipe, [*self.overrides, *overrides])
 
     def run_folder(self, number: int) -> Path:
         return self.out / f"trial-{number:04d}"
 
-    def log_file(self, number: int) -> Path:
-        """What the training of a trial said."""
-        return self.out / f"trial-{number:04d}.log"
-
     def lock_file(self, number: int) -> Path:
         return self.out / "locks" / f"trial-{number:04d}"
 
-    def command(self, overrides: list[str], run: str) -> list[str]:
-        """The training of these settings, without the name of the program."""
-        return ["train", self.recipe, "--data", str(self.data), "--run", run, *self.overrides, *overrides]
+    def trial_overrides(self, params: Mapping[str, Any]) -> list[str]:
+        return [d.to_override(params[d.path]) for d in self.space if d.path in params]
 
 
-def open_study(sweep: Sweep) -> optuna.Study:
-    """The study in the sweep folder, begun or gone on with; refuses the folder of another sweep."""
-    recipe, store = sweep.load(), Store.open(sweep.data)
+def open_study(plan: SweepPlan) -> optuna.Study:
+    """Create or continue the study of a sweep folder; the folder of another sweep is rejected."""
+    recipe, store = plan.load_recipe(), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
-        raise UserError(f"{sweep.data} has no validation trials to judge by; set data.dev_fraction=0.1")
-    facts_file = sweep.out / "sweep.json"
-    if not (sweep.out / "locks" / "study").exists() and sweep.out.exists():
-        refuse_if_used(sweep.out)
-    facts = {
-        "recipe": {key: value for key, value in to_tree(recipe).items() if key not in FREE},
-        "space": {dimension.path: dimension.to_json() for dimension in sweep.space},
+        raise UserError(
+            f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1"
+        )
+    is_sweep = (plan.out / "locks" / "study").exists()
+    if not is_sweep and plan.out.exists() and (not plan.out.is_dir() or any(plan.out.iterdir())):
+        raise UserError(f"{plan.out} exists and is not a sweep folder; choose another --out")
+    identity = {
+        "recipe": {key: value for key, value in to_tree(recipe).items() if key not in _FREE},
+        "space": {dimension.path: dimension.to_dict() for dimension in plan.space},
         "data": hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest(),
     }
-    with study_lock(sweep):
-        if facts_file.exists():
-            old, new = read_json(facts_file), json.loads(json.dumps(facts))
-            changed = [key for key in facts if old.get(key) != new[key]]
-            if changed:
+    file = plan.out / "sweep.json"
+    with _study_lock(plan):
+        if file.exists():
+            old, new = read_json(file), json.loads(json.dumps(identity))
+            if changed := [key for key in identity if old.get(key) != new[key]]:
                 raise UserError(
-                    f"{sweep.out} is a sweep with another {' and '.join(changed)}; choose another --out"
+                    f"{plan.out} is a sweep with another {' and '.join(changed)}; choose another --out"
                 )
         else:
-            write_json(facts_file, facts)
+            write_json(file, identity)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        journal = JournalFileBackend(str(sweep.out / "study.journal"))
         return optuna.create_study(
-            storage=JournalStorage(journal),
+            storage=JournalStorage(JournalFileBackend(str(plan.out / "study.journal"))),
             study_name="sweep",
             direction="minimize",
             load_if_exists=True,
@@ -241,179 +174,129 @@ def open_study(sweep: Sweep) -> optuna.Study:
         )
 
 
-def refuse_if_used(folder: Path) -> None:
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise UserError(f"{folder} exists already and holds no sweep; choose another --out")
-
-
 @contextmanager
-def study_lock(sweep: Sweep) -> Iterator[None]:
-    """One worker at a time, for what has to be decided together."""
-    with exclusive_lock(sweep.out / "locks" / "study", "", wait=True):
+def _study_lock(plan: SweepPlan) -> Iterator[None]:
+    """Serialise the decisions that workers take together."""
+    with exclusive_lock(plan.out / "locks" / "study", "the study is in use", wait=True):
         yield
 
 
 @contextmanager
-def claim(sweep: Sweep, study: optuna.Study) -> Iterator[optuna.Trial | None]:
-    """Reserve the next trial for this worker while the context lasts; None if there are enough trials."""
+def claim_trial(plan: SweepPlan, study: optuna.Study) -> Iterator[optuna.Trial | None]:
+    """Reserve a new trial for this worker while the context lasts; None if there are enough trials."""
     with ExitStack() as held:
-        yield reserve(sweep, study, held)
+        yield _reserve(plan, study, held)
 
 
-def reserve(sweep: Sweep, study: optuna.Study, held: ExitStack) -> optuna.Trial | None:
-    with study_lock(sweep):
-        fail_left_running(sweep, study)
+def _reserve(plan: SweepPlan, study: optuna.Study, held: ExitStack) -> optuna.Trial | None:
+    with _study_lock(plan):
+        _fail_abandoned(plan, study)
         trials = study.get_trials(deepcopy=False)
-        if sum(counts(t) for t in trials) >= sweep.n_trials:
+        if sum(_counts(t) for t in trials) >= plan.n_trials:
             return None
-        seed = derive_seed(sweep.seed, "sweep", len(trials)) % 2**32
+        seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        trial = study.ask({d.path: distribution(d) for d in sweep.space})
-        trial.set_user_attr("reason", INTERRUPTED)  # until it has ended in another way
-        held.enter_context(exclusive_lock(sweep.lock_file(trial.number), f"trial {trial.number} is in use"))
+        trial = study.ask({d.path: to_distribution(d) for d in plan.space})
+        trial.set_user_attr("reason", _INTERRUPTED)  # overwritten when it ends otherwise
+        held.enter_context(exclusive_lock(plan.lock_file(trial.number), f"trial {trial.number} is in use"))
         return trial
 
 
-def fail_left_running(sweep: Sweep, study: optuna.Study) -> None:
-    """Trials whose worker is gone have failed; their settings are put in line to be tried again."""
+def _fail_abandoned(plan: SweepPlan, study: optuna.Study) -> None:
+    """Fail trials whose worker died, and queue their settings again."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        with suppress(LockHeld), exclusive_lock(sweep.lock_file(trial.number), "in use"):
-            give_back(study, trial.number, trial.params)
+        with suppress(LockHeld), exclusive_lock(plan.lock_file(trial.number), "in use"):
+            _requeue(study, trial.number, trial.params)
 
 
-def give_back(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """An interrupted trial says nothing about its settings, so they are put in line again."""
+def _requeue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
+    """An interrupted trial is no evidence about its settings, so they are queued again."""
     study.tell(number, state=TrialState.FAIL)
     study.enqueue_trial(params)
 
 
-def counts(trial: FrozenTrial) -> bool:
-    """Whether a trial is one of those asked for: not what was interrupted, nor what waits to be tried."""
+def _counts(trial: FrozenTrial) -> bool:
+    """Whether a trial counts towards `n_trials`: interrupted and queued ones do not."""
     if trial.state == TrialState.FAIL:
-        return trial.user_attrs.get("reason") != INTERRUPTED
+        return trial.user_attrs.get("reason") != _INTERRUPTED
     return trial.state != TrialState.WAITING
 
 
-def distribution(dimension: Dimension) -> BaseDistribution:
+def to_distribution(dimension: Dimension) -> distributions.BaseDistribution:
     values = dimension.values
     if isinstance(values, Choices):
-        return CategoricalDistribution(dimension.texts())
-    if dimension.whole:
-        return IntDistribution(int(values.low), int(values.high), log=values.log, step=int(values.step or 1))
-    return FloatDistribution(values.low, values.high, log=values.log, step=values.step)
+        return distributions.CategoricalDistribution(dimension.choice_texts())
+    if dimension.is_integer:
+        low, high, step = int(values.low), int(values.high), int(values.step or 1)
+        return distributions.IntDistribution(low, high, log=values.log, step=step)
+    return distributions.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
 
 
-def overrides_of(sweep: Sweep, params: dict[str, Any]) -> list[str]:
-    return [d.override(params[d.path]) for d in sweep.space if d.path in params]
+def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: Stop) -> None:
+    """Train one trial until it completes, fails, or is pruned for being worse than the median."""
+    overrides = plan.trial_overrides(trial.params)
+    run, n_steps = Run(plan.run_folder(trial.number)), plan.load_recipe(overrides).train.steps
+    name, reported, pruned = f"trial {trial.number}", 0, False
+    logger.info(f"{name}: {' '.join(overrides)}")
 
+    def report(rows: list[dict[str, Any]]) -> None:
+        nonlocal reported
+        for row in rows:
+            if row["split"] != "train" and row["per"] is not None and row["step"] > reported:
+                reported = row["step"]
+                trial.report(row["per"], reported)
 
-def work(sweep: Sweep, study: optuna.Study, stop: Stop, say: Say) -> None:
-    """Try settings until there are enough trials or a signal says stop."""
-    while stop.signal is None:
-        with claim(sweep, study) as trial:
-            if trial is None:
-                return
-            try_settings(sweep, study, trial, stop, say)
+    def prune() -> bool:
+        nonlocal pruned
+        pruned = 0 < reported < n_steps and trial.should_prune()
+        return pruned
 
-
-def try_settings(sweep: Sweep, study: optuna.Study, trial: optuna.Trial, stop: Stop, say: Say) -> None:
-    """Train one trial to its end, to where it is hopeless, or to where it fails."""
-    overrides = overrides_of(sweep, trial.params)
-    name, command = f"trial {trial.number}", sweep.command(overrides, str(sweep.run_folder(trial.number)))
-    say(f"{name}: {' '.join(overrides)}")
-    with sweep.log_file(trial.number).open("wb") as log:
-        process = subprocess.Popen([*PROGRAM, *command, "--json"], stdout=subprocess.PIPE, stderr=log)
-    try:
-        pruned_at = follow(sweep, trial, process, stop)
-        if process.poll() is None:
-            process.terminate()
-        told, _ = process.communicate(timeout=PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        told = b""
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    if stop.signal is not None:
-        give_back(study, trial.number, trial.params)
-        say(f"{name}: {INTERRUPTED}")
-    elif pruned_at is not None:
-        trial.set_user_attr("reason", f"worse than the median at step {pruned_at}")
+    outcome = train_in_subprocess(
+        *(plan.recipe, plan.data, run, [*plan.overrides, *overrides]),
+        stop=stop,
+        on_metrics=report,
+        should_stop=prune,
+    )
+    if stop.requested:
+        _requeue(study, trial.number, trial.params)
+        logger.info(f"{name}: {_INTERRUPTED}")
+    elif pruned:
+        trial.set_user_attr("reason", f"worse than the median at step {reported}")
         study.tell(trial, state=TrialState.PRUNED)
-        say(f"{name}: stopped at step {pruned_at}, worse than the median")
-    elif (per := best_per(process.returncode, told)) is not None:
+        logger.info(f"{name}: pruned at step {reported}, worse than the median")
+    elif outcome.result is not None and outcome.result["best_per"] is not None:
         trial.set_user_attr("reason", None)
-        study.tell(trial, per)
-        say(f"{name}: PER {100 * per:.1f} %")
+        study.tell(trial, float(outcome.result["best_per"]))
+        logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
     else:
-        reason = why_failed(process.returncode, sweep.log_file(trial.number))
+        reason = outcome.failure or "no validation"
         trial.set_user_attr("reason", reason)
         study.tell(trial, state=TrialState.FAIL)
-        say(f"{name}: failed: {reason}")
+        logger.info(f"{name}: failed: {reason}")
 
 
-def follow(sweep: Sweep, trial: optuna.Trial, process: subprocess.Popen[bytes], stop: Stop) -> int | None:
-    """Report validations as they come, until training ends or should; the step at which it became hopeless."""
-    run = Run(sweep.run_folder(trial.number))
-    n_steps = sweep.load(tuple(overrides_of(sweep, trial.params))).train.steps
-    size, reported = 0, 0
-    while True:
-        ended = process.poll() is not None or stop.signal is not None
-        if run.metrics_file.exists() and run.metrics_file.stat().st_size != size:
-            size = run.metrics_file.stat().st_size
-            for row in run.metrics():
-                if row["split"] != "train" and row["per"] is not None and row["step"] > reported:
-                    reported = row["step"]
-                    trial.report(row["per"], reported)
-        if ended:
-            return None
-        if 0 < reported < n_steps and trial.should_prune():
-            return reported
-        time.sleep(POLL_S)
+def summarise_study(plan: SweepPlan, study: optuna.Study, signal: Signals | None = None) -> SweepResult:
+    """All trials so far, and the best of the complete ones."""
+    frozen = [t for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
+    trials = tuple(_summarise_trial(plan, t) for t in frozen)
+    complete = [t for t in trials if t.state == "complete" and t.per is not None]
+    best = min(complete, key=lambda t: (t.per, t.number), default=None)
+    command = None
+    if best is not None:
+        overrides = [*plan.overrides, *best.overrides]
+        command = ("arcuate", *train_arguments(plan.recipe, plan.data, "runs/best", overrides))
+    return SweepResult(plan.out, plan.recipe, trials, best, command, signal)
 
 
-def best_per(code: int, told: bytes) -> float | None:
-    """The result of a training that ended well."""
-    if code != 0:
-        return None
-    per = json.loads(told).get("best_per")
-    return None if per is None else float(per)
-
-
-def why_failed(code: int, log: Path) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("error: ") if lines else f"exit code {code}"
-
-
-def summarise(sweep: Sweep, study: optuna.Study) -> dict[str, Any]:
-    """All trials so far, and the best of those that came to their end."""
-    trials = [t for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
-    whole = [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None]
-    best = min(whole, key=lambda t: (t.value, t.number), default=None)
-    overrides = overrides_of(sweep, best.params) if best else None
-    return {
-        "out": str(sweep.out),
-        "recipe": sweep.recipe,
-        "best_trial": best.number if best else None,
-        "best_per": best.value if best else None,
-        "best_overrides": overrides,
-        "best_run": str(sweep.run_folder(best.number)) if best else None,
-        "command": ["arcuate", *sweep.command(overrides, "runs/best")] if overrides else None,
-        "trials": [summarise_trial(sweep, t) for t in trials],
-    }
-
-
-def summarise_trial(sweep: Sweep, trial: FrozenTrial) -> dict[str, Any]:
-    seen = trial.intermediate_values
-    ended = trial.state.is_finished()
-    return {
-        "number": trial.number,
-        "state": trial.state.name.lower(),
-        "per": trial.value if trial.value is not None else (seen[max(seen)] if seen else None),
-        "overrides": overrides_of(sweep, trial.params),
-        "reason": trial.user_attrs.get("reason") if ended else None,
-        "run": str(sweep.run_folder(trial.number)),
-        "seconds": trial.duration.total_seconds() if trial.duration else None,
-    }
+def _summarise_trial(plan: SweepPlan, trial: FrozenTrial) -> SweepTrial:
+    reported = trial.intermediate_values
+    latest = reported[max(reported)] if reported else None
+    return SweepTrial(
+        number=trial.number,
+        state=trial.state.name.lower(),
+        per=trial.value if trial.value is not None else latest,
+        overrides=tuple(plan.trial_overrides(trial.params)),
+        reason=trial.user_attrs.get("reason") if trial.state.is_finished() else None,
+        run=str(plan.run_folder(trial.number)),
+        seconds=trial.duration.total_seconds() if trial.duration else None,
+    )

@@ -27,7 +27,7 @@ from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, lock_run, refuse_taken
+from arcuate.run import Run, RunLike, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList
 from arcuate.training.checks import coupling_warnings, find_ineffective_settings
 from arcuate.training.config import TrainingConfig
@@ -122,7 +122,7 @@ def train(
     parent = None if parent is None else os.fspath(parent)
     check_trackers(recipe.track)
     if not dry_run:
-        refuse_taken(run.path, resume)
+        check_run_folder(run.path, resume)
     store = data if isinstance(data, Store) else Store.open(Path(data))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
@@ -219,7 +219,7 @@ class _Setup:
 
 def _check_run_folder(run: Run, recipe: Recipe, resume: bool) -> None:
     """Reject an unusable run folder before any message; it is checked again under the lock when written."""
-    refuse_taken(run.path, resume)
+    check_run_folder(run.path, resume)
     if resume and run.recipe_file.is_file():
         check_not_calibrated(run)
         check_same_recipe(run, recipe)
@@ -310,7 +310,7 @@ def _train(
     training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
     with ExitStack() as stack:
         with distributed.raise_together():
-            refuse_taken(setup.run.path, start.resume)
+            check_run_folder(setup.run.path, start.resume)
             if distributed.is_main:
                 stack.enter_context(lock_run(setup.run))
         start_run(training, start, environment, distributed)

@@ -20,9 +20,9 @@ from arcuate.experiments.ablation import (
     Experiment,
     Question,
     cells,
+    is_scored,
     overview,
     questions,
-    scored,
 )
 from arcuate.files import to_frame, write_json, write_text
 from arcuate.insight.comparison.scores import (
@@ -189,7 +189,7 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
     verdict = _verdict_text(total, factors)
     if runs and max(len(scores) for scores in runs.values()) == 1:
         verdict += " One run per arm: variation between seeds is not included."
-    missing = (f"{c.arm.name}, seed {c.seed}" for c in cells(experiment) if not scored(experiment, c))
+    missing = (f"{c.arm.name}, seed {c.seed}" for c in cells(experiment) if not is_scored(experiment, c))
     arms = tuple(
         ArmResult(arm.name, _describe_arm(arm), rates.get(arm.name), _count_verdicts(runs.get(arm.name, ())))
         for arm in experiment.arms
@@ -210,7 +210,7 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
 def _read_runs(experiment: Experiment) -> dict[str, tuple[RunScores, ...]]:
     runs: dict[str, tuple[RunScores, ...]] = {}
     for cell in cells(experiment):
-        if scored(experiment, cell):
+        if is_scored(experiment, cell):
             scores = read_scores(cell.run, experiment.split, experiment.label)
             runs[cell.arm.name] = (*runs.get(cell.arm.name, ()), scores)
     return {arm.name: runs[arm.name] for arm in experiment.arms if arm.name in runs}

@@ -1,24 +1,12 @@
-"""Averages of weights: EMA and SWA during training, and the mean of saved checkpoints afterwards.
-
-The weights of one run lie in one basin of the loss, and their mean is often slightly better than any of them. The mean
-of two runs is meaningless.
-"""
+"""Averages of weights kept during training: exponential (EMA) and over the last part of the run (SWA)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from arcuate.errors import UserError
-from arcuate.files import atomic_folder, write_json
-from arcuate.models.io import load_model, save_model
-from arcuate.progress import Progress
-from arcuate.run import Run
 from arcuate.training.config import Ema, Swa
-
-AVERAGE = "average"  # name of the checkpoint, beside `best` and `last`
 
 
 class WeightAverages:
@@ -85,36 +73,3 @@ class WeightAverages:
                     raise ValueError(f"{kind}.{name} has another shape")
                 tensor.copy_(saved)
         self._n_ema, self._n_mean = n_ema, n_mean
-
-
-def average_checkpoints(run: Run, n_last: int | None = None, progress: Progress | None = None) -> list[str]:
-    """Write checkpoints/average, the mean of the last `n_last` checkpoints or of all; return their names."""
-    folders = _select_checkpoints(run, n_last)
-    model = load_model(folders[0])
-    total = {name: tensor.double() for name, tensor in model.state_dict().items()}
-    for n, folder in enumerate(folders[1:], start=1):
-        if progress is not None:
-            progress(n, len(folders), "averaging")
-        other = load_model(folder)
-        if other.config != model.config:
-            raise UserError(f"{folder} and {folders[0]} hold different models, which cannot be averaged")
-        for name, tensor in other.state_dict().items():
-            total[name] += tensor.double()
-    with torch.no_grad():
-        model.load_state_dict({name: (tensor / len(folders)).float() for name, tensor in total.items()})
-    with atomic_folder(run.checkpoints / AVERAGE) as temporary:
-        save_model(temporary, model)
-        write_json(temporary / "average.json", {"checkpoints": [f.name for f in folders]})
-    return [folder.name for folder in folders]
-
-
-def _select_checkpoints(run: Run, n_last: int | None) -> list[Path]:
-    """Return the last `n_last` checkpoints in the order of their steps."""
-    found = sorted(p for p in run.checkpoints.glob("step-*") if p.name != "step-00000000")
-    n = len(found) if n_last is None else n_last
-    if len(found) < (needed := max(n, 2)):
-        raise UserError(
-            f"{run.path} has {len(found)} checkpoints, but {needed} are needed; train with"
-            f" train.keep_checkpoints={max(needed, 5)}, or lower --last"
-        )
-    return found[len(found) - n :]

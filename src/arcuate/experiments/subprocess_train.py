@@ -1,0 +1,98 @@
+"""One training in a subprocess, for sweeps and ablations: a crash or a kill ends that training alone."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from arcuate.run import Run
+from arcuate.training.interrupts import Stop
+
+PROGRAM = (sys.executable, "-m", "arcuate")
+_POLL_S = 0.25
+_GRACE_S = 120.0  # time for a training to finish its step and save after SIGTERM
+
+
+@dataclass(frozen=True)
+class SubprocessResult:
+    """How a training in a subprocess ended."""
+
+    result: Mapping[str, Any] | None  # `TrainResult.to_dict()`; None if it failed or was stopped
+    failure: str | None  # the reason, if it failed
+
+
+def train_arguments(recipe: str, data: Path, run: Path | str, overrides: Sequence[str]) -> list[str]:
+    """Arguments of `arcuate` that train these settings."""
+    return ["train", recipe, "--data", str(data), "--run", str(run), *overrides]
+
+
+def train_in_subprocess(
+    recipe: str,
+    data: Path,
+    run: Run,
+    overrides: Sequence[str],
+    *,
+    stop: Stop,
+    on_metrics: Callable[[list[dict[str, Any]]], None],
+    should_stop: Callable[[], bool] = lambda: False,
+    resume: bool = False,
+) -> SubprocessResult:
+    """Run `arcuate train`; its messages are appended to RUN.log beside the run folder.
+
+    `on_metrics` receives all rows of metrics.jsonl whenever the file has grown. The training is terminated, with a
+    checkpoint, when `stop` is requested or `should_stop` returns True.
+    """
+    command = [*PROGRAM, *train_arguments(recipe, data, run.path, overrides), "--json"]
+    log = run.path.with_name(f"{run.path.name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            [*command, "--resume"] if resume else command, stdout=subprocess.PIPE, stderr=stream
+        )
+    output = b""
+    try:
+        _follow(process, run, stop, on_metrics, should_stop)
+        if process.poll() is None:
+            process.terminate()
+        output, _ = process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    if process.returncode == 0:
+        return SubprocessResult(json.loads(output), None)
+    return SubprocessResult(None, _describe_failure(process.returncode, log))
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    run: Run,
+    stop: Stop,
+    on_metrics: Callable[[list[dict[str, Any]]], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Pass on metrics until the training ends or has to be stopped."""
+    size = 0
+    while True:
+        ended = process.poll() is not None or stop.requested
+        if run.metrics_file.exists() and run.metrics_file.stat().st_size != size:
+            size = run.metrics_file.stat().st_size
+            on_metrics(run.metrics())
+        if ended or should_stop():
+            return
+        time.sleep(_POLL_S)
+
+
+def _describe_failure(returncode: int, log: Path) -> str:
+    """The signal that killed the training, or the last line of its log."""
+    if returncode < 0:
+        return f"killed by {Signals(-returncode).name}"
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else f"exit code {returncode}"
