@@ -1,4 +1,4 @@
-"""`arcuate ablate`: factors read and refused, arms that isolate each, verdicts on results whose truth is known."""
+"""Ablations: parsing and checks of factors, arms that isolate each, judgements on fabricated results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Mistakes and rough handling on the command line: told before anything happens, in one sentence."""
+"""User errors and closed streams on the command line: one sentence, before anything happens."""
 
 import json
 import os
