@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from arcuate.live.server import LiveServer
 
-SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
+_SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -180,8 +180,8 @@ def prepare_server(
 
 
 def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -> None:
-    if source not in SOURCES:
-        raise UserError(f"--source {source!r} is unknown; choose {', '.join(SOURCES)}")
+    if source not in _SOURCES:
+        raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     if adapt is not None and source == "redis-logits":
