@@ -229,7 +229,8 @@ def _read_settings(path: Path) -> LiveSettings:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise UserError(f"{path}: {place}: {problem['msg']}; see docs/live.md") from None
+        message = problem["msg"].removeprefix("Value error, ")
+        raise UserError(f"{path}: {place}: {message}; see docs/live.md") from None
 
 
 def _check_port(host: str, port: int) -> None:
