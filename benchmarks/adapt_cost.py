@@ -1,9 +1,9 @@
-"""What one adapted trial costs at full size: CPU seconds of one thread, and memory, beside reading the trial.
+"""Cost of one adapted trial at full size: CPU seconds of one thread and memory, compared with decoding it.
 
 python benchmarks/adapt_cost.py
 
-A trial of six seconds (300 bins) and 24 phonemes, random weights: they do not matter for the cost. Each row is a
-process of its own, so that peaks are its own. The published one-step method reports 18 ms and 1.3 GiB for a
+A trial of six seconds (300 bins) and 24 phonemes; random weights, which do not affect the cost. Each row is a separate
+process, so that memory peaks are separate. The published one-step method reports 18 ms and 1.3 GiB for a
 Transformer, 28 ms and 2.9 GiB for a GRU, with 64 copies on a GPU (arXiv 2507.02800).
 """
 
@@ -52,7 +52,7 @@ def cost(name: str, n_copies: int) -> dict[str, Any]:
         state, _ = adapter.update(state, DecodedTrial(bins, log_probs, label), log_probs)
         adaptation.append(time.process_time() - started)
     if state.n_steps != N_TIMED + 1:
-        sys.exit(f"{name}: {state.n_steps} steps were taken, not {N_TIMED + 1}")
+        sys.exit(f"{name}: {state.n_steps} steps instead of {N_TIMED + 1}")
     return {
         "parameters": count_parameters(config),
         "decoding": statistics.median(decoding[1:]),

@@ -1,10 +1,10 @@
-"""New days on simulated cohorts: unadapted, followed without labels, calibrated; and days without drift.
+"""New sessions of simulated cohorts: unadapted, adapted online, calibrated; and sessions without drift.
 
 python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --figure docs/images/new-days.svg --table table.md
 
-Per seed: six days of 250 trials at --difficulty real to train `tiny` on, and one day each 5 and 8 days after the last;
---kind ssm and --kind transformer train the other small encoders on the same days.
-Whatever is in --out already is not computed again, so the command can be stopped and repeated.
+Per seed: six sessions of 250 trials at --difficulty real to train `tiny` on, and one session each 5 and 8 days after
+the last; --kind ssm and --kind transformer train the other small encoders on the same sessions. Results that exist
+in --out are not computed again, so the command can be stopped and repeated.
 """
 
 import argparse
@@ -85,19 +85,19 @@ def measure(
     if lm is not None:
         arms.append(("one-step, words", ("one-step", "--lm", lm)))
     for gap, session in reversed(list(zip(LATER, new, strict=True))):
-        told: dict[str, Any] = {"session": session, "adapted": {}}
+        entry: dict[str, Any] = {"session": session, "adapted": {}}
         for name, words in arms:
             label = f"{session.replace('.', '-')}-{name.replace(', ', '-')}"
             found = evaluate(store, run, "train", label, "--session", session, "--adapt", *words)
-            told["unadapted"] = found["per_unadapted"]
-            told["adapted"][name] = cost(found)
+            entry["unadapted"] = found["per_unadapted"]
+            entry["adapted"][name] = cost(found)
         if gap in calibrated:
             curve, folder = calibrate(store, run, session)
-            told["curve"] = curve["curve"]
-            told["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)[
+            entry["curve"] = curve["curve"]
+            entry["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)[
                 "per"
             ]
-        result["days"][gap] = told
+        result["days"][gap] = entry
     result["still"] = {
         name: cost(evaluate(store, run, "val", f"still-{name.replace(', ', '-')}", *known, "--adapt", *words))
         for name, words in arms

@@ -1,4 +1,4 @@
-"""The whole path on a small cohort, through the command line and through Python."""
+"""The complete workflow on a small cohort, on the command line and in Python."""
 
 import json
 import re
@@ -21,8 +21,8 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "small"
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", path, "--json", *FEW)
     assert done.returncode == 0, done.stderr
-    told = one_object(done.stdout)
-    assert told["steps"] == 30
+    result = one_object(done.stdout)
+    assert result["steps"] == 30
     return path
 
 
@@ -66,12 +66,12 @@ def test_a_run_folder_is_never_written_into(run: Path, cohort_store: Path) -> No
 
 
 def test_evaluate_with_the_beam_search_prints_both_rates(run: Path) -> None:
-    told = one_object(
+    result = one_object(
         arcuate("evaluate", run, "--search", "beam", "--beam", "20", "--label", "b", "--json").stdout
     )
     greedy = one_object(arcuate("evaluate", run, "--label", "g", "--json").stdout)
-    assert (told["search"], told["beam"]) == ("beam", 20)
-    assert told["per_greedy"] == greedy["per"] and "per_greedy" not in greedy
+    assert (result["search"], result["beam"]) == ("beam", 20)
+    assert result["per_greedy"] == greedy["per"] and "per_greedy" not in greedy
     assert "(greedy " in arcuate("evaluate", run, "--search", "beam", "--label", "b").stdout
     assert_refused(arcuate("evaluate", run, "--search", "beams"), "greedy or beam")
 
@@ -82,9 +82,9 @@ def test_validation_may_use_the_beam_search(cohort_store: Path, tmp_path: Path) 
         "train", "tiny", "--data", cohort_store, "--run", tmp_path / "beamed", "--json", *overrides
     )
     assert done.returncode == 0, done.stderr
-    told = one_object(arcuate("evaluate", tmp_path / "beamed", "--checkpoint", "last", "--json").stdout)
+    result = one_object(arcuate("evaluate", tmp_path / "beamed", "--checkpoint", "last", "--json").stdout)
     rows = [json.loads(line) for line in (tmp_path / "beamed/metrics.jsonl").read_text().splitlines()]
-    assert told["per"] == pytest.approx([r["per"] for r in rows if r["split"] == "val"][-1])
+    assert result["per"] == pytest.approx([r["per"] for r in rows if r["split"] == "val"][-1])
 
 
 def test_a_run_is_decoded_to_words(run: Path, tmp_path: Path) -> None:
@@ -105,24 +105,24 @@ def test_a_run_is_decoded_to_words(run: Path, tmp_path: Path) -> None:
         ),
         *("--out", tmp_path / "hyps.jsonl", "--json"),
     )
-    told = one_object(done.stdout)
+    result = one_object(done.stdout)
     rows = [json.loads(line) for line in (tmp_path / "hyps.jsonl").read_text().splitlines()]
-    assert len(rows) == told["n_trials"] and told["n_words"] > 0 and told["lm_order"] == 1
-    assert told["wer"] == pytest.approx(sum(r["errors"] for r in rows) / told["n_words"])
+    assert len(rows) == result["n_trials"] and result["n_words"] > 0 and result["lm_order"] == 1
+    assert result["wer"] == pytest.approx(sum(r["errors"] for r in rows) / result["n_words"])
 
 
 def test_evaluate_prints_what_scripts_rely_on(run: Path, tmp_path: Path) -> None:
     done = arcuate("evaluate", run, "--split", "val", "--json", "--scores", tmp_path / "scores.npz")
-    told = one_object(done.stdout)
-    assert set(told) >= {
+    result = one_object(done.stdout)
+    assert set(result) >= {
         "per", "per_low", "per_high", "n_trials", "substitutions", "insertions", "deletions", "per_by_session"
     }  # fmt: skip
     rows = [json.loads(line) for line in (run / "results/val.jsonl").read_text().splitlines()]
-    assert len(rows) == told["n_trials"]
+    assert len(rows) == result["n_trials"]
     errors = sum(r["substitutions"] + r["insertions"] + r["deletions"] for r in rows)
-    assert told["per"] == pytest.approx(errors / sum(len(r["reference"]) for r in rows))
-    assert told["per_low"] <= told["per"] <= told["per_high"]
-    assert (told["split"], told["selected_on"]) == ("val", "val")
+    assert result["per"] == pytest.approx(errors / sum(len(r["reference"]) for r in rows))
+    assert result["per_low"] <= result["per"] <= result["per_high"]
+    assert (result["split"], result["selected_on"]) == ("val", "val")
     scores = np.load(tmp_path / "scores.npz")
     assert scores["logp"].dtype == np.float16 and scores["logp"].shape == (scores["lengths"].sum(), 41)
     assert len(scores["lengths"]) == len(rows)
@@ -130,17 +130,17 @@ def test_evaluate_prints_what_scripts_rely_on(run: Path, tmp_path: Path) -> None
 
 
 def test_evaluation_agrees_with_the_validation_during_training(run: Path) -> None:
-    told = one_object(
+    result = one_object(
         arcuate("evaluate", run, "--split", "val", "--checkpoint", "last", "--label", "last", "--json").stdout
     )
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert told["per"] == [r["per"] for r in rows if r["split"] == "val"][-1]
+    assert result["per"] == [r["per"] for r in rows if r["split"] == "val"][-1]
     assert (run / "results/val.last.jsonl").exists()
 
 
 def test_test_trials_are_decoded_without_labels(run: Path) -> None:
-    told = one_object(arcuate("evaluate", run, "--split", "test", "--json").stdout)
-    assert told["per"] is None and told["n_trials"] > 0
+    result = one_object(arcuate("evaluate", run, "--split", "test", "--json").stdout)
+    assert result["per"] is None and result["n_trials"] > 0
 
 
 def test_report_is_one_page(run: Path) -> None:

@@ -7,7 +7,13 @@ if TYPE_CHECKING:
     from arcuate.data.prepare import prepare as prepare
     from arcuate.data.simulation import simulate as simulate
     from arcuate.decoding.decoder import load as load
+    from arcuate.evaluation.decode import decode as decode
     from arcuate.evaluation.evaluate import evaluate as evaluate
+    from arcuate.experiments.ablation import ablate as ablate
+    from arcuate.experiments.average import average as average
+    from arcuate.experiments.calibrate import calibrate as calibrate
+    from arcuate.experiments.multi_seed import train_seeds as train_seeds
+    from arcuate.experiments.sweep import sweep as sweep
     from arcuate.experiments.train import train as train
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import diagnose as diagnose
@@ -18,20 +24,32 @@ __version__ = "0.1.0"
 __all__ = [
     "StreamingDecoder",
     "__version__",
+    "ablate",
+    "average",
+    "calibrate",
     "compare",
+    "decode",
     "diagnose",
     "evaluate",
     "load",
     "prepare",
     "simulate",
+    "sweep",
     "train",
+    "train_seeds",
 ]
 
 _MODULES = {
     "simulate": "arcuate.data.simulation",
     "prepare": "arcuate.data.prepare",
     "train": "arcuate.experiments.train",
+    "train_seeds": "arcuate.experiments.multi_seed",
+    "average": "arcuate.experiments.average",
+    "sweep": "arcuate.experiments.sweep",
+    "ablate": "arcuate.experiments.ablation",
     "evaluate": "arcuate.evaluation.evaluate",
+    "decode": "arcuate.evaluation.decode",
+    "calibrate": "arcuate.experiments.calibrate",
     "load": "arcuate.decoding.decoder",
     "StreamingDecoder": "arcuate.live.decoder",
     "diagnose": "arcuate.insight.doctor",

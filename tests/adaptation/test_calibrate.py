@@ -49,9 +49,9 @@ def calibrated(new_days: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def test_sentences_close_most_of_the_gap(calibrated: tuple[Path, dict]) -> None:
-    _, told = calibrated
-    without, few, many = told["curve"]
-    assert [p["sentences"] for p in told["curve"]] == [0, 5, 20]
+    _, result = calibrated
+    without, few, many = result["curve"]
+    assert [p["sentences"] for p in result["curve"]] == [0, 5, 20]
     assert without["per"] > 0.15 and many["per"] < 0.7 * without["per"]
     assert many["gain"] == pytest.approx(without["per"] - many["per"])
     assert few["low"] < few["per"] < few["high"] and few["n_trials"] == 60
@@ -173,8 +173,8 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
         "--dry-run",
         "--json",
     )
-    told = one_object(arcuate("calibrate", new_days / "run", *words).stdout)
-    assert told["dry_run"] and told["initialised_from"] == SECOND and told["held_out"] == 60
+    result = one_object(arcuate("calibrate", new_days / "run", *words).stdout)
+    assert result["dry_run"] and result["initialised_from"] == SECOND and result["held_out"] == 60
     assert list(tmp_path.iterdir()) == []
 
 
@@ -214,7 +214,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
         (("--session", SAME, "--curve", "50"), ("between 0 and", "20")),
     ],
 )
-def test_mistakes_are_told_before_anything_is_written(
+def test_errors_are_reported_before_anything_is_written(
     new_days: Path, tmp_path: Path, words: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
     base = ("calibrate", new_days / "run", "--data", new_days / "store", "--run", tmp_path / "run")
@@ -241,7 +241,7 @@ def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path
     assert_refused(arcuate("calibrate", new_days / "run", *words), "12 channels", "32")
 
 
-def test_a_replugged_day_is_told_of_but_can_be_learned(new_days: Path, tmp_path: Path) -> None:
+def test_reordered_channels_are_reported_but_can_be_calibrated(new_days: Path, tmp_path: Path) -> None:
     words = (
         "--data",
         new_days / "store",
@@ -301,9 +301,9 @@ def test_the_derived_recipe_keeps_the_model_and_learns_gently(new_days: Path) ->
 
 
 def test_calibration_json_is_plain_numbers(calibrated: tuple[Path, dict]) -> None:
-    run, told = calibrated
+    run, result = calibrated
     kept = json.loads((run / "calibration.json").read_text())
-    assert kept["curve"] == told["curve"] and all(np.isfinite(p["per"]) for p in kept["curve"])
+    assert kept["curve"] == result["curve"] and all(np.isfinite(p["per"]) for p in kept["curve"])
 
 
 @pytest.mark.slow

@@ -700,12 +700,12 @@ def test_the_unadapted_error_rate_is_summed_over_trials(new_days: Path) -> None:
 
 
 def test_copies_use_the_augmentation_of_the_recipe(new_days: Path) -> None:
-    quiet = make_adapter(
+    without = make_adapter(
         load_model(find_checkpoint(new_days / "run")),
         Adaptation(method="one-step", lr=0.02),
         AugmentationConfig(),
     )
     store = Store.open(new_days / "store")
     trials = trials_of(store, DRIFTED)[:4]
-    noisy = adapt_sessions(adapter_of(new_days, "one-step", lr=0.02), store, trials)[0].state.layer.weight
-    assert not torch.equal(noisy, adapt_sessions(quiet, store, trials)[0].state.layer.weight)
+    augmented = adapt_sessions(adapter_of(new_days, "one-step", lr=0.02), store, trials)[0].state.layer.weight
+    assert not torch.equal(augmented, adapt_sessions(without, store, trials)[0].state.layer.weight)

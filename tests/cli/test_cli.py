@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, one sentence, JSON on one line, no torch where none is needed."""
+"""Command line: exit codes, one-sentence errors, one line of JSON, no torch where it is not needed."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from support.forking import arcuate
 __all__ = ["NO_TORCH", "arcuate", "assert_refused", "one_object"]
 
 
-def test_help_lists_the_path_in_order() -> None:
+def test_help_lists_the_commands_in_workflow_order() -> None:
     text = arcuate("--help").stdout.split("Commands")[1]
     places = [
         text.index(f" {name} ")
@@ -21,7 +21,7 @@ def test_help_lists_the_path_in_order() -> None:
     assert places == sorted(places)
 
 
-def test_a_fresh_process_says_the_same_as_a_forked_one() -> None:
+def test_fresh_and_forked_processes_print_the_same() -> None:
     for arguments in (["recipes", "list"], ["train", "tiny", "--data", "nowhere", "--run", "r"]):
         fresh = subprocess.run([sys.executable, "-m", "arcuate", *arguments], capture_output=True, text=True)
         forked = arcuate(*arguments)

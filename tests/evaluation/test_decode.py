@@ -1,6 +1,7 @@
 """`arcuate decode` and `arcuate tune` on small files."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from arcuate.cli import app
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
 
 LEXICON = {"see": "S IY", "sea": "S IY", "the": "DH AH", "dog": "D AO G", "a": "AH", "i": "AY"}
 SENTENCES = ["i see the dog", "the sea", "see a dog", "i see a sea"]
@@ -88,6 +90,23 @@ def test_decode_writes_text_score_and_n_best(files: Path, tmp_path: Path) -> Non
     for row in rows:
         assert row["nbest"][0]["text"] == row["text"] and row["nbest"][0]["score"] == row["score"]
         assert {"acoustic", "lm", "bonus"} <= row["nbest"][0].keys()
+
+
+def test_the_api_returns_a_sequence_of_transcripts(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = decode(
+        files / "scores.npz",
+        lexicon=files / "lexicon.txt",
+        lm=str(files / "lm.arpa"),
+        references=files / "refs.jsonl",
+        n_best=2,
+    )
+    assert len(words) == 4 and words.wer == words.cer == 0.0 and words.out is None
+    assert [transcript.text for transcript in words] == SENTENCES and len(words[:2]) == 2
+    assert words[0].n_best[0].words == tuple(SENTENCES[0].split()) and len(words[0].n_best) <= 2
+    json.dumps(words.to_dict())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pip install pandas"):
+        words.to_frame()
 
 
 def test_tuned_weights_are_used_and_flagged(files: Path, tmp_path: Path) -> None:

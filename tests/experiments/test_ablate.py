@@ -1,4 +1,4 @@
-"""`arcuate ablate`: factors read and refused, arms that isolate each, verdicts on results whose truth is known."""
+"""Ablations: parsing and checks of factors, arms that isolate each, judgements on fabricated results."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from arcuate.errors import UserError
 from arcuate.experiments.ablation import (
     Experiment,
+    arm_comparisons,
     arms,
     cells,
     check_factors,
@@ -21,7 +22,6 @@ from arcuate.experiments.ablation import (
     open_experiment,
     overview,
     parse_factors,
-    questions,
 )
 from arcuate.insight.ablation import AblationResult, ablation_page, arms_svg, effects_svg, judge_ablation
 from support.cli import assert_refused, one_object
@@ -96,15 +96,15 @@ def test_each_factor_is_isolated_in_both_directions() -> None:
     names = [arm.name for arm in arms(factors)]
     assert names == ["base", "eps", "rate", "aug", "all-but-eps", "all-but-rate", "all-but-aug", "all"]
     changed = {arm.name: arm.changed for arm in arms(factors)}
-    for question in questions(factors):
-        assert changed[question.after] - changed[question.before] == {question.factor}
-    assert len(questions(factors)) == 6
+    for comparison in arm_comparisons(factors):
+        assert changed[comparison.after] - changed[comparison.before] == {comparison.factor}
+    assert len(arm_comparisons(factors)) == 6
 
 
-@pytest.mark.parametrize(("n", "n_arms", "n_questions"), [(1, 2, 1), (2, 4, 4), (4, 10, 8)])
-def test_no_arm_is_trained_twice(n: int, n_arms: int, n_questions: int) -> None:
+@pytest.mark.parametrize(("n", "n_arms", "n_comparisons"), [(1, 2, 1), (2, 4, 4), (4, 10, 8)])
+def test_no_arm_is_trained_twice(n: int, n_arms: int, n_comparisons: int) -> None:
     factors, _ = parse_factors([f"f{i}:optimizer.eps=1e-{i + 2}" for i in range(n)])
-    assert len(arms(factors)) == n_arms and len(questions(factors)) == n_questions
+    assert len(arms(factors)) == n_arms and len(arm_comparisons(factors)) == n_comparisons
 
 
 def fabricate(

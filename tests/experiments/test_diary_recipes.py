@@ -1,4 +1,4 @@
-"""The diary's runs as recipes: only differences are stated, and the documented values are the documented ones."""
+"""Recipes of the run diary: each states only its differences, and the documented values."""
 
 import copy
 from collections.abc import Iterator, Mapping

@@ -30,7 +30,7 @@ def test_overrides_set_nested_values() -> None:
     assert recipe.train.clip_norm is None
 
 
-def test_whole_numbers_may_be_written_with_an_exponent() -> None:
+def test_integers_may_be_written_with_an_exponent() -> None:
     assert load_recipe("tiny", ["train.steps=1e4"]).train.steps == 10_000
 
 
@@ -91,7 +91,7 @@ def test_a_key_of_another_kind_is_not_suggested_to_itself() -> None:
         load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.1", "schedule.peak_lr=0.01"])
 
 
-def test_a_path_in_a_file_is_told_to_be_nested(tmp_path) -> None:
+def test_a_dotted_path_in_a_file_is_answered_with_the_nested_form(tmp_path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("extends: tiny\nencoder.width: 16\n")
     with pytest.raises(UserError, match=r"encoder: \{width: …\}"):

@@ -1,4 +1,4 @@
-"""What changed between recipes, and the warning for a rate, an eps or a reduction changed alone."""
+"""Differences between recipes, and warnings about learning rate, eps or reduction changed alone."""
 
 from itertools import combinations
 from pathlib import Path
@@ -32,14 +32,14 @@ def test_nothing_differs_from_itself(name: str) -> None:
     assert diff_recipes(load_recipe(name), load_recipe(name)) == []
 
 
-def test_both_directions_tell_the_same() -> None:
+def test_both_directions_report_the_same_changes() -> None:
     recipes = [load_recipe(name) for name in recipe_names()]
     for a, b in combinations(recipes, 2):
         turned = {(c.path, str(c.after), str(c.before)) for c in diff_recipes(b, a)}
         assert {(c.path, str(c.before), str(c.after)) for c in diff_recipes(a, b)} == turned
 
 
-def test_a_change_is_told_by_its_path_and_both_values() -> None:
+def test_a_change_has_a_path_and_both_values() -> None:
     changed = load_recipe(
         "b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.batch_size=3"]
     )
@@ -58,7 +58,7 @@ def test_a_component_of_another_kind_is_one_change() -> None:
     assert change.after == {"kind": "constant", "lr": 0.5}
 
 
-def test_another_optimizer_with_the_same_settings_is_told_setting_by_setting() -> None:
+def test_another_optimizer_with_the_same_settings_is_compared_setting_by_setting() -> None:
     changes = {
         c.path: (c.before, c.after)
         for c in diff_recipes(load_recipe("b2t24-gru"), load_recipe("diary-run05"))
@@ -170,18 +170,22 @@ def test_documented_as_official_is_not_warned_about(name: str) -> None:
 
 
 def test_json_is_one_object() -> None:
-    told = one_object(arcuate("recipes", "diff", "diary-run12", "diary-run13", "--json").stdout)
-    assert list(told) == ["a", "b", "changes", "ancestor_a", "ancestor_b", "warnings"]
-    assert (told["a"], told["b"], told["ancestor_a"]) == ("diary-run12", "diary-run13", "b2t24-gru")
-    assert {"path": "augment.white_noise_sd", "before": 0.8, "after": 0.3} in told["changes"]
-    assert [c["path"] for c in told["changes"]] == ["augment.white_noise_sd", "augment.offset_sd", "schedule"]
-    assert [w.split(":")[0] for w in told["warnings"]] == ["diary-run12", "diary-run13"]
+    result = one_object(arcuate("recipes", "diff", "diary-run12", "diary-run13", "--json").stdout)
+    assert list(result) == ["a", "b", "changes", "ancestor_a", "ancestor_b", "warnings"]
+    assert (result["a"], result["b"], result["ancestor_a"]) == ("diary-run12", "diary-run13", "b2t24-gru")
+    assert {"path": "augment.white_noise_sd", "before": 0.8, "after": 0.3} in result["changes"]
+    assert [c["path"] for c in result["changes"]] == [
+        "augment.white_noise_sd",
+        "augment.offset_sd",
+        "schedule",
+    ]
+    assert [w.split(":")[0] for w in result["warnings"]] == ["diary-run12", "diary-run13"]
 
 
 def test_without_a_second_one_the_official_ancestor_is_used() -> None:
-    told = compare_recipes("official-exact-test3").to_dict()
-    assert (told["a"], told["b"]) == ("b2t25-gru", "official-exact-test3")
-    assert {c["path"] for c in told["changes"]} == {
+    result = compare_recipes("official-exact-test3").to_dict()
+    assert (result["a"], result["b"]) == ("b2t25-gru", "official-exact-test3")
+    assert {c["path"] for c in result["changes"]} == {
         "schedule.peak_lr",
         "session_schedule.peak_lr",
         "train.steps",
@@ -194,7 +198,7 @@ def test_without_a_second_one_the_official_ancestor_is_used() -> None:
 def test_files_can_be_compared(tmp_path: Path) -> None:
     path = tmp_path / "mine[bold].yaml"
     path.write_text("extends: tiny\noptimizer: {betas: [0.8, 0.9]}\n")
-    told = arcuate("recipes", "diff", "tiny", path).stdout
-    assert "optimizer.betas" in told
-    assert "[0.8, 0.9]" in told
+    result = arcuate("recipes", "diff", "tiny", path).stdout
+    assert "optimizer.betas" in result
+    assert "[0.8, 0.9]" in result
     assert "no setting differs" in arcuate("recipes", "diff", "tiny", "tiny").stdout

@@ -1,4 +1,4 @@
-"""Every shipped recipe builds and steps: the official ones at full size, all others at reduced width."""
+"""Every packaged recipe builds and takes steps: official ones at full size, all others at reduced width."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
         "train", name, "--data", store, "--run", run, "train.steps=2", "train.log_every=1", *batch, "--json"
     )
     assert done.returncode == 0, done.stderr
-    told = one_object(done.stdout)
+    result = one_object(done.stdout)
     per_session = {512: 512 * 513, 256: 256 * 257}[2 * electrodes]
     published = {
         "b2t25-gru": 44_315_177 - 43 * per_session,
@@ -47,8 +47,8 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
         "b2t25-transformer": 9_674_985,
         "b2t24-transformer": 9_378_537,
     }
-    assert told["steps"] == 2
-    assert told["n_parameters"] == published[name]
+    assert result["steps"] == 2
+    assert result["n_parameters"] == published[name]
 
 
 @pytest.mark.parametrize("name", recipe_names())

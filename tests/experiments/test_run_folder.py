@@ -1,4 +1,4 @@
-"""Who may write a run folder, and when: one process at a time, never over what is somebody's."""
+"""Writing a run folder: one process at a time, and never over other files."""
 
 import os
 import subprocess

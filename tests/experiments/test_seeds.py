@@ -37,8 +37,8 @@ def ensemble(cohort_store: Path, tmp_path_factory) -> tuple[Path, dict]:
 
 
 def test_each_seed_is_a_full_run(ensemble):
-    run, told = ensemble
-    assert [Path(s["run"]) for s in told["seeds"]] == [run / "seed-0", run / "seed-1"]
+    run, output = ensemble
+    assert [Path(s["run"]) for s in output["seeds"]] == [run / "seed-0", run / "seed-1"]
     for seed in (0, 1):
         one = Run(run / f"seed-{seed}")
         assert (run_recipe(one).train.seed, run_recipe(one).data.seed) == (seed, seed + 1)
@@ -50,27 +50,27 @@ def test_each_seed_is_a_full_run(ensemble):
 
 
 def test_mean_and_spread(ensemble):
-    _, told = ensemble
-    rates = [s["best_per"] for s in told["seeds"]]
+    _, output = ensemble
+    rates = [s["best_per"] for s in output["seeds"]]
     mean = sum(rates) / 2
-    assert told["mean_per"] == pytest.approx(mean)
-    assert told["sd_per"] == pytest.approx((2 * (rates[0] - mean) ** 2) ** 0.5)
-    assert (told["low_per"], told["high_per"]) == (min(rates), max(rates))
-    assert (told["n_seeds"], told["n_finished"], told["selected_on"]) == (2, 2, "val")
+    assert output["mean_per"] == pytest.approx(mean)
+    assert output["sd_per"] == pytest.approx((2 * (rates[0] - mean) ** 2) ** 0.5)
+    assert (output["low_per"], output["high_per"]) == (min(rates), max(rates))
+    assert (output["n_seeds"], output["n_finished"], output["selected_on"]) == (2, 2, "val")
 
 
-def test_a_folder_of_seeds_is_no_run_but_names_one(ensemble):
+def test_a_folder_of_seeds_is_not_a_run_and_the_message_names_one(ensemble):
     folder = ensemble[0]
     with pytest.raises(UserError, match=f"such as {folder}/seed-"):
         open_run(folder)
 
 
 def test_combine_reads_the_seeds_as_they_are(ensemble):
-    run, told = ensemble
+    run, output = ensemble
     seeds = [run / "seed-0", run / "seed-1"]
     pooled = one_object(arcuate("combine", *seeds, "--json").stdout)  # nobody decoded words yet
     assert (pooled["method"], pooled["n_models"]) == ("geometric", 2)
-    single = [s["best_per"] for s in told["seeds"]]
+    single = [s["best_per"] for s in output["seeds"]]
     assert pooled["single_per"] == pytest.approx(single, abs=0.03)  # scores are kept in half precision
     assert 0 < pooled["per"] <= 2
 
@@ -94,11 +94,11 @@ def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, 
     shutil.copytree(ensemble[0], run, symlinks=True)
     shutil.rmtree(run / "seed-1")
     before = {p: p.stat().st_mtime_ns for p in (run / "seed-0").rglob("*") if p.suffix == ".safetensors"}
-    told = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, resume=True).to_dict()
-    assert [s["seed"] for s in told["seeds"]] == [0, 1, 2]
+    output = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, resume=True).to_dict()
+    assert [s["seed"] for s in output["seeds"]] == [0, 1, 2]
     assert before == {p: p.stat().st_mtime_ns for p in before}
     first = ensemble[1]["seeds"]
-    assert [s["best_per"] for s in told["seeds"][:2]] == [s["best_per"] for s in first]  # bit for bit
+    assert [s["best_per"] for s in output["seeds"][:2]] == [s["best_per"] for s in first]  # bit for bit
 
 
 def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path, monkeypatch):
@@ -113,12 +113,12 @@ def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path, mo
     monkeypatch.setattr("arcuate.experiments.multi_seed.train", occupied)
     summary = train_seeds("tiny", cohort_store, run, 2, overrides=SMALL)
     assert [seed.is_complete for seed in summary.seeds] == [False, True]
-    told = summary.to_dict()
-    assert told["n_finished"] == 1
-    assert "exists and is not empty" in told["seeds"][0]["error"]
-    assert told["seeds"][1]["error"] is None
-    assert told["mean_per"] == told["seeds"][1]["best_per"]
-    assert told["sd_per"] is None
+    output = summary.to_dict()
+    assert output["n_finished"] == 1
+    assert "exists and is not empty" in output["seeds"][0]["error"]
+    assert output["seeds"][1]["error"] is None
+    assert output["mean_per"] == output["seeds"][1]["best_per"]
+    assert output["sd_per"] is None
 
 
 def test_a_signal_ends_the_series(cohort_store, tmp_path, messages):
@@ -140,8 +140,8 @@ class Interrupt(Callback):
 
 def test_dry_run_writes_nothing(cohort_store, tmp_path):
     run = tmp_path / "ensemble"
-    told = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, dry_run=True).to_dict()
-    assert [s["run"] for s in told["seeds"]] == [str(run / f"seed-{k}") for k in range(3)]
+    output = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, dry_run=True).to_dict()
+    assert [s["run"] for s in output["seeds"]] == [str(run / f"seed-{k}") for k in range(3)]
     assert not run.exists()
 
 
@@ -164,20 +164,20 @@ def test_existing_seed_folders_are_refused(ensemble, cohort_store):
     assert "--resume" in refusal(cohort_store, run)
 
 
-def test_a_run_folder_is_no_place_for_seeds(ensemble, cohort_store):
+def test_seeds_are_not_written_into_a_run_folder(ensemble, cohort_store):
     run, _ = ensemble
     for resume in (False, True):
         said = refusal(cohort_store, run / "seed-0", resume=resume)
         assert "is a run folder" in said
 
 
-def test_another_recipe_cannot_go_on(ensemble, cohort_store):
+def test_another_recipe_cannot_resume(ensemble, cohort_store):
     run, _ = ensemble
     other = [*SMALL, "encoder.dropout=0.3"]
     assert "encoder.dropout" in refusal(cohort_store, run, other, resume=True)
 
 
-def test_strangers_are_left_alone(cohort_store, tmp_path):
+def test_other_files_are_left_alone(cohort_store, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert "notes.txt" in refusal(cohort_store, tmp_path, resume=True)
     assert "exists and is not empty" in refusal(cohort_store, tmp_path)
@@ -189,7 +189,7 @@ def test_several_processes_are_refused(cohort_store, tmp_path, monkeypatch, size
     assert "torchrun" in refusal(cohort_store, tmp_path / "run")
 
 
-def test_the_seed_that_carves_out_dev_stays(cohort_store):
+def test_the_seed_of_the_dev_split_does_not_change(cohort_store):
     assert seed_overrides(load_recipe("tiny"), 2) == ["train.seed=2", "data.seed=3"]
     assert seed_overrides(load_recipe("tiny", ["data.dev_fraction=0.1"]), 2) == ["train.seed=2"]
 
@@ -218,8 +218,8 @@ def test_the_mean_of_checkpoints(ensemble, tmp_path):
 def test_averaged_checkpoints_are_scored_like_any(ensemble, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(ensemble[0] / "seed-0", run, symlinks=True)
-    told = one_object(arcuate("average", run, "--last", 2, "--json").stdout)
-    assert told["averaged"] == ["step-00000003", "step-00000004"]
+    output = one_object(arcuate("average", run, "--last", 2, "--json").stdout)
+    assert output["averaged"] == ["step-00000003", "step-00000004"]
     done = arcuate("evaluate", run, "--checkpoint", "average", "--label", "average", "--json")
     assert done.returncode == 0, done.stderr
     assert one_object(done.stdout)["checkpoint"] == "average"

@@ -1,4 +1,4 @@
-"""The page of all settings says what the code does."""
+"""docs/settings.md agrees with the settings classes."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
 def test_the_committed_page_is_the_generated_one() -> None:
-    told = "docs/settings.md is out of date: arcuate recipes settings > docs/settings.md"
-    assert PAGE.read_text("utf-8") == to_markdown(), told
+    result = "docs/settings.md is out of date: arcuate recipes settings > docs/settings.md"
+    assert PAGE.read_text("utf-8") == to_markdown(), result
 
 
 def test_the_command_prints_the_page_and_the_same_as_json() -> None:

@@ -1,4 +1,4 @@
-"""Sweeps: bad spaces are refused, workers share a study, what fails or is interrupted is recorded."""
+"""Sweeps: invalid spaces are rejected, workers share a study, failures and interruptions are recorded."""
 
 import json
 import signal
@@ -61,7 +61,7 @@ def test_bad_spaces_are_refused(tmp_path: Path, text: str, words: list[str]) -> 
         assert word in str(refusal.value)
 
 
-def test_ranges_are_whole_where_the_setting_is(tmp_path: Path) -> None:
+def test_ranges_are_integer_if_the_setting_is(tmp_path: Path) -> None:
     paths = (
         "encoder.width: {low: 16, high: 64}",
         "ema.decay: {low: 0, high: 0.5}",
@@ -92,7 +92,7 @@ def sweep(cohort_store: Path, tmp_path: Path) -> Any:
     return SweepPlan("tiny", tuple(FEW), space, cohort_store, tmp_path / "out", n_trials=2)
 
 
-def test_a_trial_left_running_fails_and_its_settings_come_again(sweep: Any) -> None:
+def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) -> None:
     from arcuate.experiments.sweep import claim_trial, open_study, summarise_study
 
     study = open_study(sweep)
@@ -132,7 +132,7 @@ time.sleep(60)
 """
 
 
-def test_a_hopeless_trial_is_stopped_early(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from arcuate.experiments import sweep as module
 
     monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", HOPELESS))
@@ -168,10 +168,10 @@ def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     ends = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ends
     assert all("PER" in stderr for _, stderr in ends), "each had one to try"
-    told = max((one_object(stdout) for stdout, _ in ends), key=n_complete)
-    assert [(t["number"], t["state"]) for t in told["trials"]] == [(0, "complete"), (1, "complete")]
-    best = min(told["trials"], key=lambda t: t["per"])
-    assert (told["best_per"], told["best_overrides"]) == (best["per"], best["overrides"])
+    output = max((one_object(stdout) for stdout, _ in ends), key=n_complete)
+    assert [(t["number"], t["state"]) for t in output["trials"]] == [(0, "complete"), (1, "complete")]
+    best = min(output["trials"], key=lambda t: t["per"])
+    assert (output["best_per"], output["best_overrides"]) == (best["per"], best["overrides"])
     rows = [json.loads(line) for line in (Path(best["run"]) / "metrics.jsonl").read_text().splitlines()]
     assert min(r["per"] for r in rows if r["split"] == "val") == best["per"]
     again = arcuate(*(a for a in program[3:] if a != "--json"))  # enough trials: only says what is known
@@ -179,21 +179,21 @@ def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     assert f"arcuate train tiny --data {cohort_store} --run runs/best {' '.join(FEW)}" in again.stdout
 
 
-def n_complete(told: dict[str, Any]) -> int:
-    return sum(t["state"] == "complete" for t in told["trials"])
+def n_complete(output: dict[str, Any]) -> int:
+    return sum(t["state"] == "complete" for t in output["trials"])
 
 
-def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(cohort_store: Path, tmp_path: Path) -> None:
+def test_a_failed_trial_is_recorded_and_the_sweep_continues(cohort_store: Path, tmp_path: Path) -> None:
     space = space_file(tmp_path, "data.channels: {choices: [998, 999]}")
     done = arcuate(*command(cohort_store, space, tmp_path / "out", "--trials", "2"))
     assert done.returncode == 1
-    told = one_object(done.stdout)
-    assert [t["state"] for t in told["trials"]] == ["fail", "fail"]
-    assert "channels" in told["trials"][0]["reason"]
-    assert told["best_per"] is None
+    output = one_object(done.stdout)
+    assert [t["state"] for t in output["trials"]] == ["fail", "fail"]
+    assert "channels" in output["trials"][0]["reason"]
+    assert output["best_per"] is None
 
 
-def test_control_c_ends_the_training_too(cohort_store: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_training_subprocess(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
     program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "train.steps=100000")]
     worker = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -42,13 +42,13 @@ def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> t
     return log_probs, SEARCH.search(log_probs, 2)
 
 
-def assert_same_text(final, whole) -> bool:
+def assert_same_text(final, nbest) -> bool:
     """The same words; near ties may be resolved differently, and are counted."""
-    if final.words != whole[0].words:
-        assert len(whole) > 1 and whole[0].total - whole[1].total < NEAR_TIE
+    if final.words != nbest[0].words:
+        assert len(nbest) > 1 and nbest[0].total - nbest[1].total < NEAR_TIE
         near_ties.append(final.words)
         return False
-    assert final.total == pytest.approx(whole[0].total, abs=1e-2)
+    assert final.total == pytest.approx(nbest[0].total, abs=1e-2)
     return True
 
 
@@ -72,7 +72,7 @@ def test_every_registered_encoder_is_covered() -> None:
 @given(causal, st.integers(1, 90), st.lists(st.integers(0, 90), max_size=6), st.lists(st.booleans()))
 def test_any_chunking_gives_the_offline_result(model, n, cuts, precompute):
     bins, session, past = trial(n)
-    log_probs, whole = offline(model, bins, session, past)
+    log_probs, nbest = offline(model, bins, session, past)
     stream = StreamingDecoder(make_engine(model, SEARCH), model.config.sessions[session], past)
     for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
         frames, settled = [], []
@@ -85,7 +85,7 @@ def test_any_chunking_gives_the_offline_result(model, n, cuts, precompute):
         streamed = np.concatenate(frames)
         np.testing.assert_allclose(streamed, log_probs[: len(streamed)], atol=1e-4, rtol=0)
         final = stream.finish()
-        assert_same_text(final, whole)
+        assert_same_text(final, nbest)
         assert all(words == final.words[: len(words)] for words in settled)
     assert len(near_ties) <= 2
 

@@ -170,10 +170,10 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_rescoring_reorders_hypotheses_by_the_blend(tmp_path: Path) -> None:
-    from support.rescoring import LACKING
+    from support.rescoring import MISSING
     from support.rescoring import small_model as made
 
-    if LACKING:
+    if MISSING:
         pytest.skip("the extra llm is not installed")
     factory = type("Factory", (), {"mktemp": lambda self, name: tmp_path})()
     rescorer = replace(load_rescorer(made.__wrapped__(factory)), alpha=0.7)

@@ -90,11 +90,11 @@ def mark_loud_as_speech(monkeypatch: pytest.MonkeyPatch, endpointer: Endpointer)
 def test_silence_ends_a_sentence_and_speech_starts_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     endpointer, events = make_endpointer(LiveSettings(endpoints=Endpoints(silence_s=0.8, pre_roll_s=0.4)))
     mark_loud_as_speech(monkeypatch, endpointer)
-    quiet = np.zeros((100, 6), np.float32)
+    silence = np.zeros((100, 6), np.float32)
     for _ in range(2):
-        endpointer.push(quiet)
+        endpointer.push(silence)
         endpointer.push(loud(60) + bins(60) * 0.1)
-        endpointer.push(quiet)
+        endpointer.push(silence)
     states = [e["state"] for e in events if e["type"] == "state"]
     assert states == ["listening", *["speaking", "listening"] * 2]
     n_bins = [e["n_bins"] for e in events if e["type"] == "final"]

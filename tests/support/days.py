@@ -1,7 +1,7 @@
-"""A few made-up recording days whose drift is known, and a small model that has learned the first of them.
+"""Synthetic sessions with known drift, for a small model trained on the first of them.
 
-Every phoneme of a small alphabet drives a direction of its own in channel space; on later days the directions have
-turned. A GRU learns that in seconds, so adaptation and calibration can be tested on a model that truly reads.
+Every phoneme of a small alphabet drives its own direction in channel space; in later sessions directions are rotated.
+A GRU learns this in seconds, so adaptation and calibration can be tested on a model with a low error rate.
 """
 
 from collections.abc import Sequence
@@ -64,15 +64,15 @@ def turn(angle: float) -> np.ndarray:
 
 def speak(rng: np.random.Generator, mixing: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """One sentence: bins (T, C) and its tokens, no two neighbours alike."""
-    said: list[int] = []
-    while len(said) < 8:
-        said += [int(i) for i in rng.integers(len(ALPHABET), size=1) if not said or i != said[-1]]
+    spoken: list[int] = []
+    while len(spoken) < 8:
+        spoken += [int(i) for i in rng.integers(len(ALPHABET), size=1) if not spoken or i != spoken[-1]]
     drive = [np.zeros(N_CHANNELS)] * 4
-    for i in said:
+    for i in spoken:
         drive += [3.0 * directions()[i]] * int(rng.integers(4, 7)) + [np.zeros(N_CHANNELS)] * 2
     bins = np.stack([*drive, *[np.zeros(N_CHANNELS)] * 4]) @ mixing
     noisy = bins + NOISE * rng.standard_normal(bins.shape)
-    return noisy.astype(np.float32), tuple(ALPHABET[i] for i in said)
+    return noisy.astype(np.float32), tuple(ALPHABET[i] for i in spoken)
 
 
 def write_day(
@@ -91,7 +91,7 @@ def write_day(
 
 
 def make_days(root: Path, angle: float = 0.65) -> Path:
-    """A store with two days to train on, and days that kept their directions, turned, were re-plugged, fell silent."""
+    """A store with two training sessions, and sessions with the same, rotated, permuted and flat channels."""
     source = root / "source"
     still, shuffled = np.eye(N_CHANNELS), np.eye(N_CHANNELS)[::-1]
     plan: Sequence[tuple[str, np.ndarray, int, bool]] = (

@@ -45,7 +45,7 @@ def score(rng: np.random.Generator, n: int) -> np.ndarray:
 def write_words(folder: Path) -> tuple[Path, Path]:
     """The lexicon and an n-gram with uniform unigrams, as files."""
     lexicon, arpa = folder / "lexicon.txt", folder / "lm.arpa"
-    lexicon.write_text("".join(f"{word}\t{' '.join(said)}\n" for word, said in ENTRIES))
+    lexicon.write_text("".join(f"{word}\t{' '.join(phones)}\n" for word, phones in ENTRIES))
     words = ["<unk>", "<s>", "</s>", *dict.fromkeys(word for word, _ in ENTRIES)]
     lines = "".join(f"-2.0\t{word}\t0.0\n" for word in words)
     arpa.write_text(f"\\data\\\nngram 1={len(words)}\n\n\\1-grams:\n{lines}\n\\end\\\n")

@@ -9,13 +9,13 @@ from arcuate.cli.options import (
     Adapt,
     AdaptSetting,
     Beam,
-    Data,
     LexiconFile,
-    Lm,
+    LmFile,
+    ModelPath,
     NoWords,
-    RunPath,
+    ReplayedStore,
     SessionName,
-    Weights,
+    WeightsFile,
 )
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.command("live")
 def bench_live(
-    run: RunPath,
+    run: ModelPath,
     seconds: Annotated[
         float, typer.Option(min=1.0, max=86_400.0, help="Length of the replayed recording.")
     ] = 60.0,
     fast: Annotated[bool, typer.Option("--fast", help="As fast as possible, not in real time.")] = False,
-    lm: Lm = "default",
+    lm: LmFile = "default",
     lexicon: LexiconFile = "default",
     no_words: NoWords = False,
-    config: Weights = None,
+    config: WeightsFile = None,
     beam: Beam = None,
-    data: Data = None,
+    data: ReplayedStore = None,
     split: Annotated[str, typer.Option(help="Trials to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
     adapt: Adapt = None,

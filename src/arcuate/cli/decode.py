@@ -7,16 +7,16 @@ import typer
 
 from arcuate.cli.app import Json, app
 from arcuate.cli.options import (
+    AddedWords,
     Beam,
-    ConfigPath,
-    DataPath,
-    LexiconName,
-    LmOption,
-    RefsPath,
+    LexiconFile,
+    LmFile,
+    MovedStore,
+    ReferencesFile,
     ScoresPath,
     SplitName,
     Threshold,
-    Words,
+    WeightsFile,
 )
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 def decode(
     scores: ScoresPath,
     out: Annotated[Path, typer.Option("--out", help="JSON lines to write, one per trial.")] = ...,  # type: ignore[assignment]
-    lexicon: LexiconName = "default",
-    lm: LmOption = "default",
+    lexicon: LexiconFile = "default",
+    lm: LmFile = "default",
     beam: Beam = None,
     threshold: Threshold = None,
-    config: ConfigPath = None,
-    references: RefsPath = None,
+    config: WeightsFile = None,
+    references: ReferencesFile = None,
     n_best: Annotated[
         int, typer.Option("--nbest", "--n-best", min=1, max=10_000, help="Hypotheses to write per trial.")
     ] = 10,
-    word: Words = None,
+    word: AddedWords = None,
     split: SplitName = "val",
-    data: DataPath = None,
+    data: MovedStore = None,
     head: Annotated[str, typer.Option(help="Run folder: ctc, or both with a transducer.")] = "ctc",
     checkpoint: Annotated[
         str, typer.Option(help="Run folder: best, last, step-NNNNNNNN or stage-NAME.")

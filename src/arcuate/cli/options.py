@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and arguments that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,8 @@ import typer
 
 from arcuate.cli.app import complete_from, complete_recipe
 
+# --- Recipes and data ------------------------------------------------------------------------------------
+
 RecipeName = Annotated[
     str,
     typer.Argument(
@@ -14,57 +16,44 @@ RecipeName = Annotated[
         autocompletion=complete_recipe,
     ),
 ]
-
 OverrideList = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as train.steps=200.")
 ]
-
 StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
 
+# --- Decoding --------------------------------------------------------------------------------------------
+
 ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
-
-LexiconName = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
-
-LmOption = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
-
-RefsPath = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
-
-ConfigPath = Annotated[Path | None, typer.Option("--config", help="Search weights of `arcuate tune`.")]
-
+LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+ReferencesFile = Annotated[
+    Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")
+]
+WeightsFile = Annotated[Path | None, typer.Option("--config", help="Search weights of `arcuate tune`.")]
 Beam = Annotated[
     int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
 ]
-
 Threshold = Annotated[
     float | None, typer.Option("--threshold", help="Largest score difference to the best beam entry, in nat.")
 ]
-
 SplitName = Annotated[str, typer.Option("--split", help="Run folder: val, test, dev or train.")]
-
-DataPath = Annotated[
+MovedStore = Annotated[
     Path | None, typer.Option("--data", help="Run folder: store, if it was moved since training.")
 ]
-
-Words = Annotated[
+AddedWords = Annotated[
     list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
 ]
 
-RunPath = Annotated[Path, typer.Argument(help="A run folder, or a model folder of arcuate import.")]
+# --- Live decoding ---------------------------------------------------------------------------------------
 
-Lm = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
-
-LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
-
+ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")]
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
-
-Weights = Annotated[Path | None, typer.Option("--config", help="Weights, from `arcuate tune`.")]
-
-Data = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: the run's own.")]
-
+ReplayedStore = Annotated[
+    Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")
+]
 SessionName = Annotated[
     str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")
 ]
-
 Adapt = Annotated[
     str | None,
     typer.Option(
@@ -73,7 +62,6 @@ Adapt = Annotated[
         autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
     ),
 ]
-
 AdaptSetting = Annotated[
     list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
 ]

@@ -1,4 +1,4 @@
-"""`--set key=value`: settings of one class from the command line, and what is wrong with them in one sentence."""
+"""`--set key=value`: settings of one class from the command line."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,21 +15,21 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_set(
-    kind: type[S], overrides: Sequence[str], example: str, chosen: Mapping[str, str] | None = None
+    kind: type[S], overrides: Sequence[str], example: str, fixed: Mapping[str, str] | None = None
 ) -> S:
-    """Settings as `--set` gives them; `chosen` are those that an option of their own gives, by the option's name."""
-    chosen = chosen or {}
+    """Parse the values of `--set`; `fixed` settings are given by --adapt."""
+    fixed = fixed or {}
     tree: dict[str, Any] = {}
     for override in overrides:
         if not override.partition("=")[1] or override.startswith("="):
             raise UserError(f"--set {override!r} is not of the form key=value, such as {example}")
         apply_override(tree, override)
-    if taken := [key for key in chosen if key in tree]:
-        raise UserError(f"--set {taken[0]} is given by --adapt already; leave one of the two out")
+    if duplicates := [key for key in fixed if key in tree]:
+        raise UserError(f"--set {duplicates[0]} is already given by --adapt; leave one of them out")
     try:
-        return kind.model_validate({**tree, **chosen})
+        return kind.model_validate({**tree, **fixed})
     except ValidationError as error:
-        raise UserError(mistake(error, kind, chosen)) from None
+        raise UserError(_explain(error, kind, fixed)) from None
 
 
 def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Adaptation | None":
@@ -46,13 +46,13 @@ def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Ada
     return read_set(Adaptation, overrides or (), "lr=5e-4", {"method": method})
 
 
-def mistake(error: ValidationError, kind: type[Settings], chosen: Mapping[str, str]) -> str:
+def _explain(error: ValidationError, kind: type[Settings], fixed: Mapping[str, str]) -> str:
     first = error.errors()[0]
     path = ".".join(str(part) for part in first["loc"])
-    paths = known_paths(kind) - set(chosen)
+    paths = known_paths(kind) - set(fixed)
     leaves = [p for p in sorted(paths) if not any(other.startswith(f"{p}.") for other in paths)]
-    what = first["msg"]
+    problem = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         near = nearest(path, leaves)
-        what = "there is no such setting" + (f" (did you mean {near}?)" if near else "")
-    return f"--set {path}: {what}; known settings are {', '.join(leaves)}"
+        problem = "there is no such setting" + (f" (did you mean {near}?)" if near else "")
+    return f"--set {path + ': ' if path else ''}{problem}; known settings are {', '.join(leaves)}"

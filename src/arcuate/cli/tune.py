@@ -8,14 +8,14 @@ import typer
 from arcuate.cli.app import Json, app
 from arcuate.cli.options import (
     Beam,
-    ConfigPath,
-    DataPath,
-    LexiconName,
-    LmOption,
-    RefsPath,
+    LexiconFile,
+    LmFile,
+    MovedStore,
+    ReferencesFile,
     ScoresPath,
     SplitName,
     Threshold,
+    WeightsFile,
 )
 
 
@@ -23,10 +23,10 @@ from arcuate.cli.options import (
 def tune(
     scores: ScoresPath,
     out: Annotated[Path, typer.Option("--out", help="YAML file of weights to write.")] = ...,  # type: ignore[assignment]
-    lexicon: LexiconName = "default",
-    lm: LmOption = "default",
-    references: RefsPath = None,
-    config: ConfigPath = None,
+    lexicon: LexiconFile = "default",
+    lm: LmFile = "default",
+    references: ReferencesFile = None,
+    config: WeightsFile = None,
     beam: Beam = None,
     threshold: Threshold = None,
     budget: Annotated[float, typer.Option(min=1.0, help="Time budget in seconds.")] = 300.0,
@@ -34,7 +34,7 @@ def tune(
         int, typer.Option(min=0, max=100, help="Also cross-fit over this many folds of sessions; 0: do not.")
     ] = 0,
     split: SplitName = "val",
-    data: DataPath = None,
+    data: MovedStore = None,
     as_json: Json = False,
 ) -> None:
     """Tune the search weights of `decode` on trials with references."""

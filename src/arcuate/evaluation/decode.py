@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -75,7 +75,13 @@ class Transcription(Sequence[Transcript]):
     def __len__(self) -> int:
         return len(self.transcripts)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Transcript: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Transcript, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Transcript | tuple[Transcript, ...]:
         return self.transcripts[index]
 
     def to_dict(self) -> dict[str, Any]:

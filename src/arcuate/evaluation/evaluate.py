@@ -146,7 +146,7 @@ def evaluate(
     run: RunLike,
     *,
     split: str = "val",
-    data: str | Path | None = None,
+    data: str | Path | Store | None = None,
     checkpoint: str = "best",
     label: str | None = None,
     search: str | None = None,
@@ -182,7 +182,7 @@ def evaluate(
 def score_split(
     run: Run,
     split: str,
-    data: str | Path | None,
+    data: str | Path | Store | None,
     checkpoint: str,
     options: SearchOptions | None = None,
     *,
@@ -238,8 +238,10 @@ def find_source(run: Run, checkpoint: str) -> ModelSource:
     return ModelSource(run, folder, config, None)
 
 
-def open_store(source: ModelSource, data: str | Path | None) -> Store:
+def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
     """Open the given store, or the one that the run was trained on."""
+    if isinstance(data, Store):
+        return data
     if data is not None:
         return Store.open(Path(data))
     if source.trained_on is None:

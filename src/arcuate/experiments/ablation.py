@@ -60,7 +60,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Question:
+class ArmComparison:
     """Comparison of two arms that differ in one factor."""
 
     factor: str
@@ -237,17 +237,17 @@ def arms(factors: Sequence[Factor]) -> tuple[Arm, ...]:
     return tuple(first.values())
 
 
-def questions(factors: Sequence[Factor]) -> tuple[Question, ...]:
+def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
     """The comparisons that isolate each factor: alone, and with all others changed."""
     by_set = {arm.changed: arm.name for arm in arms(factors)}
     everything = frozenset(f.name for f in factors)
-    found: dict[tuple[str, str], Question] = {}
+    found: dict[tuple[str, str], ArmComparison] = {}
     for factor in factors:
         one = frozenset([factor.name])
         pairs = {"alone": (frozenset(), one), "with the others": (everything - one, everything)}
         for direction, (before, after) in pairs.items():
-            question = Question(factor.name, direction, by_set[before], by_set[after])
-            found.setdefault((question.before, question.after), question)
+            comparison = ArmComparison(factor.name, direction, by_set[before], by_set[after])
+            found.setdefault((comparison.before, comparison.after), comparison)
     return tuple(found.values())
 
 

@@ -17,12 +17,12 @@ from arcuate.experiments.ablation import (
     BASE,
     BUT,
     Arm,
+    ArmComparison,
     Experiment,
-    Question,
+    arm_comparisons,
     cells,
     is_scored,
     overview,
-    questions,
 )
 from arcuate.files import to_frame, write_json, write_text
 from arcuate.insight.comparison.scores import (
@@ -51,7 +51,7 @@ from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page
 class Effect:
     """The effect of a change on PER, between two arms that differ only in it; positive is worse."""
 
-    question: Question
+    comparison: ArmComparison
     contrast: Contrast
     p_adjusted: float
 
@@ -66,8 +66,8 @@ class Effect:
     def to_dict(self) -> dict[str, Any]:
         c = self.contrast
         return {
-            "before": self.question.before,
-            "after": self.question.after,
+            "before": self.comparison.before,
+            "after": self.comparison.after,
             "difference": c.estimate,
             "low": c.low,
             "high": c.high,
@@ -176,8 +176,8 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
         check_same_trials(all_scores)
     rates = {arm: to_arm(scores) for arm, scores in runs.items()}
     everything = experiment.arms[-1].name
-    total_question = Question("all", "everything", BASE, everything)
-    by_arms = {(q.before, q.after): q for q in (total_question, *questions(experiment.factors))}
+    total_comparison = ArmComparison("all", "everything", BASE, everything)
+    by_arms = {(q.before, q.after): q for q in (total_comparison, *arm_comparisons(experiment.factors))}
     measured = [q for q in by_arms.values() if q.before in rates and q.after in rates]
     contrasts = [difference(rates[q.before], rates[q.after]) for q in measured]
     adjusted = holm([c.p for c in contrasts])

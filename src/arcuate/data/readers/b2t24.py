@@ -32,6 +32,7 @@ from arcuate.data.readers.source import (
     looks_like_data,
     replace_surrogates,
     summarise_error,
+    unreadable,
     unrecognised,
 )
 from arcuate.data.trial import Split, Trial, trial_id
@@ -94,12 +95,10 @@ def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
             if split is not None and _is_recording(name):
                 files.append(SourceFile(replace_surrogates(Path(name).stem), split, folder / name))
             elif looks_like_data(name):
-                expected = (
-                    f"not in one of the folders {', '.join(PARTITIONS)}"
-                    if split is None
-                    else "not <session>.mat"
+                reason = (
+                    "not <session>.mat" if split else f"not in one of the folders {', '.join(PARTITIONS)}"
                 )
-                skipped.append(unrecognised(f"{folder.name}/{name}", expected))
+                skipped.append(unrecognised(f"{folder.name}/{name}", reason))
     return files, skipped
 
 
@@ -135,8 +134,7 @@ def read_trials(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[
         try:
             bins = _read_bins([array[number] for array in arrays], chosen)
         except FILE_ERRORS as error:
-            problem = Problem("unreadable", None, summarise_error(error), "unreadable")
-            yield ReadResult(identity, None, (problem,))
+            yield unreadable(identity, summarise_error(error))
             continue
         for array in arrays:
             array[number] = None  # release the memory

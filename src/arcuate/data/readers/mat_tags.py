@@ -4,6 +4,7 @@ That reader trusts every type code and size; a damaged file can crash the proces
 inflating compressed variables chunk by chunk, and raises ValueError at the first impossible one.
 """
 
+import math
 import struct
 import zlib
 from collections.abc import Collection
@@ -26,16 +27,12 @@ _MAX_CELLS = 1_000_000
 class _Variable:
     """Header of a MATLAB variable."""
 
-    is_cell: bool
     shape: tuple[int, ...]
     is_complex: bool = False
 
     @property
     def size(self) -> int:
-        total = 1
-        for n in self.shape:
-            total *= n
-        return total
+        return math.prod(self.shape)
 
 
 class _ByteStream(Protocol):
@@ -94,7 +91,7 @@ class _VariableReader:
         (flag_bits,) = struct.unpack(f"{self.order}I", flags[:4])
         matlab_class, is_complex = flag_bits & 0xFF, bool(flag_bits & _COMPLEX)
         if matlab_class == _OPAQUE:  # a MATLAB object, without shape and name
-            return "", _Variable(False, ()), _OPAQUE
+            return "", _Variable(()), _OPAQUE
         kind, dims = self.element()
         if kind != _INT32 or len(dims) % 4 or not 8 <= len(dims) <= 128 or matlab_class not in _KNOWN_CLASSES:
             raise ValueError("a variable has no shape or an unknown class")
@@ -102,7 +99,7 @@ class _VariableReader:
         kind, name = self.element()
         if min(shape) < 0 or kind not in _CHARACTERS:
             raise ValueError("a variable has an impossible shape or name")
-        return name.decode("latin-1"), _Variable(matlab_class == _CELL, shape, is_complex), matlab_class
+        return name.decode("latin-1"), _Variable(shape, is_complex), matlab_class
 
     def check_body(self, variable: _Variable, matlab_class: int, depth: int) -> None:
         if variable.is_complex:

@@ -1,4 +1,4 @@
-"""Mistakes and rough handling on the command line: told before anything happens, in one sentence."""
+"""User errors and closed streams on the command line: one sentence, before anything happens."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_the_working_folder_does_not_stand_in_for_the_recipes_folder(
     (tmp_path / "mine" / "child.yaml").write_text("extends: base.yaml\n")
     (tmp_path / "base.yaml").write_text("extends: tiny\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no recipe 'base\.yaml' .*mine/child\.yaml"):
+    with pytest.raises(UserError, match=r"no file named 'base\.yaml' .*mine/child\.yaml"):
         load_recipe("mine/child.yaml")
 
 

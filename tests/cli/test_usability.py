@@ -1,4 +1,4 @@
-"""Small comforts: completion, hints that name the working form, one session and two sessions."""
+"""Completion, error messages with a valid form, singular and plural, progress bars."""
 
 import re
 import subprocess
@@ -68,14 +68,14 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
         ("data.batching.kind=foo", ["sessions, shuffled, bucketed"]),
     ],
 )
-def test_a_value_of_the_wrong_form_is_told_the_right_one(override: str, words: list[str]) -> None:
+def test_a_value_of_the_wrong_type_is_answered_with_a_valid_form(override: str, words: list[str]) -> None:
     with pytest.raises(UserError) as refused:
         load_recipe("tiny", [override])
     for word in words:
         assert word in str(refused.value)
 
 
-def test_the_form_that_is_told_works() -> None:
+def test_the_suggested_form_works() -> None:
     recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.01", "data.sessions=[x]"])
     assert (recipe.schedule.kind, recipe.schedule.peak_lr, recipe.data.sessions) == ("constant", 0.01, ("x",))
 
@@ -110,11 +110,11 @@ def test_runs_can_be_compared(tmp_path: Path) -> None:
         (tmp_path / name / "recipe.yaml").write_text(
             to_yaml(load_recipe("b2t25-gru", [f"train.steps={steps}"]))
         )
-    told = compare_recipes(tmp_path / "one", tmp_path / "two").to_dict()
-    assert told["changes"] == [{"path": "train.steps", "before": 7, "after": 9}]
-    told = compare_recipes(tmp_path / "one").to_dict()
-    assert (told["a"], told["b"]) == ("b2t25-gru", str(tmp_path / "one"))
-    assert told["changes"] == [{"path": "train.steps", "before": 120000, "after": 7}]
+    result = compare_recipes(tmp_path / "one", tmp_path / "two").to_dict()
+    assert result["changes"] == [{"path": "train.steps", "before": 7, "after": 9}]
+    result = compare_recipes(tmp_path / "one").to_dict()
+    assert (result["a"], result["b"]) == ("b2t25-gru", str(tmp_path / "one"))
+    assert result["changes"] == [{"path": "train.steps", "before": 120000, "after": 7}]
 
 
 # --- words and numbers -------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_every_packaged_recipe_can_be_completed() -> None:
     assert completed("arcuate train ") == recipe_names()
 
 
-def test_time_left_is_told_only_where_the_end_is_known() -> None:
+def test_remaining_time_is_shown_only_if_the_total_is_known() -> None:
     with bar() as shown:
         unknown, known = shown.add_task("a", total=None), shown.add_task("b", total=10)
         texts = [TimeLeft().render(shown.tasks[task]).plain for task in (unknown, known)]
