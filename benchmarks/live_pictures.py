@@ -1,4 +1,4 @@
-"""Takes the pictures of the live page that the documentation shows, from a run with its recordings.
+"""Take the screenshots of the live page for the documentation, from a run with its recordings.
 
 python benchmarks/live_pictures.py --run runs/demo --out docs/images
 """
@@ -39,11 +39,11 @@ def wait_for(address: str, seconds: float = 120.0) -> None:
 
 
 def take(browser: Any, address: str, name: str, out: Path, sentences: int) -> None:
-    """In the middle of a sentence, when some words are settled and one is not; paused, its other readings open."""
+    """Pause within a sentence that has both final and pale words, and show alternatives."""
     context = browser.new_context(**SHOTS[name], bypass_csp=True)
     page = context.new_page()
     page.goto(address)
-    page.wait_for_timeout(10_000)  # until the pictures are full
+    page.wait_for_timeout(10_000)  # until the images are filled
     page.wait_for_function(
         f"document.querySelectorAll('#history > *').length >= {sentences}", timeout=120_000
     )

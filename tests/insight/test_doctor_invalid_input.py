@@ -189,7 +189,7 @@ def test_page_does_not_overwrite_a_log(tmp_path: Path) -> None:
     rows = [json.dumps({"step": i, "val_per": 0.9 - 0.01 * i, "val_loss": 2.0 - 0.01 * i}) for i in range(60)]
     log.write_text("\n".join(rows), "utf-8")
     before = log.read_bytes()
-    assert_refused(arcuate("doctor", log, "--html", log), "something else")
+    assert_refused(arcuate("doctor", log, "--html", log), "not an earlier page.html")
     assert log.read_bytes() == before
     page = tmp_path / "page.html"
     for _ in range(2):  # an earlier page is replaced

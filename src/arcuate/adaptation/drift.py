@@ -172,7 +172,7 @@ def _choose_reference(
 
 def warn_about_recording(store: Store, session: str, reference: str) -> None:
     """Log flat channels of a new session, and channels in another order than in the reference session."""
-    new = session_statistics(store, session, _some_trials(store, session))
+    new = _session_statistics(store, session, _some_trials(store, session))
     n_flat = int(new.flat.sum())
     if n_flat == len(new.flat):
         logger.warning(f"every channel of {session} is flat, so nothing can be learned; check the recording")
@@ -181,7 +181,7 @@ def warn_about_recording(store: Store, session: str, reference: str) -> None:
         logger.info(f"note: {counted(n_flat, 'channel')} of {len(new.flat)} flat in {session}")
     if reference not in store.sessions:
         return
-    known = session_statistics(store, reference, _some_trials(store, reference))
+    known = _session_statistics(store, reference, _some_trials(store, reference))
     similarity = channel_order_similarity(known, new)
     if similarity is not None and similarity < SAME_ORDER:
         logger.warning(
@@ -219,13 +219,13 @@ def measure_sessions(
     measured = []
     for i, session in enumerate(store.sessions, start=1):
         trials = [t for t in store.trials if t.session == session and t.n_bins > _SMOOTHING_BINS]
-        measured.append(session_statistics(store, session, _evenly_spaced(trials, max_trials)))
+        measured.append(_session_statistics(store, session, _evenly_spaced(trials, max_trials)))
         if progress:
             progress(i, len(store.sessions), "measuring sessions")
     return [statistics for statistics in measured if statistics.n_trials]
 
 
-def session_statistics(store: Store, session: str, trials: Sequence[TrialInfo]) -> SessionStatistics:
+def _session_statistics(store: Store, session: str, trials: Sequence[TrialInfo]) -> SessionStatistics:
     n = store.n_channels
     parts = [store.read_bins(t).astype(np.float64) for t in trials]
     if not parts:

@@ -9,19 +9,19 @@ from arcuate.errors import UserError
 from arcuate.files import to_json_line
 
 _MAX_FINALS = 50  # sent to a viewer on joining
-Message = str | bytes
+_Message = str | bytes
 
 
 class Viewer:
     """Queue of messages to one viewer; used in the event loop only."""
 
     def __init__(self, capacity: int) -> None:
-        self.queue: deque[Message] = deque()
+        self.queue: deque[_Message] = deque()
         self.capacity = capacity
         self.n_dropped = 0
         self.ready = asyncio.Event()
 
-    def offer(self, message: Message) -> bool:
+    def offer(self, message: _Message) -> bool:
         """Queue a message; return False if the queue is full."""
         if len(self.queue) >= self.capacity:
             self.n_dropped += 1
@@ -30,7 +30,7 @@ class Viewer:
         self.ready.set()
         return True
 
-    async def get(self) -> Message:
+    async def get(self) -> _Message:
         while not self.queue:
             self.ready.clear()
             await self.ready.wait()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from arcuate.live.server import LiveServer
 
-SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
+_SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -180,8 +180,8 @@ def prepare_server(
 
 
 def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -> None:
-    if source not in SOURCES:
-        raise UserError(f"--source {source!r} is unknown; choose {', '.join(SOURCES)}")
+    if source not in _SOURCES:
+        raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     if adapt is not None and source == "redis-logits":
@@ -229,7 +229,8 @@ def _read_settings(path: Path) -> LiveSettings:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise UserError(f"{path}: {place}: {problem['msg']}; see docs/live.md") from None
+        message = problem["msg"].removeprefix("Value error, ")
+        raise UserError(f"{path}: {place}: {message}; see docs/live.md") from None
 
 
 def _check_port(host: str, port: int) -> None:

@@ -1,28 +1,21 @@
-"""`Collector`: rows of any format, accumulated into one growing column per logged quantity.
+"""`Collector`: rows of any format, accumulated into one growing column per logged quantity."""
 
-Also holds the low-level text access shared by the readers (encoding detection, blocks of lines) and the metadata a log
-states about itself (data set, planned length, end of training).
-"""
-
-import codecs
-import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arcuate.errors import UserError
 from arcuate.insight.doctor.column_names import (
     ColumnMeaning,
     parse_column_name,
     split_from_words,
     split_words,
 )
+from arcuate.insight.doctor.metadata import Metadata
 
 METRICS = ("per", "wer", "loss", "grad", "lr")
 _MAX_LENGTH, _THINNED_LENGTH = 1 << 20, 1 << 18  # a longer column is thinned to about the second length
@@ -30,62 +23,6 @@ _MAX_COLUMNS = 400  # a file with more metric columns is not the log of one trai
 _MAX_DEPTH = 3  # of mappings within a row
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _MISSING_VALUES = frozenset({"", "none", "null", "-", "n/a", "na", "--", "missing"})
-
-# Text files. Files are read in blocks, so that a file never has to fit into memory.
-
-_BLOCK = 1 << 20  # characters
-_MAX_LINE = 1 << 26  # characters
-_HEAD = 1 << 16  # bytes that determine the format
-_MAX_DAMAGE = 0.1  # share of damaged bytes up to which a file is still treated as text
-
-
-def read_head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEAD)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def detect_encoding(head: bytes) -> str | None:
-    """The encoding of a text file, None for binary data; zero bytes left by a full disk are tolerated."""
-    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "utf-32"
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    for encoding, zeros, others in (
-        ("utf-16-le", head[1::2], head[::2]),
-        ("utf-16-be", head[::2], head[1::2]),
-    ):
-        if zeros.count(0) > 0.7 * len(zeros) and others.count(0) < 0.02 * len(others) + 1:
-            return encoding
-    text = head.replace(b"\0", b"")
-    n_control = sum(text.count(bytes([c])) for c in range(32) if c not in (8, 9, 10, 12, 13, 27))
-    n_invalid = text.decode("utf-8", errors="replace").count("\ufffd")
-    if len(head) - len(text) > _MAX_DAMAGE * len(head):
-        return None
-    if n_control > 0.02 * len(text) + 2 or n_invalid > _MAX_DAMAGE * len(text) + 2:
-        return None
-    return "utf-8-sig"
-
-
-def line_blocks(path: Path, encoding: str) -> Iterator[list[str]]:
-    """Blocks of lines without line ends; the last line may be incomplete."""
-    rest = ""
-    with path.open("rb") as raw:
-        text = io.TextIOWrapper(io.BufferedReader(raw, _BLOCK), encoding=encoding, errors="replace")
-        while block := text.read(_BLOCK):
-            rest += block.replace("\0", "")
-            if len(rest) > _MAX_LINE and "\n" not in rest:
-                raise UserError(f"{path} is not a log: it has a line of more than {_MAX_LINE:,} characters")
-            *lines, rest = rest.split("\n")
-            if lines:
-                yield lines
-    if rest:
-        yield [rest]
-
-
-# Columns.
 
 
 @dataclass(frozen=True)
@@ -137,17 +74,6 @@ def _thin(table: np.ndarray) -> np.ndarray:
     kept[broken[:1000]] = True
     kept[broken[:: max(1, len(broken) // 1000)]] = True
     return table[:, kept]
-
-
-@dataclass
-class Metadata:
-    """What a log states about itself besides its numbers."""
-
-    dataset: tuple[str, str] | None = None  # name, evidence
-    planned: tuple[int, str] | None = None  # steps, evidence
-    n_finished: int = 0  # messages that training is complete
-    run_names: list[str] = field(default_factory=list)
-    implausible: list[str] = field(default_factory=list)  # columns that cannot be what their names state
 
 
 @dataclass
@@ -336,87 +262,3 @@ def parse_number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def flatten(row: Mapping[Any, Any], depth: int = _MAX_DEPTH, prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by slashes, to a limited depth; lists are omitted."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            if depth > 0:
-                flat |= flatten(value, depth - 1, f"{prefix}{name}/")
-        elif not isinstance(value, (list, tuple)):
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-# Metadata: data set, planned length, end of training.
-
-_B2T25 = re.compile(
-    r"t15[._]?20\d\d|t15[._ ]copytask|hdf5_data_final|b2t[_-]?25|brain-to-text-25|\bt15\b", re.I
-)
-_B2T24 = re.compile(
-    r"t12[._]20\d\d|ptdecoder_ctc|competitiondata|b2t[_-]?24|brain-to-text-24|\bt12\b|willett", re.I
-)
-_PLANNED = re.compile(
-    r"(?:total[ _](?:batches|steps|iterations)|num[ _]training[ _](?:batches|steps)|n_?batch(?:es)?|max[ _]steps"
-    r"|num[ _]train[ _]steps|training[ _]steps|planned[ _]steps)\W{1,4}(\d[\d,_]{1,11})\b",
-    re.I,
-)
-_FINISHED = re.compile(
-    r"training (?:is )?(?:complete|finished|done)|finished training|best avg val per achieved|total training time"
-    r"|training completed|={3,} *(?:fin|end|done) *={3,}",
-    re.I,
-)
-_RUN_NAME = re.compile(r"={2,} *(?:RUN|EXPERIMENT) +([^=\s][^=]{0,80}?) *={2,}", re.I)
-_KEYWORDS = re.compile(r"train|best avg|=== *|finished|total|max.steps|num.train|n_?batch", re.I)
-_PLANNED_KEYS = frozenset(
-    "nbatch nbatches n_batches num_training_batches max_steps total_batches total_steps num_train_steps"
-    " planned_steps steps max_iters n_steps".split()
-)
-_MAX_TEXT = 10_000
-
-
-def scan_line(line: str, collector: Collector, early: bool) -> bool:
-    """Extract metadata from a line without metrics; return whether a new run or the end of one was found."""
-    metadata = collector.metadata
-    if not _KEYWORDS.search(line) and not early:
-        return False
-    finished, named = _FINISHED.search(line), _RUN_NAME.search(line)
-    if finished:
-        metadata.n_finished += 1
-    if named:
-        metadata.run_names.append(named[1].strip())
-    if metadata.planned is None and (planned := _PLANNED.search(line)):
-        _set_planned(metadata, planned[1].replace(",", "").replace("_", ""), "stated in the log")
-    if early and metadata.dataset is None:
-        detect_dataset(line, collector, "file names in the log")
-    return bool(finished or named)
-
-
-def detect_dataset(text: str, collector: Collector, because: str) -> None:
-    newer, older = _B2T25.search(text), _B2T24.search(text)
-    match = newer or older
-    if match and not (newer and older) and collector.metadata.dataset is None:
-        collector.metadata.dataset = "b2t25" if newer else "b2t24", f"{because} ({match[0]})"
-
-
-def scan_config(config: Any, collector: Collector, because: str) -> None:
-    """Extract planned length and data set from a configuration stored with a log."""
-    if not isinstance(config, dict):
-        return
-    flat = flatten(config)
-    for name, value in flat.items():
-        if name.rsplit("/", 1)[-1].lower() in _PLANNED_KEYS and collector.metadata.planned is None:
-            _set_planned(collector.metadata, value, because)
-    strings = " ".join(v for v in flat.values() if isinstance(v, str))
-    detect_dataset(strings[:_MAX_TEXT], collector, because)
-
-
-def _set_planned(metadata: Metadata, value: Any, because: str) -> None:
-    try:
-        steps = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return
-    if 10 <= steps <= 100_000_000:
-        metadata.planned = steps, because

@@ -12,15 +12,8 @@ from typing import Any
 
 from arcuate.errors import UserError
 from arcuate.insight.doctor.assemble import assemble_logs
-from arcuate.insight.doctor.columns import (
-    Collector,
-    Metadata,
-    detect_dataset,
-    detect_encoding,
-    line_blocks,
-    read_head,
-    scan_config,
-)
+from arcuate.insight.doctor.columns import Collector
+from arcuate.insight.doctor.metadata import Metadata, detect_dataset, scan_config
 from arcuate.insight.doctor.read_events import is_event_file, read_events
 from arcuate.insight.doctor.read_run import read_run
 from arcuate.insight.doctor.read_tables import (
@@ -34,6 +27,7 @@ from arcuate.insight.doctor.read_tables import (
     read_tree,
 )
 from arcuate.insight.doctor.read_text import read_text
+from arcuate.insight.doctor.text_files import detect_encoding, line_blocks, read_head
 from arcuate.insight.doctor.training_log import TrainingLog
 from arcuate.run import open_run
 
@@ -144,8 +138,8 @@ def _read_files(paths: Sequence[Path], allow_pickle: bool) -> LogFile:
     first = paths[0]
     if len(paths) > 1:
         notes.append(f"read together with {', '.join(p.name for p in paths[1:])}")
-    _scan_config_files(first, collector)
-    detect_dataset(f"{first.parent.name} {first.name}", collector, "the file name")
+    _scan_config_files(first, collector.metadata)
+    detect_dataset(f"{first.parent.name} {first.name}", collector.metadata, "the file name")
     logs = assemble_logs(collector, first.stem)
     if not logs:
         reason = next(iter(collector.metadata.implausible), "it contains no loss or error rate over steps")
@@ -265,13 +259,13 @@ def _contains_list(tree: Any, depth: int = 4) -> bool:
     return isinstance(tree, list)
 
 
-def _scan_config_files(path: Path, collector: Collector) -> None:
+def _scan_config_files(path: Path, metadata: Metadata) -> None:
     """A configuration file in the same folder may state the planned length."""
     for name in ("config.json", "args.json", "hparams.json"):
         file = path.with_name(name)
         if file != path and file.is_file() and file.stat().st_size < 1 << 20:
             try:
-                scan_config(json.loads(file.read_text("utf-8")), collector, f"{name} in the same folder")
+                scan_config(json.loads(file.read_text("utf-8")), metadata, f"{name} in the same folder")
             except (OSError, ValueError, RecursionError):
                 continue  # the configuration is optional
 

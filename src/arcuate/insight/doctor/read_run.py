@@ -10,8 +10,10 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.files import read_json
 from arcuate.insight.doctor.assemble import assemble_logs
-from arcuate.insight.doctor.columns import Collector, flatten, line_blocks
+from arcuate.insight.doctor.columns import Collector
+from arcuate.insight.doctor.metadata import flatten
 from arcuate.insight.doctor.read_tables import read_jsonl
+from arcuate.insight.doctor.text_files import line_blocks
 from arcuate.insight.doctor.training_log import TrainingLog
 from arcuate.run import Run
 from arcuate.training.checks import coupling_warnings

@@ -11,7 +11,9 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.insight.doctor.column_names import ColumnMeaning, parse_column_name
-from arcuate.insight.doctor.columns import METRICS, Collector, line_blocks, parse_numbers, scan_config
+from arcuate.insight.doctor.columns import METRICS, Collector, parse_numbers
+from arcuate.insight.doctor.metadata import scan_config
+from arcuate.insight.doctor.text_files import line_blocks
 
 # Tables with a header.
 
@@ -206,7 +208,7 @@ def read_tree(tree: Any, collector: Collector, prefix: str = "", depth: int = 6)
     if not isinstance(tree, Mapping):
         return
     plain = {k: v for k, v in tree.items() if not isinstance(v, (Mapping, list))}
-    scan_config(plain, collector, "stated in the file")
+    scan_config(plain, collector.metadata, "stated in the file")
     if is_keyed_by_step(tree):
         collector.add_rows({"step": step, **row} for step, row in tree.items())
         return

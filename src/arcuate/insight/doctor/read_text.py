@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from arcuate.insight.doctor.column_names import HELD_OUT, TRAIN, parse_column_name, split_words
-from arcuate.insight.doctor.columns import METRICS, Collector, parse_number, scan_line
+from arcuate.insight.doctor.columns import METRICS, Collector, parse_number
+from arcuate.insight.doctor.metadata import scan_line
 
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 _NAMED = re.compile(
@@ -120,7 +121,7 @@ def _read_new_line(
     line: str, templates: list[_Template], context: dict[str, str], collector: Collector, early: bool
 ) -> bool:
     """Parse a line of an unknown kind and make it a template; return whether the line was relevant."""
-    relevant = scan_line(line[:_MAX_LINE], collector, early)
+    relevant = scan_line(line[:_MAX_LINE], collector.metadata, early)
     if len(line) > _MAX_LINE or not _RELEVANT.search(line):
         return relevant
     for part in _split_messages(_ANSI.sub("", line)):

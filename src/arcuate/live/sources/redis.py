@@ -48,7 +48,7 @@ _DONE = {
 }
 _EMPTY_FINAL = {"lm_response_final": "", "scoring": "", "context_str": ""}
 
-Fields = Mapping[bytes, bytes]
+_Fields = Mapping[bytes, bytes]
 Put = Callable[[Item], object]
 Publish = Callable[[Event], None]
 
@@ -116,7 +116,7 @@ class _StreamReader(ABC):
                     self.publish(_fault(str(error), "dropped"))
 
     @abstractmethod
-    def handle(self, name: str, fields: Fields) -> None:
+    def handle(self, name: str, fields: _Fields) -> None:
         """Process one entry of a stream."""
 
 
@@ -129,7 +129,7 @@ class RedisBins(_StreamReader):
         super().__init__(url, (stream,), put, publish)
         self.n_channels = n_channels
 
-    def handle(self, name: str, fields: Fields) -> None:
+    def handle(self, name: str, fields: _Fields) -> None:
         if b"bins" in fields:
             bins = _parse_rows(fields[b"bins"], self.n_channels, "bins")
             self.put(Chunk(bins, _parse_float(fields, b"time_s"), _parse_count(fields, b"first")))
@@ -154,7 +154,7 @@ class RedisLogits(_StreamReader):
         super().stop()
         self._writer.stop()
 
-    def handle(self, name: str, fields: Fields) -> None:
+    def handle(self, name: str, fields: _Fields) -> None:
         if name == INPUT:
             logits = _parse_rows(fields.get(b"logits", b""), len(CLASSES), "logits")[:, self._columns]
             self.put(LogProbs(_log_softmax(logits)))
@@ -233,7 +233,7 @@ class _StreamWriter:
         return True
 
 
-def sort_entries(found: list[tuple[bytes, list[tuple[bytes, Fields]]]]) -> list[tuple[bytes, str, Fields]]:
+def sort_entries(found: list[tuple[bytes, list[tuple[bytes, _Fields]]]]) -> list[tuple[bytes, str, _Fields]]:
     """Merge entries of several streams in the order in which they were written.
 
     Sequence numbers within one millisecond are counted per stream, so there the rank of the stream decides: the end of
@@ -263,7 +263,7 @@ def _parse_rows(data: bytes, n_columns: int, name: str) -> np.ndarray:
     return np.frombuffer(data, "<f4").reshape(-1, n_columns)
 
 
-def _parse_float(fields: Fields, key: bytes) -> float | None:
+def _parse_float(fields: _Fields, key: bytes) -> float | None:
     try:
         value = float(fields[key])
     except (KeyError, ValueError):
@@ -271,7 +271,7 @@ def _parse_float(fields: Fields, key: bytes) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _parse_count(fields: Fields, key: bytes) -> int | None:
+def _parse_count(fields: _Fields, key: bytes) -> int | None:
     value = _parse_float(fields, key)
     return None if value is None or not 0 <= value < 2**53 else int(value)
 
