@@ -31,38 +31,34 @@ from arcuate.training.step import compute_gradients, forward
 CPU = torch.device("cpu")
 
 
-def guarded_step(training: TrainingState, batch: Batch) -> None:
+def guarded_step(state: TrainingState, batch: Batch) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
-    rates = set_learning_rates(training.optimizer, training.recipe, training.step)
-    numbers = compute_gradients(
-        training, partial(encode_for_training, training.model), [batch], CPU, Distributed()
-    )
-    verdict = training.guard.judge(numbers, rates["rest"])
-    training.optimizer.step()
-    training.step += 1
-    training.interval.add(numbers, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
-    if training.step % training.recipe.train.log_every == 0:
+    learning_rates = set_learning_rates(state.optimizer, state.recipe, state.step)
+    metrics = compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed())
+    verdict = state.guard.judge(metrics, learning_rates["rest"])
+    state.optimizer.step()
+    state.step += 1
+    state.interval.add(metrics, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
+    if state.step % state.recipe.train.log_every == 0:
         append_jsonl(
-            training.run.metrics_file, training.interval.to_row(training.step, rates, memory_mb(CPU))
+            state.run.metrics_file, state.interval.to_row(state.step, learning_rates, memory_mb(CPU))
         )
-        training.interval = IntervalMetrics()
+        state.interval = IntervalMetrics()
 
 
-def bare_step(training: TrainingState, batch: Batch) -> None:
+def bare_step(state: TrainingState, batch: Batch) -> None:
     """The same update without guard and metrics."""
-    recipe = training.recipe
-    set_learning_rates(training.optimizer, recipe, training.step)
-    training.optimizer.zero_grad(set_to_none=True)
+    recipe = state.recipe
+    set_learning_rates(state.optimizer, recipe, state.step)
+    state.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
-    outputs = forward(
-        training.model, partial(encode_for_training, training.model), batch, recipe, recipe.loss
-    )
+    outputs = forward(state.model, partial(encode_for_training, state.model), batch, recipe, recipe.loss)
     weighted_loss(
         compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
     ).mean().backward()
-    torch.nn.utils.clip_grad_norm_(training.model.parameters(), recipe.train.clip_norm or float("inf"))
-    training.optimizer.step()
-    training.step += 1
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), recipe.train.clip_norm or float("inf"))
+    state.optimizer.step()
+    state.step += 1
 
 
 def main() -> None:

@@ -1,64 +1,91 @@
-"""Arcuate: intracortical recordings of attempted speech to text."""
+"""Arcuate: intracortical recordings of attempted speech to text.
+
+Everything the command line does is a function here, with typed arguments and a typed result; none of them prints.
+Each is imported on first use, so that `import arcuate` loads neither torch nor numpy.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from arcuate.adaptation.drift import measure_drift as measure_drift
+    from arcuate.adaptation.evaluate import evaluate_adaptation as evaluate_adaptation
     from arcuate.data.prepare import prepare as prepare
     from arcuate.data.simulation import simulate as simulate
+    from arcuate.data.store import Store as Store
     from arcuate.decoding.decoder import load as load
+    from arcuate.errors import UserError as UserError
+    from arcuate.evaluation.combine.combine import combine as combine
     from arcuate.evaluation.decode import decode as decode
     from arcuate.evaluation.evaluate import evaluate as evaluate
+    from arcuate.evaluation.rescoring.rescore import rescore as rescore
+    from arcuate.evaluation.submission import submit as submit
+    from arcuate.evaluation.tune import tune as tune
     from arcuate.experiments.ablation import ablate as ablate
     from arcuate.experiments.average import average as average
     from arcuate.experiments.calibrate import calibrate as calibrate
     from arcuate.experiments.multi_seed import train_seeds as train_seeds
+    from arcuate.experiments.recipe import Recipe as Recipe
+    from arcuate.experiments.recipe import load_recipe as load_recipe
     from arcuate.experiments.sweep import sweep as sweep
     from arcuate.experiments.train import train as train
+    from arcuate.insight.ablation import judge_ablation as judge_ablation
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import diagnose as diagnose
+    from arcuate.insight.ledger import list_runs as list_runs
+    from arcuate.insight.ledger import write_ledger as write_ledger
+    from arcuate.insight.report import write_report as write_report
+    from arcuate.live.bench import bench_live as bench_live
     from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
+    from arcuate.live.serve import serve as serve
+    from arcuate.models.import_checkpoint import import_checkpoint as import_checkpoint
+    from arcuate.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "StreamingDecoder",
-    "__version__",
-    "ablate",
-    "average",
-    "calibrate",
-    "compare",
-    "decode",
-    "diagnose",
-    "evaluate",
-    "load",
-    "prepare",
-    "simulate",
-    "sweep",
-    "train",
-    "train_seeds",
-]
-
-_MODULES = {
-    "simulate": "arcuate.data.simulation",
-    "prepare": "arcuate.data.prepare",
-    "train": "arcuate.experiments.train",
-    "train_seeds": "arcuate.experiments.multi_seed",
-    "average": "arcuate.experiments.average",
-    "sweep": "arcuate.experiments.sweep",
-    "ablate": "arcuate.experiments.ablation",
-    "evaluate": "arcuate.evaluation.evaluate",
-    "decode": "arcuate.evaluation.decode",
-    "calibrate": "arcuate.experiments.calibrate",
-    "load": "arcuate.decoding.decoder",
-    "StreamingDecoder": "arcuate.live.decoder",
-    "diagnose": "arcuate.insight.doctor",
-    "compare": "arcuate.insight.comparison",
+_HOMES = {
+    "Recipe": "experiments.recipe",
+    "Run": "run",
+    "Store": "data.store",
+    "StreamingDecoder": "live.decoder",
+    "UserError": "errors",
+    "ablate": "experiments.ablation",
+    "average": "experiments.average",
+    "bench_live": "live.bench",
+    "calibrate": "experiments.calibrate",
+    "combine": "evaluation.combine.combine",
+    "compare": "insight.comparison",
+    "decode": "evaluation.decode",
+    "diagnose": "insight.doctor",
+    "evaluate": "evaluation.evaluate",
+    "evaluate_adaptation": "adaptation.evaluate",
+    "import_checkpoint": "models.import_checkpoint",
+    "judge_ablation": "insight.ablation",
+    "list_runs": "insight.ledger",
+    "load": "decoding.decoder",
+    "load_recipe": "experiments.recipe",
+    "measure_drift": "adaptation.drift",
+    "prepare": "data.prepare",
+    "rescore": "evaluation.rescoring.rescore",
+    "serve": "live.serve",
+    "simulate": "data.simulation",
+    "submit": "evaluation.submission",
+    "sweep": "experiments.sweep",
+    "train": "experiments.train",
+    "train_seeds": "experiments.multi_seed",
+    "tune": "evaluation.tune",
+    "write_ledger": "insight.ledger",
+    "write_report": "insight.report",
 }
+
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, because most of them need torch."""
-    if name not in _MODULES:
+    if name not in _HOMES:
         raise AttributeError(f"module 'arcuate' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"arcuate.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,13 +9,18 @@ from arcuate.experiments.train import build_model
 from arcuate.run import create_run
 from arcuate.training.state import TrainingState
 
-STILL = ["encoder.width=16", "encoder.dropout=0", "front_end.session_layer.dropout=0", "train.clip_norm=null"]
+DETERMINISTIC = [
+    "encoder.width=16",
+    "encoder.dropout=0",
+    "front_end.session_layer.dropout=0",
+    "train.clip_norm=null",
+]
 
 
-def recipe_of(*overrides: str) -> Recipe:
-    return load_recipe("tiny", [*STILL, *overrides])
+def make_recipe(*overrides: str) -> Recipe:
+    return load_recipe("tiny", [*DETERMINISTIC, *overrides])
 
 
-def training_of(store: Store, recipe: Recipe, folder: Path) -> TrainingState:
+def make_state(store: Store, recipe: Recipe, folder: Path) -> TrainingState:
     model = build_model(recipe, store, select(store, recipe.data, recipe.front_end.patch.count_frames))
     return TrainingState(model, recipe, create_run(folder, recipe, {}), "fp32")

@@ -17,79 +17,79 @@ from arcuate.run import find_checkpoint
 from arcuate.training.checkpoint import add_checksum, link, load_checkpoint, repair_best_links
 from arcuate.training.start import resume, split_parent, start_from
 from arcuate.training.state import TrainingState
-from support.training import recipe_of, training_of
+from support.training import make_recipe, make_state
 
 
 @pytest.fixture
-def training(cohort_store: Path, tmp_path: Path) -> TrainingState:
-    return training_of(Store.open(cohort_store), recipe_of(), tmp_path / "run")
+def state(cohort_store: Path, tmp_path: Path) -> TrainingState:
+    return make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
 
 
 def save_at(
-    training: TrainingState, step: int, value: float, per: float | None = None, scheduled: bool = True
+    state: TrainingState, step: int, value: float, per: float | None = None, scheduled: bool = True
 ) -> Path:
     """Save a checkpoint of this step with all weights equal to `value`, linked as `best` if its PER is the lowest."""
-    training.step, training.position = step, training.position + 1
+    state.step, state.position = step, state.position + 1
     with torch.no_grad():
-        for parameter in training.model.parameters():
+        for parameter in state.model.parameters():
             parameter.fill_(value)
-    improved = per is not None and training.best.update(step, per, None, training.position)
-    folder = training.run.checkpoints / training.save(scheduled)
+    improved = per is not None and state.best.update(step, per, None, state.position)
+    folder = state.run.checkpoints / state.save(scheduled)
     if improved:
-        link(training.run, "best", folder)
+        link(state.run, "best", folder)
     return folder
 
 
-def value_in(training: TrainingState, which: str) -> float:
-    weights = load_file(training.run.checkpoints / which / "model.safetensors")
+def value_in(state: TrainingState, which: str) -> float:
+    weights = load_file(state.run.checkpoints / which / "model.safetensors")
     return float(weights["head.bias"].flatten()[0])
 
 
-def test_a_step_repeated_after_a_rewind_keeps_the_best_weights(training: TrainingState) -> None:
+def test_a_step_repeated_after_a_rewind_keeps_the_best_weights(state: TrainingState) -> None:
     """The weights of the repeated step are not those that were validated as the best."""
-    save_at(training, 0, 0.0)
-    save_at(training, 4, 1.0, per=0.5)
-    save_at(training, 4, 2.0, per=0.6)
-    assert (value_in(training, "best"), value_in(training, "last")) == (1.0, 2.0)
-    save_at(training, 8, 3.0, per=0.7)
-    assert value_in(training, "best") == 1.0
-    save_at(training, 12, 4.0, per=0.1)
-    assert value_in(training, "best") == 4.0
-    save_at(training, 16, 5.0)
-    assert not list(training.run.checkpoints.glob("best-*"))  # the former best is pruned
+    save_at(state, 0, 0.0)
+    save_at(state, 4, 1.0, per=0.5)
+    save_at(state, 4, 2.0, per=0.6)
+    assert (value_in(state, "best"), value_in(state, "last")) == (1.0, 2.0)
+    save_at(state, 8, 3.0, per=0.7)
+    assert value_in(state, "best") == 1.0
+    save_at(state, 12, 4.0, per=0.1)
+    assert value_in(state, "best") == 4.0
+    save_at(state, 16, 5.0)
+    assert not list(state.run.checkpoints.glob("best-*"))  # the former best is pruned
 
 
-def test_unscheduled_checkpoint_is_not_a_rewind_target(training: TrainingState) -> None:
-    save_at(training, 0, 0.0)
-    save_at(training, 4, 1.0)
-    save_at(training, 6, 1.5, scheduled=False)
-    assert training.rewind_targets == [0, 4]
-    assert training.run.checkpoints.joinpath("last").readlink().name == "step-00000006"
-    save_at(training, 8, 2.0)
-    assert training.rewind_targets == [0, 4, 8]  # the first one too, until something is learnt
+def test_unscheduled_checkpoint_is_not_a_rewind_target(state: TrainingState) -> None:
+    save_at(state, 0, 0.0)
+    save_at(state, 4, 1.0)
+    save_at(state, 6, 1.5, scheduled=False)
+    assert state.rewind_targets == [0, 4]
+    assert state.run.checkpoints.joinpath("last").readlink().name == "step-00000006"
+    save_at(state, 8, 2.0)
+    assert state.rewind_targets == [0, 4, 8]  # the first one too, until something is learnt
 
 
-def test_missing_or_outdated_best_link_is_repaired(training: TrainingState) -> None:
-    save_at(training, 4, 1.0, per=0.5)
-    save_at(training, 8, 2.0, per=0.4)
-    best = training.run.checkpoints / "best"
-    link(training.run, "best", training.run.checkpoints / "step-00000004")  # as before the last validation
-    repair_best_links(training.run, training.best, {})
-    assert value_in(training, "best") == 2.0
+def test_missing_or_outdated_best_link_is_repaired(state: TrainingState) -> None:
+    save_at(state, 4, 1.0, per=0.5)
+    save_at(state, 8, 2.0, per=0.4)
+    best = state.run.checkpoints / "best"
+    link(state.run, "best", state.run.checkpoints / "step-00000004")  # as before the last validation
+    repair_best_links(state.run, state.best, {})
+    assert value_in(state, "best") == 2.0
     best.unlink()
-    repair_best_links(training.run, training.best, {})
-    assert value_in(training, "best") == 2.0
+    repair_best_links(state.run, state.best, {})
+    assert value_in(state, "best") == 2.0
 
 
 @pytest.mark.parametrize(("per", "expected"), [(0.4, 2.0), (0.6, 1.0)])
 def test_best_link_distinguishes_two_checkpoints_of_one_step(
-    training: TrainingState, per: float, expected: float
+    state: TrainingState, per: float, expected: float
 ) -> None:
-    save_at(training, 4, 1.0, per=0.5)
-    save_at(training, 4, 2.0, per=per)  # best-00000004 holds 1.0 until it is pruned
-    (training.run.checkpoints / "best").unlink()
-    repair_best_links(training.run, training.best, {})
-    assert value_in(training, "best") == expected
+    save_at(state, 4, 1.0, per=0.5)
+    save_at(state, 4, 2.0, per=per)  # best-00000004 holds 1.0 until it is pruned
+    (state.run.checkpoints / "best").unlink()
+    repair_best_links(state.run, state.best, {})
+    assert value_in(state, "best") == expected
 
 
 def change_state(folder: Path, change: Callable[[dict[str, Any]], Any], valid_checksum: bool) -> None:
@@ -101,19 +101,19 @@ def change_state(folder: Path, change: Callable[[dict[str, Any]], Any], valid_ch
     write_json(folder / "state.json", add_checksum(state) if valid_checksum else state)
 
 
-def resumed_step(training: TrainingState) -> int:
+def resumed_step(state: TrainingState) -> int:
     environment = {"data": {"hashes": "x"}}
-    write_json(training.run.environment_file, environment)
-    checkpoint = resume(training, environment)
+    write_json(state.run.environment_file, environment)
+    checkpoint = resume(state, environment)
     assert checkpoint is not None
     return checkpoint.step
 
 
-def test_changed_state_is_detected(training: TrainingState, messages: list[str]) -> None:
-    save_at(training, 4, 1.0)
-    folder = save_at(training, 8, 2.0)
+def test_changed_state_is_detected(state: TrainingState, messages: list[str]) -> None:
+    save_at(state, 4, 1.0)
+    folder = save_at(state, 8, 2.0)
     change_state(folder, lambda s: s.update(lr_scale=0.25), valid_checksum=False)
-    assert resumed_step(training) == 4
+    assert resumed_step(state) == 4
     assert "checksum" in messages[0] and "earlier" in messages[0]
 
 
@@ -149,59 +149,59 @@ def test_changed_state_is_detected(training: TrainingState, messages: list[str])
     ],
 )
 def test_malformed_state_counts_as_damaged(
-    training: TrainingState, messages: list[str], name: str, change: Callable[[dict[str, Any]], Any]
+    state: TrainingState, messages: list[str], name: str, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    save_at(training, 4, 1.0)
-    change_state(save_at(training, 8, 2.0), change, valid_checksum=True)
-    assert resumed_step(training) == 4
+    save_at(state, 4, 1.0)
+    change_state(save_at(state, 8, 2.0), change, valid_checksum=True)
+    assert resumed_step(state) == 4
     assert "using an earlier checkpoint" in messages[0]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "9" * 5000, '{"a": 1}', "\x00", '{"step": NaN}'])
-def test_unreadable_state_counts_as_damaged(training: TrainingState, text: str) -> None:
-    save_at(training, 4, 1.0)
-    (save_at(training, 8, 2.0) / "state.json").write_text(text)
-    assert resumed_step(training) == 4
+def test_unreadable_state_counts_as_damaged(state: TrainingState, text: str) -> None:
+    save_at(state, 4, 1.0)
+    (save_at(state, 8, 2.0) / "state.json").write_text(text)
+    assert resumed_step(state) == 4
 
 
 def test_lost_rows_lead_to_an_earlier_checkpoint_or_an_error(
-    training: TrainingState, messages: list[str]
+    state: TrainingState, messages: list[str]
 ) -> None:
-    metrics = training.run.metrics_file
-    save_at(training, 0, 0.0)
+    metrics = state.run.metrics_file
+    save_at(state, 0, 0.0)
     append_jsonl(metrics, {"step": 4})
-    save_at(training, 4, 1.0)
+    save_at(state, 4, 1.0)
     append_jsonl(metrics, {"step": 8})
-    save_at(training, 8, 2.0)
+    save_at(state, 8, 2.0)
     first, second = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(first + second[:3])
-    assert resumed_step(training) == 4
+    assert resumed_step(state) == 4
     assert "lacks rows" in messages[0]
-    shutil.rmtree(training.run.checkpoints / "step-00000000")  # the one that needs no row
+    shutil.rmtree(state.run.checkpoints / "step-00000000")  # the one that needs no row
     metrics.write_bytes(b"#" * len(first))  # the same size, but not a complete line
     with pytest.raises(UserError, match="complete and consistent"):
-        resumed_step(training)
+        resumed_step(state)
     assert metrics.read_bytes() == b"#" * len(first)
 
 
-def test_truncation_never_pads(training: TrainingState) -> None:
-    append_jsonl(training.run.metrics_file, {"step": 4})
-    checkpoint = load_checkpoint(save_at(training, 4, 1.0))
-    training.run.metrics_file.write_bytes(b"")
+def test_truncation_never_pads(state: TrainingState) -> None:
+    append_jsonl(state.run.metrics_file, {"step": 4})
+    checkpoint = load_checkpoint(save_at(state, 4, 1.0))
+    state.run.metrics_file.write_bytes(b"")
     with pytest.raises(UserError, match="lacks rows"):
-        training.truncate_rows(checkpoint)
-    assert training.run.metrics_file.read_bytes() == b""
+        state.truncate_rows(checkpoint)
+    assert state.run.metrics_file.read_bytes() == b""
 
 
 def test_state_of_another_optimizer_is_rejected(
-    cohort_store: Path, tmp_path: Path, training: TrainingState
+    cohort_store: Path, tmp_path: Path, state: TrainingState
 ) -> None:
-    for parameter in training.model.parameters():
+    for parameter in state.model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    training.optimizer.step()
-    folder = save_at(training, 4, 1.0)
-    other = training_of(
-        Store.open(cohort_store), recipe_of("optimizer={kind: sgd, momentum: 0.9}"), tmp_path / "other"
+    state.optimizer.step()
+    folder = save_at(state, 4, 1.0)
+    other = make_state(
+        Store.open(cohort_store), make_recipe("optimizer={kind: sgd, momentum: 0.9}"), tmp_path / "other"
     )
     with pytest.raises(UserError, match="SGD"):
         start_from(other, folder, keep_optimizer=True)

@@ -108,7 +108,7 @@ def test_stages_can_continue_the_schedule() -> None:
     overrides = ["schedule.warmup_fraction=0", "schedule.warmup_steps=160", "stages.2.schedule=restart"]
     overrides += ["stages.mode.schedule=continue", "stages.denoise.schedule=continue"]
     assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["continue"] * 4
-    with pytest.raises(UserError, match="no switch"):
+    with pytest.raises(UserError, match="expected a value, got true or false"):
         load_recipe("mode-ssm-small", ["stages.0.schedule=off"])
     with pytest.raises(UserError, match="anew is now called restart"):
         load_recipe("mode-ssm-small", ["stages.0.schedule=anew"])

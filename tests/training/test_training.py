@@ -18,7 +18,7 @@ from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_le
 from arcuate.training.precision import choose_precision
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients
-from support.training import recipe_of, training_of
+from support.training import make_recipe, make_state
 
 CPU = torch.device("cpu")
 
@@ -31,21 +31,21 @@ def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) ->
     )
 
 
-def gradients(training: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tensor]:
-    compute_gradients(training, partial(encode_for_training, training.model), drawn, CPU, Distributed())
-    return {n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None}
+def gradients(state: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tensor]:
+    compute_gradients(state, partial(encode_for_training, state.model), drawn, CPU, Distributed())
+    return {n: p.grad.clone() for n, p in state.model.named_parameters() if p.grad is not None}
 
 
 def test_accumulation_weights_every_trial_equally(cohort_store: Path, tmp_path: Path) -> None:
     """Two batches of different size give the gradient of the mean over all their trials, not of their means."""
-    store, recipe = Store.open(cohort_store), recipe_of("data.batching.batch_size=6")
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=6")
     planned = batches_of(store, recipe)
     drawn = [planned[p] for p in range(planned.plan.batches_per_epoch)][:8]
     drawn = sorted(drawn, key=lambda b: b.n_counted)
     few, many = drawn[0], drawn[-1]
-    training = training_of(store, recipe, tmp_path / "run")
-    together = gradients(training, [few, many])
-    apart = [(b.n_counted, gradients(training, [b])) for b in (few, many)]
+    state = make_state(store, recipe, tmp_path / "run")
+    together = gradients(state, [few, many])
+    apart = [(b.n_counted, gradients(state, [b])) for b in (few, many)]
     n_trials = sum(n for n, _ in apart)
     for name, gradient in together.items():
         weighted = sum(n * g[name] for n, g in apart if name in g) / n_trials
@@ -53,10 +53,10 @@ def test_accumulation_weights_every_trial_equally(cohort_store: Path, tmp_path: 
 
 
 def test_process_without_trials_has_zero_gradients(cohort_store: Path, tmp_path: Path) -> None:
-    store, recipe = Store.open(cohort_store), recipe_of("data.batching.batch_size=1")
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=1")
     idle = batches_of(store, recipe, share=(1, 2))[0]
     assert (idle.n_counted, idle.n_trials, len(idle.trials)) == (0, 1, 1)
-    assert all(not g.any() for g in gradients(training_of(store, recipe, tmp_path / "run"), [idle]).values())
+    assert all(not g.any() for g in gradients(make_state(store, recipe, tmp_path / "run"), [idle]).values())
 
 
 @pytest.mark.parametrize(("absent", "moves"), [("skip", False), ("decay", True)])
@@ -64,28 +64,28 @@ def test_absent_sessions_are_skipped_or_updated_by_momentum(
     cohort_store: Path, tmp_path: Path, absent: str, moves: bool
 ) -> None:
     store = Store.open(cohort_store)
-    recipe = recipe_of(
+    recipe = make_recipe(
         f"optimizer.absent_sessions={absent}", "data.batching={kind: sessions, n_sessions: 1, n_trials: 2}"
     )
-    training, planned = training_of(store, recipe, tmp_path / "run"), batches_of(store, recipe)
+    state, planned = make_state(store, recipe, tmp_path / "run"), batches_of(store, recipe)
     first = planned[0]
     other = next(b for b in (planned[p] for p in range(1, 50)) if b.session[0] != first.session[0])
-    layer = training.model.front_end.session_layer.weights[int(first.session[0])]
+    layer = state.model.front_end.session_layer.weights[int(first.session[0])]
     for batch in (first, other):
-        gradients(training, [batch])
+        gradients(state, [batch])
         if absent == "decay":
-            fill_absent_gradients(training.optimizer)
-        set_learning_rates(training.optimizer, recipe, 100)
+            fill_absent_gradients(state.optimizer)
+        set_learning_rates(state.optimizer, recipe, 100)
         before = layer.detach().clone()
-        training.optimizer.step()
+        state.optimizer.step()
     assert bool((layer != before).any()) is moves
 
 
 def test_learning_rates_of_parameter_groups(cohort_store: Path, tmp_path: Path) -> None:
     store = Store.open(cohort_store)
-    recipe = recipe_of("schedule={kind: constant, lr: 0.1}", "session_schedule={kind: constant, lr: 0.01}")
-    training = training_of(store, recipe, tmp_path / "run")
-    assert set_learning_rates(training.optimizer, recipe, 0, scale=0.5) == {
+    recipe = make_recipe("schedule={kind: constant, lr: 0.1}", "session_schedule={kind: constant, lr: 0.01}")
+    state = make_state(store, recipe, tmp_path / "run")
+    assert set_learning_rates(state.optimizer, recipe, 0, scale=0.5) == {
         "bias": 0.05,
         "session": 0.005,
         "rest": 0.05,
@@ -131,22 +131,22 @@ def test_resumed_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_mixed_precision_starts_below_its_threshold(cohort_store: Path, tmp_path: Path) -> None:
-    recipe = recipe_of("train.precision={kind: bf16, below_per: 0.5}")
-    training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")
-    training.mixed_precision = "bf16"
-    assert training.precision == "fp32"
-    training.record_validation(0.6)
-    assert training.precision == "fp32"
-    training.record_validation(0.4)
-    assert training.precision == "bf16"
+    recipe = make_recipe("train.precision={kind: bf16, below_per: 0.5}")
+    state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
+    state.mixed_precision = "bf16"
+    assert state.precision == "fp32"
+    state.record_validation(0.6)
+    assert state.precision == "fp32"
+    state.record_validation(0.4)
+    assert state.precision == "bf16"
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_optimizer_settings(cohort_store: Path, tmp_path: Path, kind: str) -> None:
     momentum = "momentum: 0.9, nesterov: true" if kind == "sgd" else "eps: 0.1"
-    recipe = recipe_of(f"optimizer={{kind: {kind}, {momentum}, weight_decay: {{weights: 0.01}}}}")
-    training = training_of(Store.open(cohort_store), recipe, tmp_path / "run")
-    optimizer = make_optimizer(training.model, recipe.optimizer)
+    recipe = make_recipe(f"optimizer={{kind: {kind}, {momentum}, weight_decay: {{weights: 0.01}}}}")
+    state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
+    optimizer = make_optimizer(state.model, recipe.optimizer)
     decays = {g["name"]: g["weight_decay"] for g in optimizer.param_groups}
     assert decays == {"bias": 0.0, "session": 0.0, "rest": 0.01}
     assert optimizer.param_groups[0].get("momentum" if kind == "sgd" else "eps") in (0.9, 0.1)

@@ -34,7 +34,7 @@ def compare(
     from arcuate.insight.comparison.page import write_comparison_page
 
     check_output(html, "<!doctype html", "compare.html")
-    with progress("evaluating") as report:
+    with progress("comparing runs") as report:
         comparison = compare_runs(*runs, split=split, label=label, over=over, progress=report)
     if html is not None:
         write_comparison_page(comparison, html)

@@ -1,1 +1,1 @@
-"""."""
+"""Training: loop, optimizer, schedules, guard, checkpoints, curriculum, several processes, tracking."""

@@ -18,8 +18,6 @@ from arcuate.insight.pages.markup import Html, figure, join, muted, svg, table, 
 from arcuate.insight.pages.svg import Scale, band, dot, linear_scale, path, x_axis, y_axis
 from arcuate.run import Run
 
-CALIBRATION_FILE = "calibration.json"
-
 
 @dataclass(frozen=True)
 class CalibrationPoint:
@@ -32,8 +30,7 @@ class CalibrationPoint:
 
 def read_calibration(run: Run) -> Mapping[str, Any] | None:
     """The summary that `arcuate calibrate` writes into a run folder; None for other runs."""
-    file = run.path / CALIBRATION_FILE
-    return read_json(file) if file.is_file() else None
+    return read_json(run.calibration_file) if run.calibration_file.is_file() else None
 
 
 def calibration_points(calibration: Mapping[str, Any]) -> list[CalibrationPoint]:
