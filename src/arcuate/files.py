@@ -46,6 +46,17 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Temporary path that is renamed to `path` on success, for libraries that write files themselves."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Temporary folder that is synced and renamed to `path` on success, and removed on failure.
 

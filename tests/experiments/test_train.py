@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import arcuate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
@@ -36,9 +37,10 @@ class StopAt(Callback):
 
 
 def test_the_result_is_accepted_as_a_run(cohort_store: Path, tmp_path: Path) -> None:
-    result = train("tiny", Store.open(cohort_store), tmp_path / "run", overrides=SMALL)
+    result = arcuate.train("tiny", Store.open(cohort_store), tmp_path / "run", overrides=SMALL)
     assert open_run(result) == result.run == open_run(str(tmp_path / "run"))
     assert find_checkpoint(result, "last").name == "step-00000004"
+    assert arcuate.evaluate(result, split="val").metrics.per == pytest.approx(result.best_per)
     assert (result.steps, result.interrupted, result.signal) == (4, False, None)
     assert set(result.to_dict()) == {
         *("run", "recipe", "n_parameters", "steps", "best_per", "best_step", "selected_on", "rewinds"),

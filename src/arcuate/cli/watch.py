@@ -30,11 +30,10 @@ class TrainingDisplay(Callback):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        self._loss = ""
 
     def report(self, done: int, total: int, description: str) -> None:
-        """Progress function: the search for speaking modes, then the training steps."""
-        if self._bar is not None and not self._bar.tasks[0].description.startswith(description):
-            self.close()
+        """Progress function: one bar after another, each until it is complete."""
         if self._bar is None:
             self._bar = bar()
             self._bar.add_task(description, total=total)
@@ -42,12 +41,14 @@ class TrainingDisplay(Callback):
         self._bar.update(
             self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss
         )
+        if done >= total:
+            self.close()
 
     def close(self) -> None:
         """Stop the progress bar."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar, self._loss = None, ""
+            self._bar = None
 
     def on_metrics(self, row: dict[str, Any]) -> None:
         loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"

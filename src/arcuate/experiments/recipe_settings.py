@@ -25,18 +25,6 @@ replaces the component: set the kind first, then the settings that it needs (`sc
 schedule.lr=0.001`).
 """
 
-# Descriptions of common names, for fields without a description of their own.
-_DESCRIPTIONS = {
-    "kind": "Which component.",
-    "dropout": "Dropout probability.",
-    "width": "Units per layer.",
-    "depth": "Number of layers.",
-    "enabled": "False switches it off.",
-    "batch_size": "Trials per batch.",
-    "seed": "Random seed.",
-    "device": "Device to run on.",
-}
-
 
 @dataclass(frozen=True)
 class SettingEntry:
@@ -117,7 +105,7 @@ def to_markdown() -> str:
 def _describe_setting(path: str, field: FieldInfo, default: Any) -> SettingEntry:
     is_required = default is PydanticUndefined
     default_text = "required" if is_required else f"`{json.dumps(default, ensure_ascii=False)}`"
-    meaning = field.description or _DESCRIPTIONS.get(path.rpartition(".")[2], "")
+    meaning = field.description or ("Kind of component." if path.endswith(".kind") else "")
     limits = ", ".join(dict.fromkeys([*_limits(field.metadata), *_inner_limits(field.annotation)]))
     return SettingEntry(path, _type_name(field.annotation), default_text, limits, meaning)
 

@@ -210,7 +210,7 @@ def _fail_abandoned(plan: SweepPlan, study: optuna.Study) -> None:
 
 
 def _requeue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """An interrupted trial is no evidence about its settings, so they are queued again."""
+    """Queue the settings of an interrupted trial again, because it has not measured them."""
     study.tell(number, state=TrialState.FAIL)
     study.enqueue_trial(params)
 

@@ -37,12 +37,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class End:
-    """End of the sentence; with `last` nothing follows.
+    """End of the sentence; `on_done` is called on the decoding thread afterwards, also without a sentence."""
 
-    `on_done` is called on the decoding thread afterwards, also if there was nothing to decode.
-    """
-
-    last: bool = False
     on_done: Callable[[], None] | None = None
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arcuate.errors import UserError
+from arcuate.files import atomic_path, write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
 
@@ -60,12 +61,9 @@ def save_model(folder: Path, model: Model) -> None:
     """Write both files, each by an atomic rename."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    partial = folder / f"{WEIGHTS_FILE}.partial"
-    save_tensors(weights, partial)
-    os.replace(partial, folder / WEIGHTS_FILE)
-    partial = folder / f"{CONFIG_FILE}.partial"
-    partial.write_text(json.dumps(model.config.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, folder / CONFIG_FILE)
+    with atomic_path(folder / WEIGHTS_FILE) as temporary:
+        save_tensors(weights, temporary)
+    write_text(folder / CONFIG_FILE, json.dumps(model.config.model_dump(mode="json"), indent=1) + "\n")
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

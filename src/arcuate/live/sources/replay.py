@@ -163,7 +163,7 @@ class Replay:
                 self._pause_between(0.75)
             self.position = self._next()
         if not self._stopped:  # else the sentence may be incomplete
-            self.put(End(last=True))
+            self.put(End())
         self.done.set()
 
     def _next(self) -> int:
