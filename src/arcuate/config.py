@@ -196,7 +196,7 @@ def _explain(error: ValidationError, where: str, settings: type[BaseModel]) -> I
 
 
 def _remedy(kind: str, path: str, value: Any, known: Sequence[str], settings: type[BaseModel]) -> str | None:
-    """A valid form, for a value of the wrong type."""
+    """A valid form for a value of the wrong type."""
     if kind in ("tuple_type", "list_type"):
         return f"expected a list, {path}=[{value}]"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -234,7 +234,7 @@ def _explain_unknown(path: str, near: str | None, location: Sequence[int | str])
     if near == path:
         parent = path.rpartition(".")[0]
         return f"{path!r} belongs to another {parent}.kind; leave it out, or change {parent}.kind"
-    return f"there is no setting {path!r}" + (f"; did you mean {near!r}?" if near else "")
+    return f"no setting {path!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def _nearest_in_lists(path: str, known: Sequence[str]) -> str | None:

@@ -47,7 +47,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Temporary path that is renamed to `path` on success, for libraries that write files themselves."""
+    """Temporary path that is renamed to `path` on success; used with libraries that write files themselves."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary

@@ -106,7 +106,7 @@ def open_run(run: RunLike) -> Run:
     path = Path(run)
     if not path.is_dir():
         raise UserError(
-            f"there is no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
+            f"no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
         )
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
@@ -124,7 +124,7 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     if (named / "model.safetensors").is_file():
         return named.resolve()
     if not path.is_dir():
-        raise UserError(f"there is no run or model folder {path}")
+        raise UserError(f"no run or model folder {path}")
     complete = [p for p in (path / "checkpoints").glob("*") if (p / "model.safetensors").is_file()]
     known = sorted(p.name for p in complete if not p.name.startswith("."))
     found = f"it has {', '.join(known)}" if known else "it has none yet"

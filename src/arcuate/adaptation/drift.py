@@ -155,7 +155,7 @@ def _check_names(store: Store, adapt: str, split: str, reference: str | None) ->
         raise UserError(f"{store.path.name} has no session {reference} to compare with; it contains {known}")
     resolve_adaptation(adapt)
     if split not in ("dev", *SPLITS):
-        raise UserError(f"there is no split {split!r}; choose {', '.join(SPLITS)} or dev")
+        raise UserError(f"no split {split!r}; choose {', '.join(SPLITS)} or dev")
 
 
 def _choose_reference(

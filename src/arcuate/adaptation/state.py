@@ -24,7 +24,7 @@ class AffineLayer:
 
 @dataclass(frozen=True, eq=False)
 class AdamMoments:
-    """Running means of gradients and of squared gradients, for weight and bias."""
+    """Running means of gradients and of squared gradients for weight and bias."""
 
     mean: tuple[Tensor, Tensor]
     square: tuple[Tensor, Tensor]

@@ -33,7 +33,7 @@ def combine(
     lm: Annotated[str | None, typer.Option(help="n-gram model as a feature of linear.")] = None,
     llm: Annotated[Path | None, typer.Option(help="Causal language model as a feature of linear.")] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Fit the weights of linear, for each trial on the other folds.")
+        bool, typer.Option("--fit", help="Fit the weights of linear for each trial on the other folds.")
     ] = False,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Folds of --fit.")] = 5,
     weights: Annotated[Path | None, typer.Option(help="File of fitted weights to use.")] = None,

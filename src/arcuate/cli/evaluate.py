@@ -138,7 +138,7 @@ def headline(evaluation: "Evaluation") -> str:
 
     metrics, split = evaluation.metrics, evaluation.provenance.split
     if metrics.per is None:
-        return f"{counted(metrics.n_trials, f'{split} trial')} decoded; without labels there is no PER"
+        return f"{counted(metrics.n_trials, f'{split} trial')} decoded; PER needs labels"
     caveat = (
         " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
     )
@@ -186,7 +186,7 @@ def adaptation_headline(result: "AdaptationResult") -> str:
 
     metrics, method = result.metrics, result.settings.method
     if metrics.per is None:
-        return f"{counted(metrics.n_trials, 'trial')} decoded; without labels there is no PER"
+        return f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels"
     low, high = metrics.interval
     interval = f"95 % interval {percent(low)} to {percent(high)}"
     if low is None:

@@ -13,7 +13,7 @@ def rescore(
     hyps: Annotated[Path, typer.Argument(help="Decodings with n-best lists, from `arcuate decode --out`.")],
     llm: Annotated[Path, typer.Option(help="Causal language model: a folder or a .gguf file.")] = ...,  # type: ignore[assignment]
     references: Annotated[
-        Path | None, typer.Option(help="JSON lines with id and text, for fitting and scoring.")
+        Path | None, typer.Option(help="JSON lines with id and text for fitting and scoring.")
     ] = None,
     alpha: Annotated[
         float | None,

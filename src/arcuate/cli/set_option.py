@@ -54,5 +54,5 @@ def _explain(error: ValidationError, kind: type[Settings], fixed: Mapping[str, s
     problem = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         near = nearest(path, leaves)
-        problem = "there is no such setting" + (f" (did you mean {near}?)" if near else "")
+        problem = "unknown setting" + (f" (did you mean {near}?)" if near else "")
     return f"--set {path + ': ' if path else ''}{problem}; known settings are {', '.join(leaves)}"

@@ -231,7 +231,7 @@ def _ignore_signals(worker: int) -> None:
 
 
 def group_by_length(trials: Sequence[TrialInfo], batch_size: int) -> list[list[int]]:
-    """Indices in batches of similar length, for passes where the order does not matter."""
+    """Indices in batches of similar length for passes where the order does not matter."""
     order = sorted(range(len(trials)), key=lambda i: trials[i].n_bins)
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 

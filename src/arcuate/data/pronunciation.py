@@ -161,7 +161,7 @@ def _pronounce_letters(word: str) -> Phonemes:
 
 
 def pronounce_inflected(word: str) -> Phonemes | None:
-    """Phonemes of a known stem with a regular ending; None if there is no such stem."""
+    """Phonemes of a known stem with a regular ending; None without such a stem."""
     if word.endswith("'s") or word.endswith("s'"):
         stem = look_up(word[:-2] if word.endswith("'s") else word[:-1])
         if stem is None and word.endswith("'s"):

@@ -9,7 +9,7 @@ _CHUNK_BINS = 4096  # bins converted to float64 at a time
 
 @dataclass(frozen=True)
 class Statistics:
-    """Per-channel mean and standard deviation of a stretch of recording, for normalisation."""
+    """Per-channel mean and standard deviation of a stretch of recording, used for normalisation."""
 
     mean: np.ndarray = field(repr=False)  # (C,) float32
     sd: np.ndarray = field(repr=False)  # (C,) float32, population SD

@@ -183,7 +183,7 @@ class Store:
     def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over the trial's block within its source file, including the trial itself.
 
-        `log`: statistics of the logarithms, for a model with `front_end.log1p`.
+        `log`: statistics of the logarithms for a model with `front_end.log1p`.
         """
         location = self._locations[info.id]
         file = self._open_session(location.session)
@@ -287,7 +287,7 @@ def _locate_trials(trials: tuple[TrialInfo, ...]) -> dict[str, _TrialLocation]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST_FILE
     if not path.is_dir():
-        raise UserError(f"there is no store at {path}; create one with `arcuate prepare SOURCE {path}`")
+        raise UserError(f"no store at {path}; create one with `arcuate prepare SOURCE {path}`")
     if not file.is_file():
         raise UserError(
             f"{path} is not a store (no {MANIFEST_FILE}); create one with `arcuate prepare SOURCE STORE`"

@@ -83,7 +83,7 @@ class Decoder:
         if bins.ndim != 2 or bins.shape[1] != n_channels or not len(bins):
             raise UserError(f"bins must have shape (T, {n_channels}) with T >= 1, not {tuple(bins.shape)}")
         if not bool(torch.isfinite(bins).all()):
-            raise UserError("bins contain NaN or infinite values; replace them, for example by 0")
+            raise UserError("bins contain NaN or infinite values; replace them (e.g. by 0)")
         front_end = self.model.config.settings.front_end
         if session not in self.sessions and (session is not None or front_end.session_layer.enabled):
             raise UserError(

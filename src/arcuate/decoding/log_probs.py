@@ -84,7 +84,7 @@ def reorder_classes(
     if edge in folded:
         raise UserError(f"{where}: fold contains {edge}, which is already the boundary; remove it")
     if folded and edge is None:
-        raise UserError(f"{where}: there is no boundary class to fold {' '.join(folded)} into; set boundary")
+        raise UserError(f"{where}: no boundary class to fold {' '.join(folded)} into; set boundary")
     if set(names) == set(CLASSES):
         rest = [name for name in CLASSES if name not in (blank, edge, *folded)]
     else:
@@ -135,7 +135,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Load the known arrays of an .npz file without unpickling."""
     if not path.is_file():
         raise UserError(
-            f"there is no file of frame log-probabilities {path}; write one with: arcuate evaluate RUN --scores FILE"
+            f"no file of frame log-probabilities {path}; write one with: arcuate evaluate RUN --scores FILE"
         )
     try:
         with np.load(path, allow_pickle=False) as file:

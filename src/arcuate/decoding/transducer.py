@@ -205,7 +205,7 @@ def rescore(
     """Score token sequences exactly with both heads; best first."""
     candidates = list(dict.fromkeys(tuple(int(t) for t in sequence) for sequence in token_sequences))
     if not candidates:
-        raise UserError("there is no hypothesis to rescore; pass the n-best list of at least one search")
+        raise UserError("no hypothesis to rescore; pass the n-best list of at least one search")
     n, device = len(candidates), frames.device
     n_tokens = torch.tensor([len(c) for c in candidates], device=device)
     tokens = torch.zeros(n, max(1, int(n_tokens.max())), dtype=torch.int64, device=device)

@@ -60,7 +60,7 @@ class Transcript:
     def to_row(self, lm: str) -> dict[str, Any]:
         """The output line: best text with word times, and the n-best list with scores by source.
 
-        It names the language model and whether that was trained on the sentence, for later scoring.
+        For later scoring it names the language model and says whether that was trained on the sentence.
         """
         reference, errors = self.reference, self.word_errors
         best = self.n_best[0] if self.n_best else Hypothesis(())

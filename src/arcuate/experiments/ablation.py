@@ -266,7 +266,7 @@ def _check_experiment(experiment: Experiment) -> None:
     if not selection.validation:
         raise UserError(f"{experiment.data} has no validation trials to score; set data.dev_fraction=0.1")
     if experiment.split == "dev" and selection.selected_on != "dev":
-        raise UserError("there is no dev split because data.dev_fraction is 0; use --split val")
+        raise UserError("the recipe has no dev split because data.dev_fraction is 0; use --split val")
 
 
 def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Factor]) -> Recipe:

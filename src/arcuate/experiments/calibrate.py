@@ -262,7 +262,7 @@ def _announce(plan: _Plan, n_requested: int) -> None:
             "note: this store has no trials of known sessions to mix in; the other weights are trained without them"
         )
     if not plan.split.held_out:
-        logger.info("note: there are no labelled sentences after these, so there is no curve")
+        logger.info("note: there are no labelled sentences after these, so no curve is computed")
 
 
 def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> list[CurvePoint] | None:

@@ -155,7 +155,7 @@ def _unknown_recipe(name: str, child: Place | None) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
     where = f" ('extends' of {child.name})" if child else ""
-    return f"there is no recipe and no file named {name!r}{where}; {hint}"
+    return f"no recipe and no file named {name!r}{where}; {hint}"
 
 
 def setting_for(option: str) -> str | None:

@@ -107,7 +107,7 @@ def _check_path(where: str, path: str, known: set[str]) -> None:
     if path not in known:
         near = nearest(path, sorted(known))
         hint = f"; did you mean {near!r}?" if near else "; see: arcuate recipes show"
-        raise UserError(f"{where}: there is no setting {path!r}{hint}")
+        raise UserError(f"{where}: no setting {path!r}{hint}")
 
 
 def _read_dimension(where: str, path: str, given: Any, recipe: str | Path, overrides: list[str]) -> Dimension:

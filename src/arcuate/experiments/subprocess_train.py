@@ -1,4 +1,4 @@
-"""One training in a subprocess, for sweeps and ablations: a crash or a kill ends that training alone."""
+"""One training in a subprocess for sweeps and ablations: a crash or a kill ends that training alone."""
 
 import json
 import subprocess

@@ -85,7 +85,7 @@ class FactorResult:
 
     factor: str
     alone: Effect | None  # None if runs are missing
-    with_others: Effect | None  # None also if there is no other factor
+    with_others: Effect | None  # None also without another factor
     interaction: Contrast | None
     p_interaction: float | None
     sentence: str
@@ -293,7 +293,7 @@ def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
     """The answer in one or two sentences."""
     if total is None:
         return (
-            "The baseline and the recipe with all changes are not both measured yet, so there is no verdict."
+            "The baseline and the recipe with all changes are not both measured yet, so a verdict is not possible yet."
         )
     head = f"All changes together: {_effect_text(total)}."
     if not total.significant:

@@ -65,7 +65,7 @@ class Lexicon:
         return replace(make_lexicon([*old, *new], self.classes, self.name), guessed=self.guessed)
 
     def with_words(self, words: Iterable[str]) -> "Lexicon":
-        """Add words, pronounced as in the dictionary or, for unknown words, by G2P."""
+        """Add words, pronounced as in the dictionary or, if unknown, by G2P."""
         new = [word for word in dict.fromkeys(words) if word not in self]
         known = [(word, phones) for word in new for phones in dictionary().get(word, ())]
         unknown = [word for word in new if word not in dictionary()]
@@ -111,7 +111,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
         raise UserError(
-            f"{path}, line {number}: not UTF-8 text; convert it, for example with iconv"
+            f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)"
         ) from None
     except OSError as error:
         raise UserError(f"cannot read the lexicon {path}: {error.strerror}") from error

@@ -156,7 +156,7 @@ class StreamingDecoder:
         self._start_sentence()
 
     def seed_statistics(self, statistics: Statistics) -> None:
-        """Initialise the running statistics, for example with those of the previous session."""
+        """Initialise the running statistics (e.g. with those of the previous session)."""
         self._statistics = None
         self._past = _initial_statistics(statistics, self.n_channels)
         self._start_sentence()
@@ -205,7 +205,7 @@ class StreamingDecoder:
     def finish_nbest(self, n: int, adapt: bool = True) -> list[Hypothesis]:
         """End the sentence and return its best hypotheses, rescored if there is a causal language model.
 
-        With `adapt=False` it causes no update, for example because it was cut off.
+        With `adapt=False` it causes no update (e.g. because it was cut off).
         """
         if self.n_bins or not self.n_frames:  # frames from elsewhere are complete already
             with torch.inference_mode():

@@ -88,7 +88,7 @@ def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | No
 
 
 def _with_rolling_normalisation(model: Model) -> Model:
-    """Return a model with the same weights that normalises causally, for models trained on complete blocks."""
+    """Return a model with the same weights that normalises causally for models trained on complete blocks."""
     settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
     card = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})

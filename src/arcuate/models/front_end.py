@@ -99,7 +99,7 @@ class FrontEnd(nn.Module):
         return state.normalised.new_zeros(1, n, self.n_channels)
 
     def smoothing_padding(self, state: FrontEndState) -> Tensor:
-        """Zeros after the last bin, for the look-ahead of smoothing. (1, n, C)"""
+        """Zeros after the last bin for the look-ahead of smoothing. (1, n, C)"""
         return state.normalised.new_zeros(1, self.right, self.n_channels)
 
     def step(self, state: FrontEndState, normalised: Tensor) -> tuple[Tensor, FrontEndState]:

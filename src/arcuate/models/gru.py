@@ -257,7 +257,7 @@ def gru_recurrence(
 def _run_recurrence(
     projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """States, states before each frame, parts (r, z, recurrent part of n) and candidates n, for all frames.
+    """States, states before each frame, parts (r, z, recurrent part of n) and candidates n for all frames.
 
     Every frame is one matrix product, one sigmoid, one tanh and two fused element-wise operations, all written in place
     into preallocated tensors; views are unbound once instead of indexed per frame, since for small batches the overhead

@@ -14,7 +14,7 @@ EncoderState: TypeAlias = Any  # a tensor or frozen dataclass of tensors; opaque
 
 
 class Encoder(Protocol):
-    """Bins to frames, for complete trials and as a stream."""
+    """Bins to frames for complete trials and as a stream."""
 
     @property
     def n_outputs(self) -> int:

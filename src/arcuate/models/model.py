@@ -52,7 +52,7 @@ class StreamState:
     encoder: EncoderState
     mode: ModeState | None = None
     denoiser: DenoiserState | None = None
-    precomputed: Any = None  # part of the next frame, for encoders that support it
+    precomputed: Any = None  # part of the next frame for encoders that support it
 
 
 class Model(nn.Module):

@@ -28,7 +28,7 @@ PredictorState: TypeAlias = Tensor | _LSTMState  # the last tokens (n, context),
 
 
 class Transducer(nn.Module):
-    """Prediction network and joiner, for the loss (`forward`) and for searches (`start`, `step`, `log_probs`)."""
+    """Prediction network and joiner for the loss (`forward`) and for searches (`start`, `step`, `log_probs`)."""
 
     def __init__(self, settings: TransducerSettings, n_inputs: int, n_classes: int) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class WeightAverages:
                 parameter.data = data
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the averages as named tensors, for a checkpoint."""
+        """Return the averages as named tensors for a checkpoint."""
         named = {f"ema.{n}": t for n, t in zip(self._names, self._ema, strict=False)}
         return named | {f"mean.{n}": t for n, t in zip(self._names, self._mean, strict=False)}
 

@@ -58,7 +58,7 @@ class _UpdateScale:
 
     @property
     def per_gradient(self) -> float:
-        """Update per unit of gradient, for gradients far below eps."""
+        """Update per unit of gradient for gradients far below eps."""
         return self.lr / self.eps
 
 

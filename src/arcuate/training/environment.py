@@ -1,4 +1,4 @@
-"""The environment of a run: versions, platform, command and code revision, for repeating it."""
+"""The environment of a run: versions, platform, command and code revision for repeating it."""
 
 import platform
 import subprocess

@@ -224,7 +224,7 @@ class Guard:
         usual = math.exp(self.lowest_median)
         return self._rewind(
             "spike",
-            f"loss {metrics.loss:.3g} against {usual:.3g} before, for {self.n_high} consecutive steps",
+            f"loss {metrics.loss:.3g} against {usual:.3g} before for {self.n_high} consecutive steps",
         )
 
     def _spike_limit(self) -> float | None:
@@ -282,7 +282,7 @@ class Guard:
             return KEEP
         reason = (
             f"{100 * metrics.blank_share:.1f} % of frames blank, {metrics.n_distinct} different phonemes,"
-            f" output length {metrics.length_ratio:.2f} of the target length, for {self.n_collapsed} steps"
+            f" output length {metrics.length_ratio:.2f} of the target length for {self.n_collapsed} steps"
         )
         self.warned = True
         if settings.action == "rewind":
@@ -310,7 +310,7 @@ class Guard:
         return Verdict("rewind", kind, reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
+        """Return the state as plain values for a checkpoint."""
         state = {name: value for name, value in vars(self).items() if name != "settings"}
         return {name: list(value) if isinstance(value, deque) else value for name, value in state.items()}
 

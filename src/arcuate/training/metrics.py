@@ -94,5 +94,5 @@ class IntervalMetrics:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums as plain values, for a checkpoint; times are not part of it."""
+        """Return the sums as plain values for a checkpoint; times are not part of it."""
         return {name: value for name, value in vars(self).items() if name not in ("started", "waiting_s")}

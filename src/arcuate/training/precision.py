@@ -10,7 +10,7 @@ import torch
 from arcuate.errors import UserError
 from arcuate.training.config import Precision
 
-_MAX_RELATIVE_TIME = 0.9  # of fp32, for mixed precision on a CPU
+_MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -69,7 +69,7 @@ class TrainingState:
         self.interval = IntervalMetrics()
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
-        self.modes: Modes | None = None  # of the training trials, for a model with a mode head
+        self.modes: Modes | None = None  # of the training trials for a model with a mode head
 
     @property
     def stage(self) -> Stage | None:

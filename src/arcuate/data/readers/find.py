@@ -78,7 +78,7 @@ def _check_folder(path: Path) -> None:
         )
         raise UserError(f"{path} is a file; {hint}")
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}; give the folder of the recordings")
+        raise UserError(f"no folder {path}; give the folder of the recordings")
     if (path / "manifest.json").is_file() and (path / "sessions").is_dir():
         raise UserError(f"{path} is already a prepared store; give the folder of the original recordings")
     if b2t24.is_partition(path):

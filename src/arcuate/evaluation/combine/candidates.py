@@ -100,7 +100,7 @@ def check_same_trials(name: str, trials: Sequence[str], other: str, others: Sequ
 
 
 def score_candidates(lists: Sequence[CandidateList], texts: Sequence[str]) -> list[ScoredTrial]:
-    """Scores of one text per trial, for the trials that have a reference."""
+    """Scores of one text per trial for the trials that have a reference."""
     return [
         ScoredTrial(c.id, score_text(c.reference, text), c.session, c.corpus, c.in_lm_text)
         for c, text in zip(lists, texts, strict=True)

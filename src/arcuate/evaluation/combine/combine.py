@@ -142,7 +142,7 @@ def combine(
     paths = [Path(os.fspath(source)) for source in sources]
     linear_only = bool(lm or llm or fit or weights)
     if method not in METHODS:
-        raise UserError(f"there is no method {method!r}; choose one of {', '.join(METHODS)}")
+        raise UserError(f"no method {method!r}; choose one of {', '.join(METHODS)}")
     if votes not in get_args(Votes):
         raise UserError(f"--votes is {votes!r}; choose equal or agreement")
     if (linear_only or save_weights) and method not in ("auto", "linear"):

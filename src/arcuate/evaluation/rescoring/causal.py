@@ -67,7 +67,7 @@ def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSAT
     if missing := missing_packages():
         raise UserError(f"rescoring needs {', '.join(missing)}; install with: pip install 'arcuate[llm]'")
     if not path.exists():
-        raise UserError(f"there is no language model at {path}; give a model folder or a .gguf file")
+        raise UserError(f"no language model at {path}; give a model folder or a .gguf file")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

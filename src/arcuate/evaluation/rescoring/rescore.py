@@ -1,7 +1,7 @@
 """Rescore n-best lists: interpolate acoustic, n-gram and causal language-model scores.
 
 score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nat. The weights are given, or
-fitted on trials with references, for each session on the other sessions.
+fitted on trials with references for each session on the other sessions.
 """
 
 import time
@@ -263,7 +263,7 @@ def _score_causal(
 ) -> tuple[list[np.ndarray], RescoringCost]:
     """Causal score of every entry, and the CPU time."""
     if not path.exists():
-        raise UserError(f"there is no language model at {path}; give a model folder or a .gguf file")
+        raise UserError(f"no language model at {path}; give a model folder or a .gguf file")
     from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
 
     texts = [text for entry in lists for text in entry.candidates.texts]

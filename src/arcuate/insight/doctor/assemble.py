@@ -45,7 +45,7 @@ def assemble_logs(collector: Collector, name: str = "") -> list[TrainingLog]:
 
 
 def _choose_columns(columns: Mapping[ColumnKey, Column], notes: list[str]) -> dict[str, _Trace]:
-    """The column with the best matching name for each quantity; "wer" only if there is no PER."""
+    """The column with the best matching name for each quantity; "wer" only without a PER column."""
     chosen: dict[str, _Trace] = {}
     losses = _losses_by_split(columns)
     for quantity, candidates in (

@@ -51,7 +51,7 @@ class Diagnosis:
     inferences: tuple[str, ...] = ()  # what the file does not state, with the reason for each conclusion
     notes: tuple[str, ...] = ()  # remarks about how the file was read
     marks: tuple[tuple[int, str], ...] = field(default=(), repr=False)  # steps to mark in charts
-    log: TrainingLog | None = field(default=None, repr=False, compare=False)  # the curves, for the page
+    log: TrainingLog | None = field(default=None, repr=False, compare=False)  # the curves for the page
 
     @property
     def since(self) -> str:
@@ -187,7 +187,7 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
         return log.dataset, f"data set {log.dataset}: {log.dataset_because}"
     per = log.per.finite
     if log.is_arcuate:
-        return None, "not a published data set: there is no reference curve"
+        return None, "not a published data set, hence without reference curve"
     if not len(per):
         return None, ""
     first_losses = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]

@@ -60,7 +60,7 @@ class Measurements:
 
     @property
     def best_raw(self) -> float:
-        """The best evaluation without smoothing, for display."""
+        """The best evaluation without smoothing for display."""
         return float(self.evaluations.values[self._best_index])
 
     @cached_property

@@ -90,10 +90,10 @@ class _NamedNumber:
 
 def read_text(blocks: Iterable[list[str]], collector: Collector) -> None:
     templates: list[_Template] = []
-    context: dict[str, str] = {}  # the last counters, for evaluations printed on a line of their own
+    context: dict[str, str] = {}  # the last counters for evaluations printed on a line of their own
     irrelevant: set[str] = set()  # kinds of lines without metrics
     n_lines = 0
-    latest: tuple[_Template, tuple[str, ...]] | None = None  # the last matched line, for its counters
+    latest: tuple[_Template, tuple[str, ...]] | None = None  # the last matched line for its counters
     for lines in blocks:
         for line in lines:
             n_lines += 1

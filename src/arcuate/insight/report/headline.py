@@ -42,7 +42,7 @@ def _lead(data: RunData) -> list[Html | str]:
     if n_sessions := len({d.session for d in results.decodings}):
         trials += f" of {counted(n_sessions, 'session')}"
     if results.rate is None:
-        return [f"{trials} decoded. The trials have no labels, so there is no error rate."]
+        return [f"{trials} decoded. The trials have no labels, so the error rate is unknown."]
     n_scored = finite_int(results.summary.get("n_scored"))
     if n_scored is not None and n_scored < results.n_trials:
         trials += f" ({n_scored:,} with labels)"
@@ -71,7 +71,7 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
 
 
 def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
-    """The lead of a run that was calibrated but not evaluated; empty if there is no calibration curve."""
+    """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
     points = calibration_points(calibration) if calibration else []
     if calibration is None or not points:
         return []

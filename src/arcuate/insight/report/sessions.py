@@ -27,7 +27,7 @@ def sessions_section(data: RunData) -> Html:
     results = data.results
     rates = _session_rates(results, data.sessions) if results else []
     if not results or not rates:
-        return muted("These results have no labels, so there is no error rate by session.")
+        return muted("These results have no labels, so error rates by session are unknown.")
     best, worst = min(rates, key=lambda r: r.rate), max(rates, key=lambda r: r.rate)
     if len(rates) == 1:
         caption = f"One session, {percent(best.rate)}."

@@ -210,7 +210,7 @@ def _check_encoding(text: LineBuffer, vocabulary: Vocabulary, table: NGramTable)
     except UnicodeDecodeError as error:
         word = int(np.searchsorted(vocabulary.offsets, error.start, side="right")) - 1
         line = int(table.lines[word])
-        raise text.error("a word is not UTF-8; convert the file, for example with iconv", line) from None
+        raise text.error("a word is not UTF-8; convert the file (e.g. with iconv)", line) from None
 
 
 def _without_repeats(

@@ -36,7 +36,7 @@ def open_model(name: str | Path, progress: Progress | None = None) -> LanguageMo
     path = Path(name)
     if not path.is_file():
         known = " or ".join(_EMBEDDED)
-        raise UserError(f"there is no language model {name}; give a model file, an ARPA file, or {known}")
+        raise UserError(f"no language model {name}; give a model file, an ARPA file, or {known}")
     if is_model_file(path):
         return LanguageModel.open(path)
     return read_third_party(path, progress=progress)
@@ -47,7 +47,7 @@ def read_third_party(path: Path, *, recount: bool = False, progress: Progress | 
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the ARPA file in it")
     if not path.is_file():
-        raise UserError(f"there is no file {path}; give an ARPA file")
+        raise UserError(f"no file {path}; give an ARPA file")
     if is_sphinx_file(path):
         tables = read_sphinx(path)
     else:

@@ -61,7 +61,7 @@ class LanguageModel:
         path = Path(path)
         if not path.is_file():
             raise UserError(
-                f"there is no language model {path}; make one with `arcuate lm import` or `lm build`"
+                f"no language model {path}; make one with `arcuate lm import` or `lm build`"
             )
         parts, metadata = map_arrays(path, _LAYOUT, _OPTIONAL)
         for name in _VOCABULARY_ARRAYS:

@@ -60,7 +60,7 @@ def decode_line(line: bytes, path: Path, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(
-            f"{path}, line {number}: not UTF-8 text; convert it, for example with iconv"
+            f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)"
         ) from None
 
 

@@ -1,6 +1,6 @@
 // A scrolling image: columns are bins, rows are channels; the newest column is at the right edge.
 
-const MAPS = { // colours from low to high, for the light and the dark theme
+const MAPS = { // colours from low to high for the light and the dark theme
   cool: [[[255, 255, 255], [190, 224, 232], [66, 148, 170], [8, 62, 92]], [[23, 27, 30], [16, 66, 82], [44, 150, 170], [190, 244, 250]]],
   warm: [[[255, 255, 255], [250, 226, 190], [226, 142, 60], [140, 58, 10]], [[23, 27, 30], [88, 48, 16], [214, 126, 44], [255, 232, 190]]],
   ink: [[[250, 250, 248], [214, 210, 228], [112, 92, 160], [38, 18, 74]], [[27, 31, 35], [58, 46, 92], [146, 120, 214], [240, 228, 255]]],
