@@ -85,9 +85,7 @@ def main() -> None:
 
         texts = sorted({t for lists in sets.values() for candidates in lists for t in candidates.texts})
         scores = score_sentences(load_causal(arguments.llm), texts)
-        extras[" + causal"] = [
-            precomputed_feature("causal", 0.2, dict(zip(texts, scores.tolist(), strict=True)))
-        ]
+        extras[" + causal"] = [precomputed_feature("causal", 0.2, dict(zip(texts, scores.tolist(), strict=True)))]
     rows = []
     for name, lists in sets.items():
         started = time.process_time()

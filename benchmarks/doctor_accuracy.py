@@ -120,9 +120,7 @@ def in_dialects(cases: Sequence[Case]) -> None:
     print("\n| dialect | logs | right | same verdict as the original |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         originals = [
-            (case, log, diagnose(case.path).primary)
-            for case in cases
-            for log in read_logs(case.path).logs[:1]
+            (case, log, diagnose(case.path).primary) for case in cases for log in read_logs(case.path).logs[:1]
         ]
         originals = [(c, log, v) for c, log, v in originals if len(log.per) and not thinned(log)]
         for name, write in DIALECTS.items():

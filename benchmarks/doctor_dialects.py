@@ -40,9 +40,7 @@ def table_csv(log: TrainingLog, path: Path) -> None:
 
 def newest_first_tsv(log: TrainingLog, path: Path) -> None:
     lines = ["iteration\tval_loss\tval_cer"]
-    lines += [
-        f"{int(r['step'])}\t{number(r.get('val_loss'))}\t{number(r.get('per'))}" for r in reversed(held(log))
-    ]
+    lines += [f"{int(r['step'])}\t{number(r.get('val_loss'))}\t{number(r.get('per'))}" for r in reversed(held(log))]
     path.write_text("\n".join(lines), "utf-8")
 
 
@@ -59,12 +57,8 @@ def wandb_history(log: TrainingLog, path: Path) -> None:
     lines = []
     for i, r in enumerate(rows(log)):
         if "train_loss" in r:
-            lines.append(
-                {"_step": 2 * i, "_runtime": i * 1.5, "global_step": r["step"], "train/loss": r["train_loss"]}
-            )
-        found = {
-            f"eval/{k}": r[n] for k, n in (("phoneme_error_rate", "per"), ("loss", "val_loss")) if n in r
-        }
+            lines.append({"_step": 2 * i, "_runtime": i * 1.5, "global_step": r["step"], "train/loss": r["train_loss"]})
+        found = {f"eval/{k}": r[n] for k, n in (("phoneme_error_rate", "per"), ("loss", "val_loss")) if n in r}
         if found:
             lines.append({"_step": 2 * i + 1, "_runtime": i * 1.5, **found, "global_step": r["step"]})
     path.write_text("\n".join(map(json.dumps, lines)), "utf-8")
@@ -77,9 +71,7 @@ def trainer_state(log: TrainingLog, path: Path) -> None:
         if "train_loss" in r:
             history.append({"loss": r["train_loss"], "learning_rate": r.get("lr"), **step})
         if "per" in r or "val_loss" in r:
-            history.append(
-                {"eval_per": r.get("per"), "eval_loss": r.get("val_loss"), "eval_runtime": 3.1, **step}
-            )
+            history.append({"eval_per": r.get("per"), "eval_loss": r.get("val_loss"), "eval_runtime": 3.1, **step})
     path.write_text(json.dumps({"best_metric": None, "log_history": history}, indent=2), "utf-8")
 
 
@@ -188,13 +180,7 @@ def events(log: TrainingLog, path: Path) -> None:
         for step, value in zip(series.steps, series.values, strict=True):
             summary = field(1, field(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
             made.append(
-                record(
-                    b"\x09"
-                    + struct.pack("<d", 1.7e9)
-                    + b"\x10"
-                    + bytes(varint(int(step)))
-                    + field(5, summary)
-                )
+                record(b"\x09" + struct.pack("<d", 1.7e9) + b"\x10" + bytes(varint(int(step))) + field(5, summary))
             )
     path.write_bytes(b"".join(made))
 

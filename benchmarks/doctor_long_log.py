@@ -31,9 +31,7 @@ def numbers(n_lines: int) -> Iterator[tuple[int, float, float | None]]:
 def jsonl(step: int, loss: float, per: float | None) -> str:
     if per is not None:
         return f'{{"step": {step}, "split": "val", "loss": {loss * 1.1:.5f}, "per": {per:.5f}}}\n'
-    return (
-        f'{{"step": {step}, "split": "train", "loss": {loss:.5f}, "grad_norm": {loss / 3:.4f}, "lr": 0.02}}\n'
-    )
+    return f'{{"step": {step}, "split": "train", "loss": {loss:.5f}, "grad_norm": {loss / 3:.4f}, "lr": 0.02}}\n'
 
 
 def wandb(step: int, loss: float, per: float | None) -> str:
@@ -85,9 +83,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=10_000_000)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     asked = parser.parse_args()
-    print(
-        "| format | lines | size | seconds | of them CPU | peak memory | verdict |\n|---|---|---|---|---|---|---|"
-    )
+    print("| format | lines | size | seconds | of them CPU | peak memory | verdict |\n|---|---|---|---|---|---|---|")
     for kind in asked.kinds:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "log"

@@ -153,9 +153,7 @@ def write(log: TrainingLog, path: Path) -> None:
         "grad_norm": "grad_norm",
         "lr": "lr",
     }
-    path.write_text(
-        "".join(json.dumps({names[k]: v for k, v in row.items()}) + "\n" for row in rows(log)), "utf-8"
-    )
+    path.write_text("".join(json.dumps({names[k]: v for k, v in row.items()}) + "\n" for row in rows(log)), "utf-8")
 
 
 def study(cases: list[Case], names: list[str]) -> None:
@@ -163,9 +161,7 @@ def study(cases: list[Case], names: list[str]) -> None:
     logs = [(case, log) for case, log in logs if len(log.judged) and not thinned(log)]
     before: dict[Path, str] = {}
     moved: list[str] = []
-    print(
-        "| change | logs | listed verdict | same verdict | healthy called otherwise |\n|---|---|---|---|---|"
-    )
+    print("| change | logs | listed verdict | same verdict | healthy called otherwise |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             right = same = alarms = n = 0

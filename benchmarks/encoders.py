@@ -97,15 +97,11 @@ def seconds_per_step(arm: Arm, data: Path) -> float:
     recipe, store = load_recipe(arm.recipe, arm.overrides), Store.open(data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    batches = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, (0, 1)
-    )
+    batches = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, (0, 1))
     model = build_model(recipe, store, selection).train()
     optimizer = make_optimizer(model, recipe.optimizer)
     step(model, optimizer, recipe, batches[0])  # warms up
-    best = [
-        min(step(model, optimizer, recipe, batches[i]) for _ in range(N_REPEATED)) for i in range(N_TIMED)
-    ]
+    best = [min(step(model, optimizer, recipe, batches[i]) for _ in range(N_REPEATED)) for i in range(N_TIMED)]
     return statistics.mean(best)
 
 
@@ -152,9 +148,7 @@ def train(arm: Arm, seed: int, n_steps: int, data: Path, out: Path) -> Run:
     return run
 
 
-def stream_ms(
-    model: Model, bins: torch.Tensor, statistics_: BatchStatistics | None, n_frames: int = 300
-) -> float:
+def stream_ms(model: Model, bins: torch.Tensor, statistics_: BatchStatistics | None, n_frames: int = 300) -> float:
     """CPU milliseconds of one streamed frame, the median over the last fifty of a stream."""
     stride = model.config.settings.front_end.patch.stride
     cost = []

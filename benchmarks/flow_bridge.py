@@ -33,9 +33,7 @@ def make_pairs(run: Path, data: Path) -> list[Pair]:
     store = Store.open(data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    batches = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
-    )
+    batches = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec)
     pairs = []
     for position in range(400, 400 + N_TRAIN + N_HELD_OUT):
         batch = batches[position]
@@ -57,9 +55,7 @@ def distance(a: Tensor, b: Tensor, n_frames: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--width", type=int, default=64)

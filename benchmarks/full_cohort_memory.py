@@ -30,9 +30,7 @@ def run(*arguments: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=45)
     parser.add_argument("--trials", type=int, default=240)
     parser.add_argument("--steps", type=int, default=2)
@@ -45,9 +43,7 @@ def main() -> None:
         shutil.rmtree(source)
         size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
         print(f"store    {size / 1e9:.1f} GB", flush=True)
-        model = (
-            ["b2t25-gru", f"data.n_sessions={chosen.sessions}"] if chosen.sessions != 45 else ["b2t25-gru"]
-        )
+        model = ["b2t25-gru", f"data.n_sessions={chosen.sessions}"] if chosen.sessions != 45 else ["b2t25-gru"]
         run(
             "train",
             *model,

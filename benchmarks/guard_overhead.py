@@ -40,9 +40,7 @@ def guarded_step(state: TrainingState, batch: Batch) -> None:
     state.step += 1
     state.interval.add(metrics, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
     if state.step % state.recipe.train.log_every == 0:
-        append_jsonl(
-            state.run.metrics_file, state.interval.to_row(state.step, learning_rates, memory_mb(CPU))
-        )
+        append_jsonl(state.run.metrics_file, state.interval.to_row(state.step, learning_rates, memory_mb(CPU)))
         state.interval = IntervalMetrics()
 
 
@@ -53,9 +51,7 @@ def bare_step(state: TrainingState, batch: Batch) -> None:
     state.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward(state.model, partial(encode_for_training, state.model), batch, recipe, recipe.loss)
-    weighted_loss(
-        compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
-    ).mean().backward()
+    weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
     torch.nn.utils.clip_grad_norm_(state.model.parameters(), recipe.train.clip_norm or float("inf"))
     state.optimizer.step()
     state.step += 1
@@ -71,9 +67,7 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
-    )
+    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec)
     seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
         states = {}

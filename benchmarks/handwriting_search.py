@@ -26,9 +26,7 @@ POINTS = ((50, 12.0), (200, 15.0), (500, 18.0))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", type=Path, required=True, help="folder of the real material")
     parser.add_argument("--lm", type=Path, required=True)
     parser.add_argument("--lm-weight", type=float, default=1.6)
@@ -45,15 +43,11 @@ def main() -> None:
     )
     rows: list[dict[str, Any]] = []
     greedy_words = [
-        "".join(
-            " " if scores.classes[t] in BOUNDARY_NAMES else scores.classes[t] for t in greedy(frames)
-        ).split()
+        "".join(" " if scores.classes[t] in BOUNDARY_NAMES else scores.classes[t] for t in greedy(frames)).split()
         for frames in scores.trials
     ]
     rows.append({"search": "greedy", **rates(texts, [" ".join(words) for words in greedy_words])})
-    base = build_word_search(
-        lexicon, model, DecodingConfig(lm_weight=options.lm_weight), boundary=scores.boundary
-    )
+    base = build_word_search(lexicon, model, DecodingConfig(lm_weight=options.lm_weight), boundary=scores.boundary)
     for beam, threshold in POINTS:
         search = base.with_settings(base.settings.model_copy(update={"beam": beam, "threshold": threshold}))
         search.search(scores.trials[0])

@@ -63,9 +63,7 @@ def full_model(script: Iterator[np.ndarray]) -> ScriptedModel:
     settings = ModelSettings(front_end=recipe.front_end, encoder=recipe.encoder)
     sessions = tuple(f"session{i}" for i in range(45))
     torch.manual_seed(0)
-    model = ScriptedModel(
-        ModelConfig(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)
-    ).eval()
+    model = ScriptedModel(ModelConfig(settings=settings, n_channels=512, sessions=sessions, classes=CLASSES)).eval()
     model.script = script
     return model
 
@@ -92,10 +90,7 @@ def full(asked: argparse.Namespace) -> dict[str, Any]:
             yield bins, begin
 
     go_first(asked)
-    timings = [
-        time_stream(decoder, sentences(), asked.seconds, real_time=not asked.fast)
-        for _ in range(asked.repeat)
-    ]
+    timings = [time_stream(decoder, sentences(), asked.seconds, real_time=not asked.fast) for _ in range(asked.repeat)]
     least = 1000 * np.min([found.cpu for found in timings], axis=0)  # of each frame, over the repetitions
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -127,9 +122,7 @@ def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
 def run(asked: argparse.Namespace) -> dict[str, Any]:
     decoder, prepared = open_both(asked.run)
     go_first(asked)
-    return time_stream(decoder, replay_sentences(decoder, prepared), asked.seconds, not asked.fast).summary(
-        80.0
-    )
+    return time_stream(decoder, replay_sentences(decoder, prepared), asked.seconds, not asked.fast).summary(80.0)
 
 
 def streams(asked: argparse.Namespace) -> dict[str, Any]:
@@ -214,9 +207,7 @@ def socket(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["full", "run", "streams", "socket", "memory"])
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--scores", type=Path, default=Path("../shared/real/words/t15/dev.npz"))

@@ -44,9 +44,7 @@ def take(browser: Any, address: str, name: str, out: Path, sentences: int) -> No
     page = context.new_page()
     page.goto(address)
     page.wait_for_timeout(10_000)  # until the images are filled
-    page.wait_for_function(
-        f"document.querySelectorAll('#history > *').length >= {sentences}", timeout=120_000
-    )
+    page.wait_for_function(f"document.querySelectorAll('#history > *').length >= {sentences}", timeout=120_000)
     page.wait_for_function(
         "document.querySelectorAll('#words[data-kind=partial] .word').length >= 6"
         " && document.querySelector('#words[data-kind=partial] .choice')",

@@ -44,9 +44,7 @@ def main() -> None:
     load_s = time.process_time() - begin
     n_ngrams, n_bytes = sum(model.counts), os.path.getsize(args.model)
     print(f"{model.order}-gram, {n_ngrams:,} n-grams {model.counts}, {n_bytes / 1e6:.1f} MB")
-    print(
-        f"{n_bytes / n_ngrams:.1f} bytes per n-gram, so 100 M n-grams take {n_bytes / n_ngrams / 10:.2f} GB"
-    )
+    print(f"{n_bytes / n_ngrams:.1f} bytes per n-gram, so 100 M n-grams take {n_bytes / n_ngrams / 10:.2f} GB")
     print(f"opened in {1000 * load_s:.1f} ms")
 
     lines = args.text.read_text("utf-8").splitlines()

@@ -35,9 +35,7 @@ def main() -> None:
     recipe, store = load_recipe("tiny"), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec
-    )
+    planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec)
     model = build_model(recipe, store, selection)
     optimizer = make_optimizer(model, recipe.optimizer)
     loading, training = [], []
@@ -48,9 +46,7 @@ def main() -> None:
         for batch in batches:
             set_learning_rates(optimizer, recipe, batch.position)
             outputs = forward(model, partial(encode_for_training, model), batch, recipe, recipe.loss)
-            loss = weighted_loss(
-                compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss
-            ).mean()
+            loss = weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -66,9 +62,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result))
     else:
-        print(
-            f"a batch of {recipe.data.batching.batch_size} trials: loaded in {result['loading_ms']:.1f} ms,"
-        )
+        print(f"a batch of {recipe.data.batching.batch_size} trials: loaded in {result['loading_ms']:.1f} ms,")
         print(f"trained on in {result['training_step_ms']:.1f} ms: loading is {result['ratio']:.0f}x faster")
         print(f"padding waste with length buckets: {100 * result['padding_waste']:.1f} %")
 

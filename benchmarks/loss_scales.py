@@ -36,9 +36,7 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     torch.manual_seed(0)
     patch = f"front_end.patch={{bins: {bins}, stride: {stride}}}"
     recipe = load_recipe("mode-ssm-small", ["transducer.enabled=true", patch])
-    config = ModelConfig(
-        settings=recipe.model, n_channels=store.n_channels, sessions=store.sessions, classes=CLASSES
-    )
+    config = ModelConfig(settings=recipe.model, n_channels=store.n_channels, sessions=store.sessions, classes=CLASSES)
     model = Model(config).eval()
     trials = [t for t in store.trials if t.split == "train"][:n_trials]
     places = {session: i for i, session in enumerate(store.sessions)}
@@ -49,8 +47,7 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     for ctc, rnnt in PAIRS:
         settings = LossSettings(ctc=CTCSettings(reduction=ctc), rnnt=RNNTSettings(reduction=rnnt))
         losses = {
-            k: float(v.mean())
-            for k, v in compute_losses(outputs, batch.tokens, batch.n_tokens, settings).items()
+            k: float(v.mean()) for k, v in compute_losses(outputs, batch.tokens, batch.n_tokens, settings).items()
         }
         ratio = losses["rnnt"] / losses["ctc"]
         print(f"  CTC {ctc} {losses['ctc']:.2f}, RNN-T {rnnt} {losses['rnnt']:.2f}: ratio {ratio:.2f}")

@@ -101,13 +101,9 @@ def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
     seconds = []
     for _ in range(n_steps):
         started = time.process_time()
-        outputs = encode_for_training(
-            model, ModelInputs(bins, n_bins, session, tokens, bins), match_flow=True
-        )
+        outputs = encode_for_training(model, ModelInputs(bins, n_bins, session, tokens, bins), match_flow=True)
         wanted = torch.full((16, 2), 0.5)
-        weighted_loss(
-            compute_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss
-        ).mean().backward()
+        weighted_loss(compute_losses(outputs, tokens, n_tokens, recipe.loss, wanted), recipe.loss).mean().backward()
         seconds.append(time.process_time() - started)
     return count_parameters(config), min(seconds), stream_ms(model.eval())
 
@@ -162,9 +158,7 @@ def table(out: Path, seeds: list[int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

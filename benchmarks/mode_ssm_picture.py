@@ -39,9 +39,7 @@ def box(text: str, component: str | None, x: int, y: int, width: int) -> list[st
     ]
     for i, line in enumerate(lines):
         weight = ' font-weight="bold"' if i == 0 else ""
-        drawn.append(
-            f'<text x="{x + width / 2}" y="{first + 14 * i}" text-anchor="middle"{weight}>{line}</text>'
-        )
+        drawn.append(f'<text x="{x + width / 2}" y="{first + 14 * i}" text-anchor="middle"{weight}>{line}</text>')
     return drawn
 
 

@@ -94,9 +94,7 @@ def measure(
         if gap in calibrated:
             curve, folder = calibrate(store, run, session)
             entry["curve"] = curve["curve"]
-            entry["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)[
-                "per"
-            ]
+            entry["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)["per"]
         result["days"][gap] = entry
     result["still"] = {
         name: cost(evaluate(store, run, "val", f"still-{name.replace(', ', '-')}", *known, "--adapt", *words))
@@ -115,9 +113,7 @@ def cost(found: dict[str, Any]) -> dict[str, Any]:
         "seconds_per_trial",
         "peak_rss_mb",
     )
-    return {name: found[name] for name in names} | {
-        "n_fallbacks": sum(d["n_fallbacks"] for d in found["sessions"])
-    }
+    return {name: found[name] for name in names} | {"n_fallbacks": sum(d["n_fallbacks"] for d in found["sessions"])}
 
 
 def mean(values: list[float]) -> float:
@@ -151,9 +147,7 @@ def sentences(results: list[dict[str, Any]], gap: int, n: int, floor: float) -> 
     curves = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
     if not curves:
         return "–"
-    before, after = (
-        mean([p["per"] for curve in curves for p in curve if p["sentences"] == m]) for m in (0, n)
-    )
+    before, after = (mean([p["per"] for curve in curves for p in curve if p["sentences"] == m]) for m in (0, n))
     closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if n else ""
     return f"{percent(after)}{closed}"
 
@@ -219,9 +213,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=RECIPES, default="gru", help="of encoder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument(
-        "--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on"
-    )
+    parser.add_argument("--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on")
     parser.add_argument("--lm", help="also learn from words, through this language model")
     parser.add_argument("--figure", type=Path, help="SVG to write")
     parser.add_argument("--table", type=Path, help="Markdown to write")

@@ -63,9 +63,7 @@ def calibrate(n_runs: int, seed_sd: float, by_session: bool, n_repeats: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=1000)
     n_repeats = parser.parse_args().repeats
     print("| runs per arm | SD over seeds, points of PER | over | false positives | coverage |")

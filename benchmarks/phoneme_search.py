@@ -103,12 +103,8 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print(
-        f"beam {options.beam}, {options.frames} frames of {N_CLASSES} classes, median of {options.trials} sentences:"
-    )
-    print(
-        f"compiled {result['compiled_ms']:.2f} ms, plain Python {result['plain_ms']:.0f} ms: {result['ratio']:.0f}x"
-    )
+    print(f"beam {options.beam}, {options.frames} frames of {N_CLASSES} classes, median of {options.trials} sentences:")
+    print(f"compiled {result['compiled_ms']:.2f} ms, plain Python {result['plain_ms']:.0f} ms: {result['ratio']:.0f}x")
     print(f"greedy {result['greedy_ms']:.2f} ms; compiled and plain agree on {result['same_text']} sentences")
 
 

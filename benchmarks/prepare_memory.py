@@ -59,9 +59,7 @@ def make_b2t25(root: Path, n_sessions: int, n_trials: int) -> None:
                 group = file.create_group(f"trial_{i:04d}")
                 group["input_features"] = rng.standard_normal((N_BINS, 512), dtype=np.float32)
                 group["seq_class_ids"] = np.pad(np.arange(1, 31, dtype=np.int32), (0, 470))
-                group.attrs.update(
-                    n_time_steps=N_BINS, seq_len=30, block_num=i // 40, sentence_label="Bring it."
-                )
+                group.attrs.update(n_time_steps=N_BINS, seq_len=30, block_num=i // 40, sentence_label="Bring it.")
 
 
 def make_b2t24(root: Path, n_sessions: int, n_trials: int) -> None:
@@ -89,15 +87,11 @@ def measure(source: Path, store: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=240)
     parser.add_argument("--sessions", type=int, nargs=2, default=(1, 4))
     chosen = parser.parse_args()
-    print(
-        "layout  sessions  trials     data   start  prepare  read all   prepare      read  (peak RSS; MB/s)"
-    )
+    print("layout  sessions  trials     data   start  prepare  read all   prepare      read  (peak RSS; MB/s)")
     for name, make in (("b2t25", make_b2t25), ("b2t24", make_b2t24)):
         peaks = []
         for n_sessions in chosen.sessions:

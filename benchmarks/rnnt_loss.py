@@ -32,9 +32,7 @@ def naive_loss(logits: Tensor, targets: Tensor, n_frames: Tensor, n_tokens: Tens
     """Log-softmax, then the forward recursion by anti-diagonals, all left to autograd; equal lengths only."""
     log_probs = logits.log_softmax(-1)
     blank = log_probs[..., 0]  # (B, T, U + 1)
-    emit = log_probs[:, :, :-1].gather(-1, targets[:, None, :, None].expand(-1, logits.shape[1], -1, 1))[
-        ..., 0
-    ]
+    emit = log_probs[:, :, :-1].gather(-1, targets[:, None, :, None].expand(-1, logits.shape[1], -1, 1))[..., 0]
     n, columns = logits.shape[1] + targets.shape[1], targets.shape[1] + 1
     column = torch.arange(columns)
     skewed = []
@@ -81,9 +79,7 @@ def warm_up() -> None:
 
 
 def measure_memory(case: str) -> float:
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory", case], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--memory", case], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 

@@ -163,9 +163,7 @@ def report(run: Errors, by_session: dict[str, float], real: list[Errors]) -> str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Compare a run's phoneme errors with those of real decoders."
-    )
+    parser = argparse.ArgumentParser(description="Compare a run's phoneme errors with those of real decoders.")
     parser.add_argument("results", type=Path, help="one line per trial: session, reference, hypothesis")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     arguments = parser.parse_args()

@@ -112,9 +112,7 @@ def streaming_ms(side: str, past: int, depth: int, repeats: int = 60) -> float:
     encoder: Any = make_model(side, depth).eval().encoder
     bins = torch.randn(1, PATCH.bins, N_CHANNELS)
     with torch.inference_mode():
-        _, state = encoder.step(
-            encoder.start(1), torch.randn(1, PATCH.bins + PATCH.stride * (past - 1), N_CHANNELS)
-        )
+        _, state = encoder.step(encoder.start(1), torch.randn(1, PATCH.bins + PATCH.stride * (past - 1), N_CHANNELS))
         times = []
         for _ in range(repeats):
             start = time.process_time()
@@ -140,23 +138,17 @@ def main() -> None:
         "step_ratio": {s: model["ssm"] / model[s] for s in sides},
         "layers_s": layers,
         "layers_ratio": {s: layers["ssm"] / layers[s] for s in sides},
-        "stream_ms": {
-            s: {n: streaming_ms(s, n, arguments.depth) for n in (10, 2000)} for s in ("gru", "ssm")
-        },
+        "stream_ms": {s: {n: streaming_ms(s, n, arguments.depth) for n in (10, 2000)} for s in ("gru", "ssm")},
     }
     if arguments.json:
         print(json.dumps(result))
         return
-    print(
-        f"width {WIDTH}, depth {arguments.depth}, {size[0]} trials x {size[1]} frames, one thread, CPU seconds"
-    )
+    print(f"width {WIDTH}, depth {arguments.depth}, {size[0]} trials x {size[1]} frames, one thread, CPU seconds")
     for name, seconds in (("training step", model), ("two layers", layers)):
         shown = ", ".join(f"{s} {t:.2f} (ssm is {seconds['ssm'] / t:.2f} of it)" for s, t in seconds.items())
         print(f"{name}: {shown}")
     for side, by_past in result["stream_ms"].items():
-        print(
-            f"streaming, {side}: " + ", ".join(f"{ms:.2f} ms after {n} frames" for n, ms in by_past.items())
-        )
+        print(f"streaming, {side}: " + ", ".join(f"{ms:.2f} ms after {n} frames" for n, ms in by_past.items()))
 
 
 if __name__ == "__main__":

@@ -70,9 +70,7 @@ def stability(partials: Sequence[Partial], final: Partial, word_ends: Sequence[i
         n_revisions=sum(n_removed),
         n_updates=len(updates),
         n_flickers=sum(n > 0 for n in n_removed),
-        frames_to_final=sum(
-            max(0, final_since(shown, final.words, k) - 1 - end) for k, end in enumerate(word_ends)
-        ),
+        frames_to_final=sum(max(0, final_since(shown, final.words, k) - 1 - end) for k, end in enumerate(word_ends)),
     )
 
 
@@ -119,9 +117,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scores", type=Path, required=True)
     parser.add_argument("--lexicon", default="default")
     parser.add_argument("--lm", default="default")

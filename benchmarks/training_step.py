@@ -54,9 +54,9 @@ class Plain(nn.Module):
         self.register_buffer("kernel", torch.tensor(gaussian_kernel(SMOOTHING)).repeat(N_CHANNELS, 1, 1))
 
     def forward(self, bins: Tensor, session: Tensor) -> Tensor:
-        x = F.conv1d(
-            bins.permute(0, 2, 1), self.kernel, padding=SMOOTHING.taps // 2, groups=N_CHANNELS
-        ).permute(0, 2, 1)
+        x = F.conv1d(bins.permute(0, 2, 1), self.kernel, padding=SMOOTHING.taps // 2, groups=N_CHANNELS).permute(
+            0, 2, 1
+        )
         weights = torch.stack([self.weights[s] for s in session.tolist()])
         biases = torch.stack([self.biases[s] for s in session.tolist()])
         x = F.dropout(F.softsign(torch.einsum("btc,bcd->btd", x, weights) + biases), 0.2, self.training)
@@ -67,9 +67,7 @@ class Plain(nn.Module):
 
 def make_ours() -> Model:
     settings = ModelSettings(
-        front_end=FrontEndSettings(
-            smoothing=SMOOTHING, session_layer=SessionLayerSettings(dropout=0.2), patch=PATCH
-        ),
+        front_end=FrontEndSettings(smoothing=SMOOTHING, session_layer=SessionLayerSettings(dropout=0.2), patch=PATCH),
         encoder=GRUSettings(width=768, depth=5, dropout=0.4),
         output_init="xavier",
     )
@@ -119,9 +117,7 @@ def measure_times(repeats: int) -> dict[str, float]:
 
 def measure_memory(side: str) -> float:
     """Peak resident megabytes of a process of its own that trains three steps."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory", side], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--memory", side], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 

@@ -177,9 +177,7 @@ def table(mine: Sequence[Point], peers: Sequence[Point]) -> list[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", type=Path, required=True, help="folder of the real material")
     parser.add_argument("--set", default="dev", help="dev or dev_nbest")
     parser.add_argument("--lm", type=Path, required=True)
@@ -190,9 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.words / "t15"
     scores = read_log_probs(folder / f"{options.set}.npz")
-    texts = [
-        r.text or "" for r in read_references(folder / f"{options.set}.jsonl", len(scores.trials), scores.ids)
-    ]
+    texts = [r.text or "" for r in read_references(folder / f"{options.set}.jsonl", len(scores.trials), scores.ids)]
     start = time.process_time()
     lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(options.lm)
     settings = read_weights(options.config)[0] if options.config else DecodingConfig()
@@ -210,9 +206,7 @@ def main() -> None:
         f"{len(scores.trials)} trials; lexicon and n-gram loaded in {loaded:.1f} s; {memory:.0f} MB at most (arcuate)"
     )
     for row in rows:
-        line = (
-            f"{row['decoder']:22} WER {100 * row['wer']:6.2f} %  oracle {100 * (row['oracle'] or 0):6.2f} %"
-        )
+        line = f"{row['decoder']:22} WER {100 * row['wer']:6.2f} %  oracle {100 * (row['oracle'] or 0):6.2f} %"
         line += f"  {row['ms']:7.2f} ms (p95 {row['ms_p95']:.1f})"
         if "p" in row:
             line += f"  {row['matched_by']}: {row['time_ratio']:.2f}x the time,"

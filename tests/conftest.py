@@ -12,9 +12,7 @@ from hypothesis import settings
 
 from support.counts import count
 
-settings.register_profile(
-    "suite", max_examples=count(35, 300), deadline=None
-)  # a test that needs more says so
+settings.register_profile("suite", max_examples=count(35, 300), deadline=None)  # a test that needs more says so
 settings.load_profile("suite")
 
 SHARED = Path(__file__).parents[2] / "shared"

@@ -59,16 +59,12 @@ def test_same_recipe_same_weights(run: Path, cohort_store: Path, tmp_path: Path)
 
 def test_a_run_folder_is_never_written_into(run: Path, cohort_store: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
-    assert_refused(
-        arcuate("train", "tiny", "--data", cohort_store, "--run", run, *FEW), "exists and is not empty"
-    )
+    assert_refused(arcuate("train", "tiny", "--data", cohort_store, "--run", run, *FEW), "exists and is not empty")
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def test_evaluate_with_the_beam_search_prints_both_rates(run: Path) -> None:
-    result = one_object(
-        arcuate("evaluate", run, "--search", "beam", "--beam", "20", "--label", "b", "--json").stdout
-    )
+    result = one_object(arcuate("evaluate", run, "--search", "beam", "--beam", "20", "--label", "b", "--json").stdout)
     greedy = one_object(arcuate("evaluate", run, "--label", "g", "--json").stdout)
     assert (result["search"], result["beam"]) == ("beam", 20)
     assert result["per_greedy"] == greedy["per"] and "per_greedy" not in greedy
@@ -78,9 +74,7 @@ def test_evaluate_with_the_beam_search_prints_both_rates(run: Path) -> None:
 
 def test_validation_may_use_the_beam_search(cohort_store: Path, tmp_path: Path) -> None:
     overrides = [*FEW, "train.steps=10", "validate.search=beam", "validate.beam=4"]
-    done = arcuate(
-        "train", "tiny", "--data", cohort_store, "--run", tmp_path / "beamed", "--json", *overrides
-    )
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "beamed", "--json", *overrides)
     assert done.returncode == 0, done.stderr
     result = one_object(arcuate("evaluate", tmp_path / "beamed", "--checkpoint", "last", "--json").stdout)
     rows = [json.loads(line) for line in (tmp_path / "beamed/metrics.jsonl").read_text().splitlines()]

@@ -90,9 +90,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
     """Set every override in the tree. Values of a mapping are used as they are; those of strings are parsed as YAML."""
     if isinstance(overrides, str):
-        raise UserError(
-            f"overrides must be a mapping or a list, got the text {overrides!r}; write [{overrides!r}]"
-        )
+        raise UserError(f"overrides must be a mapping or a list, got the text {overrides!r}; write [{overrides!r}]")
     if not isinstance(overrides, Mapping):
         for override in overrides:
             apply_override(tree, override)
@@ -175,9 +173,7 @@ def _explain(error: ValidationError, where: str, settings: type[BaseModel]) -> I
         if problem["type"] == "extra_forbidden":
             near, parent = _nearest_in_lists(path, known), path.rpartition(".")[0]
             siblings = [
-                k.rpartition(".")[2]
-                for k in known
-                if parent and k.rpartition(".")[0] == _strip_indices(parent)
+                k.rpartition(".")[2] for k in known if parent and k.rpartition(".")[0] == _strip_indices(parent)
             ]
             others = f"; {parent} has {', '.join(siblings)}" if siblings and near is None else ""
             yield f"recipe {where}: {_explain_unknown(path, near, problem['loc'])}{others}"

@@ -105,9 +105,7 @@ def open_run(run: RunLike) -> Run:
     """An existing run folder, or the model folder that `arcuate import` made."""
     path = Path(run)
     if not path.is_dir():
-        raise UserError(
-            f"no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}"
-        )
+        raise UserError(f"no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
         seeds = f"; it contains runs of several seeds, name one, such as {inside[0]}" if inside else ""

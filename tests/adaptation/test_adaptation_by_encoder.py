@@ -45,10 +45,7 @@ KINDS: list[tuple[EncoderSettings, bool]] = [
     (GRU.model_copy(update={"bidirectional": True}), True),
     (TRANSFORMER.model_copy(update={"bidirectional": True}), False),
 ]
-NAMES = [
-    f"{e.kind}{'-bidirectional' if not e.causal else ''}{'' if layers else '-no-layers'}"
-    for e, layers in KINDS
-]
+NAMES = [f"{e.kind}{'-bidirectional' if not e.causal else ''}{'' if layers else '-no-layers'}" for e, layers in KINDS]
 
 
 @pytest.fixture(params=KINDS, ids=NAMES)
@@ -127,9 +124,7 @@ def test_a_stream_adapts_as_offline(new_days: Path, folder: Path) -> None:
     torch.testing.assert_close(stream.session_state.layer.weight, state.layer.weight, atol=0, rtol=0)
 
 
-def test_a_session_without_drift_is_decoded_as_well_as_without_adaptation(
-    new_days: Path, folder: Path
-) -> None:
+def test_a_session_without_drift_is_decoded_as_well_as_without_adaptation(new_days: Path, folder: Path) -> None:
     result = evaluate_adaptation(
         folder, Adaptation(method="one-step", copies=4), data=new_days / "store", sessions=[SAME]
     )
@@ -150,7 +145,5 @@ def test_calibration_adds_a_session_and_leaves_the_others_unchanged(
     old, new = load_model(folder), load_model(find_checkpoint(run))
     assert new.config.sessions == (FIRST, SECOND, DRIFTED)
     known = [t for t in store.trials if t.session == SECOND][:2]
-    for a, b in zip(
-        *(decode_trials(m.eval(), store, known, keep_log_probs=True) for m in (old, new)), strict=True
-    ):
+    for a, b in zip(*(decode_trials(m.eval(), store, known, keep_log_probs=True) for m in (old, new)), strict=True):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)

@@ -68,9 +68,7 @@ def test_the_run_names_its_parent_and_knows_the_day(calibrated: tuple[Path, dict
     assert listed.returncode == 0, listed.stderr
 
 
-def test_the_parent_is_found_from_any_folder(
-    new_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parent_is_found_from_any_folder(new_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(new_days)
     words = ("--data", "store", "--session", SAME, "--run", tmp_path / "run", "--sentences", 2)
     done = arcuate("calibrate", "run", *words, "--curve", "none", "--set", "steps=2")
@@ -78,9 +76,7 @@ def test_the_parent_is_found_from_any_folder(
     assert Path(Run(tmp_path / "run").environment()["parent"].partition("@")[0]).is_absolute()
 
 
-def test_its_report_begins_with_what_calibration_was_worth(
-    calibrated: tuple[Path, dict], tmp_path: Path
-) -> None:
+def test_its_report_begins_with_what_calibration_was_worth(calibrated: tuple[Path, dict], tmp_path: Path) -> None:
     run, _ = calibrated
     copy = tmp_path / "copy"
     shutil.copytree(run, copy, symlinks=True, ignore=shutil.ignore_patterns("results"))
@@ -178,14 +174,10 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(
-    new_days: Path, tmp_path: Path
-) -> None:
+def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(new_days: Path, tmp_path: Path) -> None:
     words = ["calibrate", new_days / "run", "--data", new_days / "store", "--session", DRIFTED]
     command = [*words, "--run", tmp_path / "run", "--set", "steps=100000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "arcuate", *map(str, command)], stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-m", "arcuate", *map(str, command)], stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob(".run.part/*/metrics.jsonl")) and process.poll() is None:
         time.sleep(0.2)
     second = arcuate(*words, "--run", tmp_path / "run", "--set", "steps=1")
@@ -270,9 +262,7 @@ def test_more_sentences_than_there_are(new_days: Path, tmp_path: Path) -> None:
 def test_a_day_is_split_in_the_order_of_recording(new_days: Path) -> None:
     store = Store.open(new_days / "store")
     day = split_session(store, DRIFTED, 20, Patch(bins=4, stride=2))
-    assert [t.number for t in day.calibration] == list(range(20)) and {t.split for t in day.calibration} == {
-        "train"
-    }
+    assert [t.number for t in day.calibration] == list(range(20)) and {t.split for t in day.calibration} == {"train"}
     assert len(day.held_out) == 60 and not {t.id for t in day.calibration} & {t.id for t in day.held_out}
     assert min(t.number for t in day.held_out if t.split == "train") == 20
 
@@ -308,9 +298,7 @@ def test_calibration_json_is_plain_numbers(calibrated: tuple[Path, dict]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mode-ssm-small", "tiny-transformer"])
-def test_every_kind_of_model_can_be_calibrated_and_followed(
-    new_days: Path, tmp_path: Path, recipe: str
-) -> None:
+def test_every_kind_of_model_can_be_calibrated_and_followed(new_days: Path, tmp_path: Path, recipe: str) -> None:
     """Stages, modes, a bridge and models without session layers included."""
     store, run = new_days / "store", tmp_path / "run"
     small = ["encoder.width=16", "train.log_every=4", "data.batching.batch_size=8", "train.steps=4"]

@@ -47,13 +47,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_later_sessions_have_their_dates_and_do_not_change_the_others(
-    tmp_path: Path, simulated: Path
-) -> None:
+def test_later_sessions_have_their_dates_and_do_not_change_the_others(tmp_path: Path, simulated: Path) -> None:
     sessions = Store.open(simulated / "store").sessions
-    shorter = simulate(
-        tmp_path, layout="b2t25", n_sessions=2, n_trials=20, n_electrodes=24, difficulty="easy", seed=3
-    )
+    shorter = simulate(tmp_path, layout="b2t25", n_sessions=2, n_trials=20, n_electrodes=24, difficulty="easy", seed=3)
     assert sessions[:2] == shorter.sessions
     from arcuate.data.sessions import days_between
 
@@ -109,9 +105,7 @@ def test_reordered_channels_are_detected(simulated: Path) -> None:
 def test_short_recordings_have_no_channel_order_similarity(simulated: Path) -> None:
     session = measure_sessions(Store.open(simulated / "store"))[1]
     order = np.roll(np.arange(len(session.flat)), 7)
-    short = replace(
-        session, n_bins=299, skew=session.skew[order], autocorrelation=session.autocorrelation[order]
-    )
+    short = replace(session, n_bins=299, skew=session.skew[order], autocorrelation=session.autocorrelation[order])
     assert channel_order_similarity(session, short) is None
     assert channel_order_similarity(session, replace(short, n_bins=300)) is not None
 
@@ -161,9 +155,7 @@ def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
     assert len(rows[DEAD]["flat"]) == result["n_channels"] == len(rows[DEAD]["newly_flat"])
     assert rows[PERMUTED]["reordered"] and not rows[SAME]["reordered"]
     assert rows[SAME]["profile_similarity"] > rows[DRIFTED]["profile_similarity"]
-    assert [len(row["channels"]["mean_shift"]) for row in result["sessions"]] == [result["n_channels"]] * len(
-        rows
-    )
+    assert [len(row["channels"]["mean_shift"]) for row in result["sessions"]] == [result["n_channels"]] * len(rows)
     page = (tmp_path / "drift.html").read_text()
     assert "Mean shifts" in page and 'mask="url(#means)"' in page
     assert page.startswith("<!DOCTYPE html>") and "<script" not in page and "re-ordered" in page
@@ -182,9 +174,7 @@ def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> No
 
 def test_only_an_earlier_page_is_replaced(new_days: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.html").write_text("my notes")
-    assert_refused(
-        arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "is not an earlier"
-    )
+    assert_refused(arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "is not an earlier")
     assert_refused(arcuate("drift", tmp_path / "nowhere"), "no store")
     assert_refused(
         arcuate("drift", new_days / "store", "--reference", "x", "--out", tmp_path / "d.html"), "no session x"

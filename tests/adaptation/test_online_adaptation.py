@@ -76,18 +76,14 @@ LABEL_METHODS: tuple[Method, ...] = ("one-step", "replay")
 def adapter_of(folder: Path, method: Method, **settings: object) -> OnlineAdapter:
     augmentation = run_recipe(Run(folder / "run")).augment
     tree = {"method": method, **settings}
-    return make_adapter(
-        load_model(find_checkpoint(folder / "run")), Adaptation.model_validate(tree), augmentation
-    )
+    return make_adapter(load_model(find_checkpoint(folder / "run")), Adaptation.model_validate(tree), augmentation)
 
 
 def trials_of(store: Store, session: str, split: str = "train") -> list[TrialInfo]:
     return [t for t in store.trials if t.session == session and t.split == split]
 
 
-def adapt(
-    folder: Path, method: Method, session: str, split: str = "train", **settings: object
-) -> AdaptedSession:
+def adapt(folder: Path, method: Method, session: str, split: str = "train", **settings: object) -> AdaptedSession:
     store = Store.open(folder / "store")
     return adapt_sessions(adapter_of(folder, method, **settings), store, trials_of(store, session, split))[0]
 
@@ -131,9 +127,7 @@ def test_none_uses_the_layer_of_the_nearest_session(new_days: Path) -> None:
     bins = normalised_bins(adapter, store, trial)
     second = torch.tensor([model.config.sessions.index(SECOND)])
     with torch.inference_mode():
-        expected = model.encode(ModelInputs(bins[None], torch.tensor([len(bins)]), second)).log_probs["ctc"][
-            0
-        ]
+        expected = model.encode(ModelInputs(bins[None], torch.tensor([len(bins)]), second)).log_probs["ctc"][0]
     adapted = adapt_sessions(adapter, store, [trial], keep_log_probs=True)[0]
     assert adapted.state.init_session == SECOND and not adapted.known
     np.testing.assert_allclose(adapted.trials[0].result.log_probs, expected.numpy(), atol=1e-6)
@@ -179,9 +173,7 @@ def test_an_earlier_state_remains_valid(new_days: Path) -> None:
     start = adapter.start(DRIFTED)
     first = compute_log_probs(adapter.adapted_model(start), bins)
     later, _ = adapter.update(start, DecodedTrial(bins, first, tuple(greedy(first))))
-    assert later.n_steps == 1 and not np.array_equal(
-        compute_log_probs(adapter.adapted_model(later), bins), first
-    )
+    assert later.n_steps == 1 and not np.array_equal(compute_log_probs(adapter.adapted_model(later), bins), first)
     np.testing.assert_array_equal(compute_log_probs(adapter.adapted_model(start), bins), first)
 
 
@@ -220,9 +212,9 @@ def test_clip_distance_keeps_layers_within_the_limit() -> None:
     start = AffineLayer(torch.eye(3), torch.zeros(3))
     near = AffineLayer(1.05 * torch.eye(3), torch.zeros(3))
     assert clip_distance(near, start, 0.1) is near
-    assert clip_distance(AffineLayer(2 * torch.eye(3), torch.zeros(3)), start, 0.1).distance(
-        start
-    ) == pytest.approx(0.1)
+    assert clip_distance(AffineLayer(2 * torch.eye(3), torch.zeros(3)), start, 0.1).distance(start) == pytest.approx(
+        0.1
+    )
 
 
 # --- safety -------------------------------------------------------------------------------------------------
@@ -334,9 +326,9 @@ def test_step_factor_is_0_without_drift() -> None:
         unadapted_confidence=(0.85, 0.8),
     )
     assert step_factor(state, Safety()) == 0.0
-    assert step_factor(
-        replace(state, unadapted_confidence=(0.7,)), Safety(full_step_uncertainty=0.5)
-    ) == pytest.approx(1.0)
+    assert step_factor(replace(state, unadapted_confidence=(0.7,)), Safety(full_step_uncertainty=0.5)) == pytest.approx(
+        1.0
+    )
     assert step_factor(
         replace(state, unadapted_confidence=(0.75,)), Safety(full_step_uncertainty=0.5)
     ) == pytest.approx(0.5)
@@ -345,29 +337,23 @@ def test_step_factor_is_0_without_drift() -> None:
 
 def test_step_factor_is_0_for_differences_explained_by_chance() -> None:
     layer = AffineLayer(torch.eye(2), torch.zeros(2))
-    state = SessionState(
-        "x", "w", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8, 0.01, 0.04)
-    )
+    state = SessionState("x", "w", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8, 0.01, 0.04))
     strict = Safety(min_standard_errors=2.0)
     assert step_factor(replace(state, unadapted_confidence=(0.75,)), strict) == 0.0, "one trial"
-    assert step_factor(replace(state, unadapted_confidence=(0.75,) * 20), strict) == pytest.approx(0.5), (
-        "twenty trials"
-    )
+    assert step_factor(replace(state, unadapted_confidence=(0.75,) * 20), strict) == pytest.approx(0.5), "twenty trials"
     assert step_factor(replace(state, unadapted_confidence=(0.785,) * 1000), strict) == 0.0, (
         "within the variation of sessions"
     )
-    assert step_factor(
-        replace(state, unadapted_confidence=(0.785,)), Safety(min_standard_errors=0.0)
-    ) == pytest.approx(0.15)
-    known = replace(state, init_session="x", unadapted_confidence=(0.75,) * 20)
-    assert step_factor(known, Safety(min_standard_errors=1.0)) == pytest.approx(0.5), (
-        "three times the evidence"
+    assert step_factor(replace(state, unadapted_confidence=(0.785,)), Safety(min_standard_errors=0.0)) == pytest.approx(
+        0.15
     )
+    known = replace(state, init_session="x", unadapted_confidence=(0.75,) * 20)
+    assert step_factor(known, Safety(min_standard_errors=1.0)) == pytest.approx(0.5), "three times the evidence"
     assert step_factor(known, Safety(min_standard_errors=1.3)) == 0.0
     silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
-    assert track_confidence(replace(state, unadapted_confidence=(0.75,)), silent).unadapted_confidence == (
-        0.75,
-    ), "all blank"
+    assert track_confidence(replace(state, unadapted_confidence=(0.75,)), silent).unadapted_confidence == (0.75,), (
+        "all blank"
+    )
     for _ in range(50):
         state = track_confidence(state, log_probs_with(0.8))
     assert state.unadapted_confidence == pytest.approx((0.8,) * 40)
@@ -390,16 +376,12 @@ def test_confidence_on_known_sessions_is_measured_on_validation_trials(new_days:
     expected = []
     for session, trials in zip((FIRST, SECOND), own, strict=True):
         model = single_session_model(adapter.model, session, *copy_session_layer(adapter.model, session))
-        expected.append(
-            [confidence(compute_log_probs(model, normalised_bins(adapter, store, t))) for t in trials]
-        )
+        expected.append([confidence(compute_log_probs(model, normalised_bins(adapter, store, t))) for t in trials])
     found = measure_confidence(adapter, store)
     assert list(found) == [FIRST, SECOND] and [list(found[s]) for s in found] == expected
 
 
-def test_many_known_sessions_are_sampled_more_sparsely(
-    new_days: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_known_sessions_are_sampled_more_sparsely(new_days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream waits for them: 45 sessions must not take eight times as long as six."""
     store, adapter, n_decoded = Store.open(new_days / "store"), adapter_of(new_days, "one-step"), []
     for max_trials in (1000, 10, 1):
@@ -454,9 +436,7 @@ def test_statistics_stay_within_the_maximum_distance(new_days: Path) -> None:
     adapter, state, bins = start_statistics(new_days, max_distance=0.2)
     far = bins + 1000.0
     assert adapter.layer(state, far).distance(state.initial) == pytest.approx(0.2)
-    state, _ = adapter.update(
-        state, DecodedTrial(far, compute_log_probs(adapter.adapted_model(state, far), far), ())
-    )
+    state, _ = adapter.update(state, DecodedTrial(far, compute_log_probs(adapter.adapted_model(state, far), far), ()))
     assert state.n_steps == 1 and adapter.layer(state).distance(state.initial) == pytest.approx(0.2)
 
 
@@ -507,10 +487,7 @@ def test_adding_session_layers_does_not_change_the_output(tmp_path: Path, new_da
         plain = model(bins, n_bins, session).log_probs["ctc"]
         grown = add_session(model, "t15.2030.09.09", FIRST)
         added = grown.eval()(bins, n_bins, torch.tensor([0, 2])).log_probs["ctc"]
-    assert (
-        grown.config.sessions[-1] == "t15.2030.09.09"
-        and not model.config.settings.front_end.session_layer.enabled
-    )
+    assert grown.config.sessions[-1] == "t15.2030.09.09" and not model.config.settings.front_end.session_layer.enabled
     torch.testing.assert_close(plain, added, atol=1e-5, rtol=0)
 
 
@@ -564,9 +541,7 @@ def test_words_are_labelled_with_pronunciations_of_the_lexicon(n_frames: int) ->
 
 
 def test_homographs_are_pronounced_in_context() -> None:
-    lexicon = make_lexicon(
-        [("use", ("Y", "UW", "S")), ("use", ("Y", "UW", "Z")), ("to", ("T", "UW"))], CLASSES, "x"
-    )
+    lexicon = make_lexicon([("use", ("Y", "UW", "S")), ("use", ("Y", "UW", "Z")), ("to", ("T", "UW"))], CLASSES, "x")
     search = build_word_search(lexicon, small_ngram())
     assert " ".join(word_phonemes(search, ["to", "use"])) == "T UW SIL Y UW Z SIL"
     assert " ".join(word_phonemes(search, ["use"])) == "Y UW S SIL"
@@ -581,20 +556,12 @@ def test_evaluate_with_pseudo_labels_from_a_language_model(new_days: Path, tmp_p
         done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *options, *more, *named)
         assert done.returncode == 0, done.stderr
         results[label] = one_object(done.stdout)
-    assert (
-        results["words"]["pseudo_labels"] == f"words of {lm}"
-        and results["greedy"]["pseudo_labels"] == "greedy"
-    )
+    assert results["words"]["pseudo_labels"] == f"words of {lm}" and results["greedy"]["pseudo_labels"] == "greedy"
     assert results["words"]["sessions"][0]["n_steps"] > 0
-    assert (
-        results["words"]["sessions"][0]["layer_distance"]
-        != results["greedy"]["sessions"][0]["layer_distance"]
-    )
+    assert results["words"]["sessions"][0]["layer_distance"] != results["greedy"]["sessions"][0]["layer_distance"]
     assert results["words"]["per_unadapted"] == results["greedy"]["per_unadapted"]
     hyps = tmp_path / "hyps.jsonl"  # the written frames can be decoded to text
-    done = arcuate(
-        "decode", tmp_path / "words.npz", "--lm", lm, "--lexicon", lexicon, "--out", hyps, "--json"
-    )
+    done = arcuate("decode", tmp_path / "words.npz", "--lm", lm, "--lexicon", lexicon, "--out", hyps, "--json")
     assert done.returncode == 0 and one_object(done.stdout)["n_trials"] == 20, done.stderr
 
 

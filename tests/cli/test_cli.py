@@ -15,8 +15,7 @@ __all__ = ["NO_TORCH", "arcuate", "assert_refused", "one_object"]
 def test_help_lists_the_commands_in_workflow_order() -> None:
     text = arcuate("--help").stdout.split("Commands")[1]
     places = [
-        text.index(f" {name} ")
-        for name in ("demo", "simulate", "prepare", "recipes", "train", "evaluate", "report")
+        text.index(f" {name} ") for name in ("demo", "simulate", "prepare", "recipes", "train", "evaluate", "report")
     ]
     assert places == sorted(places)
 
@@ -34,9 +33,7 @@ def test_fresh_and_forked_processes_print_the_same() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["recipes", "list"], ["train", "--help"]])
 def test_commands_without_a_model_import_no_torch(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH.format(arguments=arguments)], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", NO_TORCH.format(arguments=arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -83,9 +80,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, arguments: list[st
     assert not list(tmp_path.iterdir())
 
 
-def test_a_recipe_for_other_channels_is_refused_before_anything_is_written(
-    cohort_store: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_for_other_channels_is_refused_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:
     done = arcuate("train", "b2t25-gru", "--data", cohort_store, "--run", tmp_path / "run")
     assert_refused(done, "512", "32")
     assert not (tmp_path / "run").exists()

@@ -25,9 +25,7 @@ def bars(text: str) -> bool:
 # --- extends -----------------------------------------------------------------------------------------------
 
 
-def test_extends_is_read_from_the_folder_of_the_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extends_is_read_from_the_folder_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
     (mine / "parts").mkdir(parents=True)
     elsewhere.mkdir()
@@ -101,9 +99,7 @@ def into_a_closed_pipe(*arguments: str) -> tuple[int, str]:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            [*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([*COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     finally:
         os.close(writer)
     return done.returncode, done.stderr
@@ -196,9 +192,7 @@ def test_demo_refuses_a_file_and_folders_within_one_another(tmp_path: Path) -> N
 # --- train -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_in_use_is_refused_before_anything_is_announced(
-    cohort_store: Path, tmp_path: Path
-) -> None:
+def test_a_run_folder_in_use_is_refused_before_anything_is_announced(cohort_store: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").touch()
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "run")

@@ -107,9 +107,7 @@ def test_an_unknown_option_hints_at_the_setting() -> None:
 def test_runs_can_be_compared(tmp_path: Path) -> None:
     for name, steps in (("one", 7), ("two", 9)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "recipe.yaml").write_text(
-            to_yaml(load_recipe("b2t25-gru", [f"train.steps={steps}"]))
-        )
+        (tmp_path / name / "recipe.yaml").write_text(to_yaml(load_recipe("b2t25-gru", [f"train.steps={steps}"])))
     result = compare_recipes(tmp_path / "one", tmp_path / "two").to_dict()
     assert result["changes"] == [{"path": "train.steps", "before": 7, "after": 9}]
     result = compare_recipes(tmp_path / "one").to_dict()

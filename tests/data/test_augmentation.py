@@ -43,9 +43,7 @@ def test_strengths_are_standard_deviations() -> None:
     x, n_bins = torch.zeros(1, 4000, 50), torch.tensor([4000])
     noise = augment(x, n_bins, ["a"], AugmentationConfig(white_noise_sd=0.8), 0, 0)[0]
     offset = augment(x, n_bins, ["a"], AugmentationConfig(offset_sd=0.2), 0, 0)[0][0]
-    walk = augment(
-        x, n_bins, ["a"], AugmentationConfig(random_walk_sd=0.1, random_walk_axis="channel"), 0, 0
-    )[0][0]
+    walk = augment(x, n_bins, ["a"], AugmentationConfig(random_walk_sd=0.1, random_walk_axis="channel"), 0, 0)[0][0]
     assert abs(noise.std() - 0.8) < 0.01
     assert torch.equal(offset, offset[:1].expand_as(offset))
     assert 0.1 < offset[0].std() < 0.3

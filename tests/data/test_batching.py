@@ -78,9 +78,7 @@ def test_bucketing_needs_little_padding(trials: list[TrialInfo]) -> None:
 @pytest.mark.parametrize(
     "settings", [SessionBatching(), ShuffledBatching(batch_size=8), BucketedBatching(batch_size=8)]
 )
-def test_a_batch_is_a_function_of_seed_and_position(
-    trials: list[TrialInfo], settings: SessionBatching
-) -> None:
+def test_a_batch_is_a_function_of_seed_and_position(trials: list[TrialInfo], settings: SessionBatching) -> None:
     plan, again = make_plan(trials, settings, seed=3), make_plan(trials, settings, seed=3)
     forward = [plan.draw(p) for p in range(60)]
     assert [again.draw(p) for p in reversed(range(60))] == forward[::-1]
@@ -136,9 +134,7 @@ def test_dev_and_train_are_disjoint(cohort_store) -> None:
 def test_selection_by_session(cohort_store) -> None:
     store = Store.open(cohort_store)
     assert select(store, DataConfig(max_sessions=2), COUNT_FRAMES).sessions == store.sessions[:2]
-    assert (
-        select(store, DataConfig(sessions=store.sessions[1:2]), COUNT_FRAMES).sessions == store.sessions[1:2]
-    )
+    assert select(store, DataConfig(sessions=store.sessions[1:2]), COUNT_FRAMES).sessions == store.sessions[1:2]
     with pytest.raises(UserError, match="not in"):
         select(store, DataConfig(sessions=("t15.1999.01.01",)), COUNT_FRAMES)
 
@@ -154,24 +150,18 @@ def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> 
     """Statistics of the store match the normalisation of the model, also for logarithms."""
     store, front_end = Store.open(cohort_store), FrontEndSettings(normalise="block", log1p=log)
     first = store.trials[0]
-    block = [
-        t for t in store.trials if (t.session, t.split, t.block) == (first.session, first.split, first.block)
-    ]
+    block = [t for t in store.trials if (t.session, t.split, t.block) == (first.session, first.split, first.block)]
     batch = collate(store, block, {s: i for i, s in enumerate(store.sessions)}, front_end.statistics_spec)
     scores, _ = normalise(batch.bins, batch.statistics, front_end)
     bins = torch.cat([scores[i, : t.n_bins] for i, t in enumerate(block)])
     live = bins.std(0) > 0
     torch.testing.assert_close(bins.mean(0), torch.zeros(store.n_channels), atol=1e-4, rtol=0)
-    torch.testing.assert_close(
-        bins.std(0, correction=0)[live], torch.ones(int(live.sum())), atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close(bins.std(0, correction=0)[live], torch.ones(int(live.sum())), atol=1e-3, rtol=0)
 
 
 def test_former_names_are_translated_in_older_files_only() -> None:
     tree = {"batching": {"kind": "days", "n_sessions": 2, "n_trials": 3}}
-    assert parse_settings(DataConfig, tree, "old", migrate=True).batching == SessionBatching(
-        n_sessions=2, n_trials=3
-    )
+    assert parse_settings(DataConfig, tree, "old", migrate=True).batching == SessionBatching(n_sessions=2, n_trials=3)
     with pytest.raises(UserError, match="days is now called sessions"):
         parse_settings(DataConfig, tree, "new")
     masks = {"n_masks": 2, "exactly": True, "max_share": 0.1}

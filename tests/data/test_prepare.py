@@ -34,9 +34,7 @@ def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
     train = [FakeTrial(noise(60, seed=1)), FakeTrial(bad_bins(), text="Something else.")]
     write_hdf5(folder / SESSION / "data_train.hdf5", train)
-    write_hdf5(
-        folder / SESSION / "data_val.hdf5", [FakeTrial(bad_bins()), FakeTrial(noise(60, seed=2), text="No.")]
-    )
+    write_hdf5(folder / SESSION / "data_val.hdf5", [FakeTrial(bad_bins()), FakeTrial(noise(60, seed=2), text="No.")])
     write_hdf5(folder / SESSION / "data_test.hdf5", [FakeTrial(noise(60, seed=3), tokens=None)])
     write_hdf5(folder / LATER / "data_train.hdf5", [FakeTrial(noise(60, seed=4))])
     return folder
@@ -192,9 +190,7 @@ def test_wrong_paths_raise_user_errors(source: Path, tmp_path: Path) -> None:
         prepare(source, Path("/proc/nowhere/store"))
 
 
-def test_the_printed_tables_name_every_part(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_tables_name_every_part(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / LATER / "data_train.hdf5").write_bytes(b"broken")
     print_report(prepare_store(source, tmp_path / "store"), tmp_path / "store")
     printed = capsys.readouterr()

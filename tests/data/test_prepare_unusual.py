@@ -48,9 +48,7 @@ def set_label(path: Path, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(
-    source: Path, tmp_path: Path, fixed: bool
-) -> None:
+def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(source: Path, tmp_path: Path, fixed: bool) -> None:
     path = source / SESSION / "data_train.hdf5"
     if fixed:
         with h5py.File(path, "a") as file:

@@ -96,9 +96,7 @@ def test_alignment_agrees_with_building_the_shortest_path(tokens: list[int], n_f
     assert can_align(tokens, n_frames) == (len(path) <= n_frames)
 
 
-@pytest.mark.parametrize(
-    ("split", "action"), [("train", "rejected"), ("val", "flagged"), ("test", "flagged")]
-)
+@pytest.mark.parametrize(("split", "action"), [("train", "rejected"), ("val", "flagged"), ("test", "flagged")])
 def test_bad_trials_are_excluded_from_training_only(split: Split, action: str) -> None:
     bad = trial(with_value(np.nan), split=split)
     (row,) = quality_rows(ReadResult(bad.id, bad), find_problems(bad))

@@ -88,9 +88,7 @@ def test_the_mode_comes_from_the_simulated_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared
-def test_the_real_trial_is_prepared_and_normalised_by_its_block_statistics(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_the_real_trial_is_prepared_and_normalised_by_its_block_statistics(shared: Path, tmp_path: Path) -> None:
     real = np.load(shared / "real" / "t12_trial" / "t12.2022.04.28_train_trial10.npz")
     counts, power = real["tx1_counts"], real["spikePow_rel_to_block_mean"]
     known = np.flatnonzero(real["tx1_block_sd"] > 0)
@@ -175,9 +173,7 @@ def test_a_missing_variable_is_named(tmp_path: Path) -> None:
 
 def test_plain_arrays_in_place_of_cells_are_unreadable(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    scipy.io.savemat(
-        tmp_path / "train" / f"{SESSION}.mat", {"tx1": np.zeros((3, 4)), "spikePow": np.zeros((3, 4))}
-    )
+    scipy.io.savemat(tmp_path / "train" / f"{SESSION}.mat", {"tx1": np.zeros((3, 4)), "spikePow": np.zeros((3, 4))})
     assert "cell array" in unreadable(tmp_path)
 
 

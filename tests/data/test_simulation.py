@@ -286,9 +286,7 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path, layout: str) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_disk_space_is_noticed_before_hdf5_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_disk_space_is_noticed_before_hdf5_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(UserError, match="disk is full"):
         simulate(tmp_path / "out", **COHORT)

@@ -62,9 +62,7 @@ def test_trials_are_complete_and_in_order(store: Store, source: Path) -> None:
 
 def test_block_statistics_are_those_of_the_block_in_its_file(store: Store, source: Path) -> None:
     for info in store.trials:
-        block = [
-            t for t in store.trials if (t.session, t.split, t.block) == (info.session, info.split, info.block)
-        ]
+        block = [t for t in store.trials if (t.session, t.split, t.block) == (info.session, info.split, info.block)]
         bins = np.concatenate([raw_bins(source, t) for t in block]).astype(np.float64)
         found = store.block_statistics(info)
         np.testing.assert_allclose(found.mean, bins.mean(axis=0), rtol=1e-6, atol=1e-6)
@@ -72,12 +70,8 @@ def test_block_statistics_are_those_of_the_block_in_its_file(store: Store, sourc
         assert found.n_bins == len(bins)
 
 
-@pytest.mark.parametrize(
-    ("number", "past"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [3])], ids=str
-)
-def test_past_statistics_exclude_the_current_trial(
-    store: Store, source: Path, number: int, past: list[int]
-) -> None:
+@pytest.mark.parametrize(("number", "past"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [3])], ids=str)
+def test_past_statistics_exclude_the_current_trial(store: Store, source: Path, number: int, past: list[int]) -> None:
     found = store.past_statistics(store.trials[number])
     if not past:
         assert (found.n_bins, found.mean.tolist(), found.sd.tolist()) == (0, [0.0] * 8, [1.0] * 8)

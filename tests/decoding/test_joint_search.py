@@ -50,9 +50,7 @@ def test_a_wide_beam_is_exact(settings) -> None:
     log_probs, weights = ctc_log_probs(3), HeadWeights(ctc=0.7, transducer=0.5)
     found = search_joint(JointBeamSearch(head, 5000, max_symbols=3, weights=weights), frames, log_probs)
     sequences = [s for n in range(4) for s in itertools.product((1, 2), repeat=n)]
-    expected = {
-        h.tokens: h.scores for h in rescore(head, frames, torch.from_numpy(log_probs), sequences, weights)
-    }
+    expected = {h.tokens: h.scores for h in rescore(head, frames, torch.from_numpy(log_probs), sequences, weights)}
     for hypothesis in found:
         if hypothesis.tokens in expected:
             assert hypothesis.scores == pytest.approx(expected.pop(hypothesis.tokens), abs=1e-4)
@@ -69,9 +67,7 @@ def test_chunks_equal_the_complete_trial_and_states_are_values(settings) -> None
         complete = searcher.finish(searcher.step(searcher.start(), frames, log_probs))
         for cuts in ([4], list(range(1, 9)), [0, 0, 9]):
             state = searcher.start()
-            for piece, scores in zip(
-                torch.tensor_split(frames, cuts), np.split(log_probs, cuts), strict=True
-            ):
+            for piece, scores in zip(torch.tensor_split(frames, cuts), np.split(log_probs, cuts), strict=True):
                 searcher.step(state, piece.flip(0), scores)  # another continuation changes nothing
                 state = searcher.step(state, piece, scores)
             chunked = searcher.finish(state)
@@ -102,9 +98,7 @@ def test_state_of_a_long_stream_stays_small(monkeypatch: pytest.MonkeyPatch) -> 
                 longest = max(len(c.alpha) for c in state.ctc)
                 sizes.append((len(state.log_probs), max(len(c.history) for c in state.ctc), longest))
         found.append(searcher.finish(state))
-    assert all(
-        n_frames < 90 and n_past == n_frames + 1 and n_alpha < 60 for n_frames, n_past, n_alpha in sizes[:4]
-    )
+    assert all(n_frames < 90 and n_past == n_frames + 1 and n_alpha < 60 for n_frames, n_past, n_alpha in sizes[:4])
     assert sizes[7][:2] == (160, 161)
     assert [h.tokens for h in found[0]] == [h.tokens for h in found[1]]
     assert len(found[0][0].tokens) > 20
@@ -115,9 +109,7 @@ def test_state_of_a_long_stream_stays_small(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_ctc_equals_transducer_beam_search() -> None:
     head, frames = make(SETTINGS[1], 8, seed=2, n_classes=6)
     alone = search_transducer(TransducerBeamSearch(head, 64), frames)[0]
-    joint_best = search_joint(
-        JointBeamSearch(head, 64, weights=HeadWeights(ctc=0.0)), frames, ctc_log_probs(8, 6)
-    )[0]
+    joint_best = search_joint(JointBeamSearch(head, 64, weights=HeadWeights(ctc=0.0)), frames, ctc_log_probs(8, 6))[0]
     assert joint_best.tokens == alone.tokens
     assert joint_best.scores["transducer"] == pytest.approx(alone.scores["transducer"], abs=1e-3)
 

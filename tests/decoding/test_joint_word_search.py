@@ -51,16 +51,12 @@ def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSea
     assert len({h.words for h in found}) == len(found)
     log_probs, settings = torch.from_numpy(trial.log_probs), joint_search.words.settings
     for h in found:
-        scored = rescore(
-            joint_search.head, trial.frames, log_probs, joint_search.pronunciations(h.words), WEIGHTS
-        )
+        scored = rescore(joint_search.head, trial.frames, log_probs, joint_search.pronunciations(h.words), WEIGHTS)
         assert h.tokens == scored[0].tokens
         acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
         acoustic += settings.silence_bonus * len(h.words)
         assert h.scores["acoustic"] == pytest.approx(acoustic, abs=1e-4)
-        assert h.total == pytest.approx(
-            acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4
-        )
+        assert h.total == pytest.approx(acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4)
 
 
 def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordSearch) -> None:

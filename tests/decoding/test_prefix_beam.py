@@ -105,15 +105,11 @@ def test_invalid_log_probs_are_rejected(change, message: str) -> None:  # type: 
 
 def test_phoneme_n_gram_is_included() -> None:
     words = make_vocabulary(["<unk>", "<s>", "</s>", "a", "b"])
-    unigrams = NGramTable(
-        np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5)
-    )
+    unigrams = NGramTable(np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5))
     ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
     bigrams = NGramTable(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
     model = model_from_tables(NGramTables(words, (unigrams, bigrams)))
-    search = PrefixBeamSearch(
-        UNLIMITED, CLASSES, model=token_lm(model, CLASSES), lm_weight=0.7, token_bonus=0.3
-    )
+    search = PrefixBeamSearch(UNLIMITED, CLASSES, model=token_lm(model, CLASSES), lm_weight=0.7, token_bonus=0.3)
     log_probs = frames(7, 5)
     truth = enumerate_all(log_probs.astype(np.float64))
     for found in search.search(log_probs, UNLIMITED):

@@ -89,9 +89,7 @@ def test_max_symbols_is_respected():
     with torch.no_grad():
         head.output.bias[0] = -50.0  # blank is never the best class
     assert len(search_transducer(TransducerGreedySearch(head, max_symbols=2), frames)[0].tokens) == 14
-    assert all(
-        len(h.tokens) <= 14 for h in search_transducer(TransducerBeamSearch(head, 4, max_symbols=2), frames)
-    )
+    assert all(len(h.tokens) <= 14 for h in search_transducer(TransducerBeamSearch(head, 4, max_symbols=2), frames))
 
 
 def test_blanks_do_not_advance_the_predictor():
@@ -125,8 +123,7 @@ def test_a_wider_beam_is_not_worse():
     for seed in range(5):
         head, frames = make(SETTINGS[1], 10, seed=seed, n_classes=6)
         best = [
-            search_transducer(TransducerBeamSearch(head, width), frames)[0].scores["transducer"]
-            for width in (1, 4, 64)
+            search_transducer(TransducerBeamSearch(head, width), frames)[0].scores["transducer"] for width in (1, 4, 64)
         ]
         assert best[1] >= best[0] - 1e-4 and best[2] >= best[1] - 1e-4
 

@@ -52,8 +52,7 @@ def enumerate_all(
     for path in itertools.product(range(len(CLASSES)), repeat=len(log_probs)):
         tokens = tuple(c for c, _ in itertools.groupby(path) if c != BLANK)
         path_score = sum(
-            weights.acoustic_scale * log_probs[t, c] - weights.blank_penalty * (c == BLANK)
-            for t, c in enumerate(path)
+            weights.acoustic_scale * log_probs[t, c] - weights.blank_penalty * (c == BLANK) for t, c in enumerate(path)
         )
         for words, n_silences, n_missing in known.setdefault(tokens, parse_words(tokens, lexicon)):
             extra = weights.silence_bonus * n_silences + weights.missing_silence_bonus * n_missing
@@ -84,9 +83,7 @@ def some_weights(seed: int, **more: object) -> DecodingConfig:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), n_frames=st.integers(0, 5))
-def test_summed_alignments_equal_enumeration(
-    seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel
-) -> None:
+def test_summed_alignments_equal_enumeration(seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel) -> None:
     weights = some_weights(seed, merge_histories=False)
     truth = enumerate_all(frames(seed, n_frames).astype(np.float64), lexicon, model, weights)
     found = build_word_search(lexicon, model, weights).search(frames(seed, n_frames), 100_000)
@@ -108,9 +105,7 @@ def test_best_alignments_equal_enumeration_with_merged_histories(
 
 def test_merged_histories_are_all_in_the_n_best_list(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = frames(5, 8, sharp=1.0)
-    separate = build_word_search(lexicon, model, some_weights(5, merge_histories=False)).search(
-        log_probs, 200
-    )
+    separate = build_word_search(lexicon, model, some_weights(5, merge_histories=False)).search(log_probs, 200)
     merged = build_word_search(lexicon, model, some_weights(5)).search(log_probs, 200)
     assert merged[0].words == separate[0].words
     assert {h.words for h in separate[:20]} <= {h.words for h in merged}

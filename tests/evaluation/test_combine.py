@@ -32,8 +32,7 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.fixture
 def lists(tmp_path: Path) -> Path:
     rows = [
-        {"id": f"t{i}", "text": "a b c d", "candidates": ["a b c", "a b c d", "a b x d", "a b c d"]}
-        for i in range(12)
+        {"id": f"t{i}", "text": "a b c d", "candidates": ["a b c", "a b c d", "a b x d", "a b c d"]} for i in range(12)
     ]
     return write(tmp_path / "lists.jsonl", *rows)
 
@@ -70,9 +69,7 @@ def test_weights_are_fitted_saved_and_reused(lists: Path, tmp_path: Path) -> Non
 
 
 def test_leakage_is_reported(lists: Path, tmp_path: Path, messages: list[str]) -> None:
-    marked = [
-        json.loads(line) | {"in_lm_text": i < 3} for i, line in enumerate(lists.read_text().splitlines())
-    ]
+    marked = [json.loads(line) | {"in_lm_text": i < 3} for i, line in enumerate(lists.read_text().splitlines())]
     path = write(tmp_path / "m.jsonl", *marked)
     assert summary_of(path)["wer_without_lm_text"] == 0.0
     assert any("3 of 12 sentences" in message for message in messages)

@@ -116,11 +116,7 @@ def informative(seed: int, n: int = 120) -> list[FittingExample]:
     made = []
     for _ in range(n):
         errors = rng.integers(0, 4, size=5).astype(float)
-        made.append(
-            FittingExample(
-                np.stack([-errors + rng.normal(0, 0.3, 5), rng.normal(0, 1, 5)], axis=1), errors, 6
-            )
-        )
+        made.append(FittingExample(np.stack([-errors + rng.normal(0, 0.3, 5), rng.normal(0, 1, 5)], axis=1), errors, 6))
     return made
 
 

@@ -195,9 +195,7 @@ def test_weights_no_better_than_the_initial_ones_are_not_written(files: Path, tm
     assert summary["wer"] == 0.0 and summary["blank_penalty"] == 30.0 and summary["kept_start"] is True
 
 
-def test_a_trial_without_a_hypothesis_is_empty_and_counted(
-    files: Path, tmp_path: Path, messages: list[str]
-) -> None:
+def test_a_trial_without_a_hypothesis_is_empty_and_counted(files: Path, tmp_path: Path, messages: list[str]) -> None:
     """Probability 1 for AA, which occurs in no word."""
     certain = np.full((2, len(CLASSES)), -np.inf, np.float16)
     certain[:, CLASSES.index("AA")] = 0.0
@@ -303,14 +301,10 @@ def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
 
 def test_one_fold_is_rejected(files: Path, tmp_path: Path) -> None:
     refs = ("--references", str(files / "refs.jsonl"))
-    assert "at least 2" in rejection(
-        files, "--out", str(tmp_path / "o"), "--folds", "1", *refs, command="tune"
-    )
+    assert "at least 2" in rejection(files, "--out", str(tmp_path / "o"), "--folds", "1", *refs, command="tune")
 
 
-def test_scores_without_a_word_boundary_are_reported(
-    files: Path, tmp_path: Path, messages: list[str]
-) -> None:
+def test_scores_without_a_word_boundary_are_reported(files: Path, tmp_path: Path, messages: list[str]) -> None:
     scores = edited(files, tmp_path / "s.npz", classes=[*CLASSES[:-1], "QQ"])
     (tmp_path / "lexicon.txt").write_text("see\tS IY\n")
     arguments = [

@@ -107,14 +107,10 @@ def test_no_arm_is_trained_twice(n: int, n_arms: int, n_comparisons: int) -> Non
     assert len(arms(factors)) == n_arms and len(arm_comparisons(factors)) == n_comparisons
 
 
-def fabricate(
-    tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: list[str] = FACTORS
-) -> AblationResult:
+def fabricate(tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: list[str] = FACTORS) -> AblationResult:
     """An experiment whose arms have the error rates that `truth` gives them, 0.3 where it says nothing."""
     factors, overrides = parse_factors(given)
-    experiment = Experiment(
-        "tiny", overrides, factors, tmp_path / "store", tmp_path / "out", n_seeds, "val", "best"
-    )
+    experiment = Experiment("tiny", overrides, factors, tmp_path / "store", tmp_path / "out", n_seeds, "val", "best")
     for i, cell in enumerate(cells(experiment)):
         run = make_run(cell.path, cell.overrides, results=False)
         write_val(run, truth.get(cell.arm.name, 0.3), seed=i)
@@ -156,10 +152,7 @@ def test_cancelling_effects_are_distinguished_from_no_effect(tmp_path: Path) -> 
 
 
 def test_single_seed_is_reported_as_a_limitation(tmp_path: Path) -> None:
-    assert (
-        "variation between seeds is not included"
-        in fabricate(tmp_path, {"eps": 0.5, "all": 0.5}, n_seeds=1).verdict
-    )
+    assert "variation between seeds is not included" in fabricate(tmp_path, {"eps": 0.5, "all": 0.5}, n_seeds=1).verdict
 
 
 def test_one_factor_needs_two_arms(tmp_path: Path) -> None:
@@ -269,15 +262,9 @@ def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> No
 def test_user_errors_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
     rest = ["--data", cohort_store, "--out", tmp_path / "out"]
     assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "at least one factor")
-    assert_refused(
-        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "train"), "--split train"
-    )
-    assert_refused(
-        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--checkpoint", "first"), "first"
-    )
-    assert_refused(
-        arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "dev"), "dev_fraction"
-    )
+    assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "train"), "--split train")
+    assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--checkpoint", "first"), "first")
+    assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "dev"), "dev_fraction")
     assert_refused(
         arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", "--data", "nowhere", "--out", tmp_path / "out"),
         "nowhere",

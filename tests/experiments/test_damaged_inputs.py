@@ -113,9 +113,7 @@ def test_data_workers_inherit_no_open_files(
     assert seen == [{}]
 
 
-def test_different_store_is_not_resumed_and_reported_at_scoring(
-    run: Path, store: Path, messages: list[str]
-) -> None:
+def test_different_store_is_not_resumed_and_reported_at_scoring(run: Path, store: Path, messages: list[str]) -> None:
     hashes = json.loads((store / "manifest.json").read_text())["hashes"]
     edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
     with pytest.raises(UserError, match="other data"):
@@ -140,9 +138,7 @@ def other_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_additional_trials_of_another_store_are_counted(
-    run: Path, other_store: Path, messages: list[str]
-) -> None:
+def test_additional_trials_of_another_store_are_counted(run: Path, other_store: Path, messages: list[str]) -> None:
     store, known = Store.open(other_store), set(Store.open(Run(run).data()["path"]).sessions)
     unknown = [t for t in store.trials if t.split == "val" and t.session not in known]
     sessions = list(dict.fromkeys(t.session for t in unknown))

@@ -141,9 +141,7 @@ def numbers(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any
 def leaves(annotation: Any, limits: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        more = [
-            m for extra in parts[1:] for m in (extra.metadata if isinstance(extra, FieldInfo) else [extra])
-        ]
+        more = [m for extra in parts[1:] for m in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
         yield from leaves(parts[0], [*limits, *more])
     elif origin in (typing.Union, types.UnionType, tuple, list):
         for part in parts:
@@ -158,10 +156,7 @@ def test_every_number_has_a_range() -> None:
     endless = [
         path
         for path, _, limits in found
-        if not all(
-            any(hasattr(limit, n) for limit in limits for n in names)
-            for names in (("ge", "gt"), ("le", "lt"))
-        )
+        if not all(any(hasattr(limit, n) for limit in limits for n in names) for names in (("ge", "gt"), ("le", "lt")))
     ]
     assert not endless
 
@@ -180,10 +175,7 @@ def test_merge_goes_down_mappings() -> None:
 def test_official_25_rates_to_the_last_digit() -> None:
     """Warm-up from zero, peak after 1,000 steps, floor at 120,000 and beyond."""
     recipe = load_recipe("b2t25-gru")
-    rates = [
-        learning_rate(recipe.schedule, s, recipe.train.steps)
-        for s in (0, 1, 500, 1000, 60500, 120000, 130000)
-    ]
+    rates = [learning_rate(recipe.schedule, s, recipe.train.steps) for s in (0, 1, 500, 1000, 60500, 120000, 130000)]
     assert rates == pytest.approx([0.0, 5e-6, 2.5e-3, 5e-3, (5e-3 + 1e-4) / 2, 1e-4, 1e-4], rel=1e-12)
 
 
@@ -196,9 +188,7 @@ def test_official_settings() -> None:
     assert (new.data.batching.n_sessions, new.data.batching.n_trials, new.train.clip_norm) == (4, 16, 10.0)
     assert new.loss.ctc.reduction == "sum_per_trial" and not new.loss.ctc.zero_infinity
     assert (old.optimizer.kind, old.optimizer.eps, old.schedule.lr) == ("adam", 0.1, 0.02)
-    assert old.optimizer.weight_decay.model_dump() == dict.fromkeys(
-        ("weights", "biases", "session_layers"), 1e-5
-    )
+    assert old.optimizer.weight_decay.model_dump() == dict.fromkeys(("weights", "biases", "session_layers"), 1e-5)
     assert (old.augment.white_noise_sd, old.augment.offset_sd, old.train.clip_norm) == (0.8, 0.2, None)
     assert old.loss.ctc.reduction == "mean_per_token" and old.loss.ctc.zero_infinity
     assert isinstance(new, Recipe)

@@ -40,9 +40,7 @@ def test_both_directions_report_the_same_changes() -> None:
 
 
 def test_a_change_has_a_path_and_both_values() -> None:
-    changed = load_recipe(
-        "b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.batch_size=3"]
-    )
+    changed = load_recipe("b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.batch_size=3"])
     assert diff_recipes(load_recipe("b2t25-gru"), changed) == [
         Change("optimizer.betas", [0.9, 0.999], [0.8, 0.9]),
         Change("train.steps", 120000, 7),
@@ -59,19 +57,14 @@ def test_a_component_of_another_kind_is_one_change() -> None:
 
 
 def test_another_optimizer_with_the_same_settings_is_compared_setting_by_setting() -> None:
-    changes = {
-        c.path: (c.before, c.after)
-        for c in diff_recipes(load_recipe("b2t24-gru"), load_recipe("diary-run05"))
-    }
+    changes = {c.path: (c.before, c.after) for c in diff_recipes(load_recipe("b2t24-gru"), load_recipe("diary-run05"))}
     assert changes["optimizer.kind"] == ("adam", "adamw")
     assert changes["optimizer.eps"] == (0.1, 1e-8)
 
 
 def test_what_a_recipe_says_about_itself_is_no_difference() -> None:
     recipe = load_recipe("tiny")
-    assert (
-        diff_recipes(recipe, recipe.model_copy(update={"name": "other", "summary": "s", "notes": "n"})) == []
-    )
+    assert diff_recipes(recipe, recipe.model_copy(update={"name": "other", "summary": "s", "notes": "n"})) == []
 
 
 def test_descent_is_followed_to_the_root(tmp_path: Path) -> None:
@@ -155,16 +148,12 @@ def test_only_the_adam_family_is_warned_about() -> None:
     assert warnings("b2t24-gru", "optimizer.kind=sgd", "schedule.lr=0.5") == []
 
 
-@pytest.mark.parametrize(
-    "name", ["diary-run02", "diary-run03", "diary-run08", "diary-run12", "official-exact-test3"]
-)
+@pytest.mark.parametrize("name", ["diary-run02", "diary-run03", "diary-run08", "diary-run12", "official-exact-test3"])
 def test_the_diary_would_have_been_warned(name: str) -> None:
     assert len(warnings(name)) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["diary-run01", "official-exact", "official-exact-test1", "official-exact-test2"]
-)
+@pytest.mark.parametrize("name", ["diary-run01", "official-exact", "official-exact-test1", "official-exact-test2"])
 def test_documented_as_official_is_not_warned_about(name: str) -> None:
     assert warnings(name) == []
 

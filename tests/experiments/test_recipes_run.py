@@ -35,9 +35,7 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
         if name == "b2t25-gru"
         else ["data.batching.batch_size=2"]
     )
-    done = arcuate(
-        "train", name, "--data", store, "--run", run, "train.steps=2", "train.log_every=1", *batch, "--json"
-    )
+    done = arcuate("train", name, "--data", store, "--run", run, "train.steps=2", "train.log_every=1", *batch, "--json")
     assert done.returncode == 0, done.stderr
     result = one_object(done.stdout)
     per_session = {512: 512 * 513, 256: 256 * 257}[2 * electrodes]
@@ -76,9 +74,7 @@ def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_
 
 
 @pytest.mark.parametrize("layers", [True, False])
-@pytest.mark.parametrize(
-    "name", ["b2t25-gru", "b2t24-gru", "b2t24-transformer", "mode-ssm", "mode-ssm-small"]
-)
+@pytest.mark.parametrize("name", ["b2t25-gru", "b2t24-gru", "b2t24-transformer", "mode-ssm", "mode-ssm-small"])
 def test_recipes_step_in_mixed_precision(
     name: str, layers: bool, cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

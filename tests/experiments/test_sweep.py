@@ -162,9 +162,7 @@ def command(store: Path, space: Path, out: Path, *more: str) -> list[str]:
 def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
     program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "--trials", "2")]
-    workers = [
-        subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    workers = [subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     ends = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ends
     assert all("PER" in stderr for _, stderr in ends), "each had one to try"

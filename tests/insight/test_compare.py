@@ -88,9 +88,7 @@ def test_p_values_are_adjusted_for_several_comparisons(tmp_path: Path) -> None:
 
 def test_sessions_as_sampling_unit(tmp_path: Path) -> None:
     runs = two(tmp_path)
-    by_trial, by_session = (
-        compare(*runs, over=o).to_dict()["comparisons"][0] for o in ("trials", "sessions")
-    )
+    by_trial, by_session = (compare(*runs, over=o).to_dict()["comparisons"][0] for o in ("trials", "sessions"))
     assert by_session["df"] == pytest.approx(1) and by_session["over"] == "sessions"
     assert by_session["difference"] == pytest.approx(by_trial["difference"])
 
@@ -165,9 +163,7 @@ def test_compare_command(tmp_path: Path) -> None:
     found = one_object(done.stdout)
     assert found["comparisons"][0]["verdict"] == "better" and found["html"] == str(page)
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
-    assert "b is better than a" in arcuate("compare", tmp_path / "a", tmp_path / "b").stdout.replace(
-        "\n", " "
-    )
+    assert "b is better than a" in arcuate("compare", tmp_path / "a", tmp_path / "b").stdout.replace("\n", " ")
 
 
 def test_user_errors_are_one_sentence(tmp_path: Path) -> None:

@@ -65,9 +65,7 @@ def test_one_non_finite_loss_is_sufficient(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_twenty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
-    diagnosis = diagnose(
-        train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false")
-    )
+    diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false"))
     assert diagnosis.primary in ("collapsed", "exploded", "degraded")
     assert "learning rate" in diagnosis.causes[0].cause
     assert "schedule.peak_lr=" in diagnosis.suggestion
@@ -78,11 +76,7 @@ def test_blank_output(run: Path, tmp_path: Path) -> None:
         return {**row, "per": 1.0, "loss": 3.2} if row["split"] == "val" and row["step"] >= 24 else row
 
     def mute(row: dict) -> dict:
-        return (
-            {**row, "blank_share": 1.0, "n_distinct": 0.0}
-            if row["split"] == "train" and row["step"] > 50
-            else row
-        )
+        return {**row, "blank_share": 1.0, "n_distinct": 0.0} if row["split"] == "train" and row["step"] > 50 else row
 
     diagnosis = diagnose(edited(run, tmp_path / "blank", blank))
     assert (diagnosis.primary, diagnosis.since_step) == ("collapsed", 24)

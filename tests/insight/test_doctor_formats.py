@@ -81,10 +81,7 @@ def test_output_of_the_b2t25_trainer(tmp_path: Path) -> None:
 
 
 def test_output_of_the_b2t24_trainer_in_its_folder(tmp_path: Path) -> None:
-    lines = [
-        f"batch {100 * i}, ctc loss: {6 * v:f}, cer: {v:f}, time/batch:   0.06"
-        for i, v in enumerate(falling())
-    ]
+    lines = [f"batch {100 * i}, ctc loss: {6 * v:f}, cer: {v:f}, time/batch:   0.06" for i, v in enumerate(falling())]
     (tmp_path / "log.txt").write_text("warnings.warn(\n" + "\n".join(lines) + "\nbatch 99")
     diagnosis = diagnose(tmp_path)
     assert (diagnosis.primary, diagnosis.dataset, diagnosis.last_step) == ("healthy", "b2t24", 9900)
@@ -119,10 +116,7 @@ def test_names_without_a_colon_keep_their_split(tmp_path: Path) -> None:
 def test_counter_restarting_every_epoch_is_one_run(tmp_path: Path) -> None:
     lines = []
     for epoch, v in enumerate(falling(n=20), start=1):
-        lines += [
-            f"[epoch {epoch:02d}] batch {b:06d} | B=8 | loss_ctc {5 * v:.4f} | T_max=1104"
-            for b in (0, 50, 100)
-        ]
+        lines += [f"[epoch {epoch:02d}] batch {b:06d} | B=8 | loss_ctc {5 * v:.4f} | T_max=1104" for b in (0, 50, 100)]
         lines += [
             "trial=3 | PER=0.000",
             f"[Epoch {epoch:02d} | EVAL] train_loss={4 * v:.4f}  PER_g={v:.3f}  lr=0.0001",
@@ -146,17 +140,13 @@ def test_restarted_counter_is_a_second_run(tmp_path: Path) -> None:
 
 
 def test_three_runs_with_only_their_first_step(tmp_path: Path) -> None:
-    (tmp_path / "training_log").write_text(
-        "Train batch 0: loss: 755.1 grad norm: 292.7 time: 60.2\nTraceback\n" * 3
-    )
+    (tmp_path / "training_log").write_text("Train batch 0: loss: 755.1 grad norm: 292.7 time: 60.2\nTraceback\n" * 3)
     diagnosis = diagnose(tmp_path / "training_log")
     assert (diagnosis.primary, len(diagnosis.runs), diagnosis.secondary) == ("restarted", 3, ("too_short",))
 
 
 def test_resumed_run_is_one_run(tmp_path: Path) -> None:
-    rows = [
-        {"step": int(s), "val_per": v} for s, v in zip(RUN.per.steps, RUN.per.values.tolist(), strict=True)
-    ]
+    rows = [{"step": int(s), "val_per": v} for s, v in zip(RUN.per.steps, RUN.per.values.tolist(), strict=True)]
     again = [*rows[:60], *rows[50:]]
     (tmp_path / "log").write_text("\n".join(map(json.dumps, again)))
     (found,) = read_logs(tmp_path / "log").logs

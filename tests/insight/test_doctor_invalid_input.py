@@ -52,9 +52,7 @@ def sound(path: Path) -> str:
         ("config.json", b'{"lr": 0.1, "layers": [1, 2]}', ["not a training log"]),
     ],
 )
-def test_files_that_are_not_logs_are_refused(
-    tmp_path: Path, name: str, content: bytes, words: list[str]
-) -> None:
+def test_files_that_are_not_logs_are_refused(tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
     assert_refused(arcuate("doctor", tmp_path / name, "--json"), *words)
 
@@ -198,10 +196,7 @@ def test_page_does_not_overwrite_a_log(tmp_path: Path) -> None:
 
 def test_huge_values_are_an_explosion(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    rows = [
-        {"step": i, "val_per": 0.5 if i < 20 else 1e308, "val_loss": 1.0 if i < 20 else 1e308}
-        for i in range(40)
-    ]
+    rows = [{"step": i, "val_per": 0.5 if i < 20 else 1e308, "val_loss": 1.0 if i < 20 else 1e308} for i in range(40)]
     log.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
     done = arcuate("doctor", log, "--json")
     assert done.returncode == 0, done.stderr

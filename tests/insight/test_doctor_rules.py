@@ -173,9 +173,7 @@ def test_run_that_stops_just_before_its_planned_end_is_finished() -> None:
 def test_noise_between_evaluations_is_not_overfitting() -> None:
     rising = bent(falling(6.5, 0.8, 30), 20, 1.1)
     tail = falling(end=0.21, speed=12)
-    shaken = [
-        tail * (1 + 0.02 * np.random.default_rng(seed).standard_normal(len(STEPS))) for seed in range(20)
-    ]
+    shaken = [tail * (1 + 0.02 * np.random.default_rng(seed).standard_normal(len(STEPS))) for seed in range(20)]
     assert sum(verdict(log(per, rising)) == "overfit" for per in shaken) <= 2
     assert verdict(log(bent(tail, 60, 1.045 * tail[60]), rising)) == "overfit"
 

@@ -19,8 +19,7 @@ def judged(path: Path, **columns: object) -> Diagnosis:
     """The verdict on columns, written as JSON lines with a step every hundred batches."""
     rows = zip(*columns.values(), strict=True)  # type: ignore[arg-type]
     lines = [
-        json.dumps({"step": 100 * i} | dict(zip(columns, map(float, row), strict=True)))
-        for i, row in enumerate(rows)
+        json.dumps({"step": 100 * i} | dict(zip(columns, map(float, row), strict=True))) for i, row in enumerate(rows)
     ]
     path.write_text("\n".join(lines), "utf-8")
     return diagnose(path)
@@ -98,8 +97,7 @@ def test_folder_with_only_a_pickle_suggests_the_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_decimal_commas(tmp_path: Path, mark: str) -> None:
     rows = [
-        f"{100 * i}{mark}{p:.3f}{mark}{v:.2f}".replace(".", ",")
-        for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))
+        f"{100 * i}{mark}{p:.3f}{mark}{v:.2f}".replace(".", ",") for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))
     ]
     (tmp_path / "log.csv").write_text("\n".join([f"step{mark}val_per{mark}val_loss", *rows]))
     diagnosis = diagnose(tmp_path / "log.csv")
@@ -136,9 +134,7 @@ def test_evaluation_with_only_an_epoch_belongs_to_the_previous_batch(tmp_path: P
 
 
 def test_bracketed_position_is_a_counter(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(
-        "\n".join(f"[{100 * i}/6000] PER {100 * p:.2f}%" for i, p in enumerate(PER))
-    )
+    (tmp_path / "log").write_text("\n".join(f"[{100 * i}/6000] PER {100 * p:.2f}%" for i, p in enumerate(PER)))
     assert diagnose(tmp_path / "log").last_step == 5900
 
 

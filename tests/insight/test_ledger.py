@@ -83,9 +83,7 @@ def test_latest_of_equally_near_runs_is_the_parent(tmp_path: Path) -> None:
 DAMAGE = {
     "no recipe": lambda p: (p / "recipe.yaml").unlink(),
     "recipe is a list": lambda p: (p / "recipe.yaml").write_text("[1, 2]"),
-    "recipe of another version": lambda p: (p / "recipe.yaml").write_text(
-        "name: x\nencoder: {kind: quantum}"
-    ),
+    "recipe of another version": lambda p: (p / "recipe.yaml").write_text("name: x\nencoder: {kind: quantum}"),
     "binary log": lambda p: (p / "metrics.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe"),
     "broken log": lambda p: (p / "metrics.jsonl").write_text('{"step": 1\nnonsense\n'),
     "unusual log": lambda p: (p / "metrics.jsonl").write_text(
@@ -122,9 +120,7 @@ def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 def test_diary_has_purpose_changes_result_and_finding(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
-    make_run(
-        tmp_path / "b", ["encoder.dropout=0.5", "notes=more dropout against overfitting"], per=0.2, minute=1
-    )
+    make_run(tmp_path / "b", ["encoder.dropout=0.5", "notes=more dropout against overfitting"], per=0.2, minute=1)
     text = write_ledger(tmp_path)
     assert "more dropout against overfitting" in text
     assert "`encoder.dropout`: 0.2 → 0.5" in text
@@ -142,9 +138,7 @@ def test_several_changes_are_not_attributed_to_one(tmp_path: Path) -> None:
 def test_untested_differences_are_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, results=False)
-    assert "not tested for significance (both runs must be evaluated on the same split)" in write_ledger(
-        tmp_path
-    )
+    assert "not tested for significance (both runs must be evaluated on the same split)" in write_ledger(tmp_path)
 
 
 def test_runs_scored_on_different_trials_are_not_compared(tmp_path: Path) -> None:
@@ -246,12 +240,8 @@ def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
 ) -> None:
     home = tmp_path / "runs"
     make_run(home / "a", minute=0)
-    make_run(
-        home / "a-run-with-quite-a-long-name", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=1
-    )
-    monkeypatch.setenv(
-        "COLUMNS", "60"
-    )  # a new process, because a forked one has already read its terminal size
+    make_run(home / "a-run-with-quite-a-long-name", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=1)
+    monkeypatch.setenv("COLUMNS", "60")  # a new process, because a forked one has already read its terminal size
     command = [sys.executable, "-m", "arcuate", "runs"]
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert all(len(line) <= 60 for line in lines), lines

@@ -102,9 +102,7 @@ def summary(rows: list[dict[str, Any]], split: str, **more: Any) -> dict[str, An
         "insertions": summed.insertions,
         "deletions": summed.deletions,
         "loss": 0.4,
-        "per_by_session": {
-            s: total(scored[r["trial"]] for r in rows if r["session"] == s).rate for s in sessions
-        },
+        "per_by_session": {s: total(scored[r["trial"]] for r in rows if r["session"] == s).rate for s in sessions},
         "per_by_block": {},
         "split": split,
         "selected_on": "dev",
@@ -156,9 +154,7 @@ def metrics(rng: np.random.Generator, steps: int, every: int, validate_every: in
         rows.append({**row, "lr_session": lr, "blank_share": 0.6, "cost": cost})
         if step % validate_every == 0:
             per = 0.11 + 0.8 * np.exp(-5 * share) + 0.02 * rng.random()
-            rows.append(
-                {"step": step, "split": "dev", "loss": loss * 1.2 + 0.15, "per": per, "blank_share": 0.6}
-            )
+            rows.append({"step": step, "split": "dev", "loss": loss * 1.2 + 0.15, "per": per, "blank_share": 0.6})
     return rows
 
 
@@ -204,9 +200,7 @@ def make_run(
     write_jsonl(run.metrics_file, metrics(rng, steps, every, validate_every))
     if split:
         rows = [
-            result(
-                rng, name, number, split, labelled, 0.08 + 0.16 * rng.random() * (i / max(sessions - 1, 1))
-            )
+            result(rng, name, number, split, labelled, 0.08 + 0.16 * rng.random() * (i / max(sessions - 1, 1)))
             for i, name in enumerate(names)
             for number in range(trials)
         ]
@@ -370,9 +364,7 @@ def test_scored_split_is_preferred_to_one_without_labels(tmp_path: Path) -> None
 
 def test_long_log_gives_a_small_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", split=None)
-    line = (
-        '{"step": %d, "split": "train", "loss": %.4f, "grad_norm": 1.5, "grad_norm_max": 2.5, "lr": 0.001}\n'
-    )
+    line = '{"step": %d, "split": "train", "loss": %.4f, "grad_norm": 1.5, "grad_norm_max": 2.5, "lr": 0.001}\n'
     noise = np.random.default_rng(0).random(120_000)
     run.metrics_file.write_text("".join(line % (i + 1, loss) for i, loss in enumerate(noise)))
     page, _ = report(run)
@@ -382,8 +374,7 @@ def test_long_log_gives_a_small_page(tmp_path: Path) -> None:
 def test_non_finite_values_become_counted_gaps(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", split=None, steps=100, every=10, validate_every=50)
     rows = [
-        {"step": s, "split": "train", "loss": None if s > 4 else 1.0, "grad_norm": "NaN", "lr": 0.0}
-        for s in range(8)
+        {"step": s, "split": "train", "loss": None if s > 4 else 1.0, "grad_norm": "NaN", "lr": 0.0} for s in range(8)
     ]
     run.metrics_file.write_text(
         "".join(json.dumps(r) + "\n" for r in rows) + '{"step": 9, "split": "train", "loss": NaN}\n'
@@ -416,8 +407,7 @@ def test_any_values_in_the_log_give_a_page(
     rows += [{"step": i, **r, "split": "val"} for i, r in enumerate(held)]
     run.metrics_file.write_text("".join(json.dumps(r) + "\n" for r in rows))
     lines = [
-        {"trial": "a", "reference": r.get("loss"), "hypothesis": r.get("per"), "text": r.get("lr")}
-        for r in result
+        {"trial": "a", "reference": r.get("loss"), "hypothesis": r.get("per"), "text": r.get("lr")} for r in result
     ]
     run.results_file("val").write_text("".join(json.dumps(r) + "\n" for r in lines))
     write_json(run.results_file("val", ending="json"), held[0] if held else {})

@@ -69,9 +69,7 @@ HARMLESS = {
         lambda text: text.replace("-0.2\t<s> a\t-0.1\n-0.3\ta b\t-0.5", "-0.3\ta b\t-0.5\n-0.2\t<s> a\t-0.1")
     ),
     "empty longest order": edited(
-        lambda text: text.replace("ngram 3=2", "ngram 3=2\nngram 4=0").replace(
-            "\\end\\", "\\4-grams:\n\n\\end\\"
-        )
+        lambda text: text.replace("ngram 3=2", "ngram 3=2\nngram 4=0").replace("\\end\\", "\\4-grams:\n\n\\end\\")
     ),
 }
 

@@ -77,15 +77,11 @@ def test_mix_with_tuned_weights(text: Path, lm: Run) -> None:
     mixed, _ = lm("mix", *pair, folder / "c.alm", "--tune", folder / "held.txt")
     assert sum(mixed["weights"]) == pytest.approx(1)
     assert mixed["n_sentence_hashes"] == len(set(lines[:120]))
-    assert mixed["tuned_on"]["perplexity"] == pytest.approx(
-        mixed["tuned_on"]["perplexity_word_by_word"], rel=0.1
-    )
+    assert mixed["tuned_on"]["perplexity"] == pytest.approx(mixed["tuned_on"]["perplexity_word_by_word"], rel=0.1)
     assert lm("mix", *pair, folder / "d.alm", "--weight", 1, 3)[0]["weights"] == [0.25, 0.75]
 
 
-def test_leakage_is_reported_and_can_be_excluded(
-    text: Path, lm: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leakage_is_reported_and_can_be_excluded(text: Path, lm: Run, caplog: pytest.LogCaptureFixture) -> None:
     evaluation, model = text.with_name("eval.txt"), text.with_name("m.alm")
     lines = text.read_text().splitlines()
     evaluation.write_text(f"{lines[3].capitalize()}!\nnothing like this is in the text\n")
@@ -107,7 +103,7 @@ def test_human_readable_output(text: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 ERRORS = {
-    "there is no language model nowhere": "score nowhere {text}",
+    "no language model nowhere": "score nowhere {text}",
     "not an ARPA file": "score {text} {text}",
     "cannot read": "build {folder}/absent {folder}/m",
     "starts with 0": "build {text} {folder}/m --prune 1",
@@ -147,7 +143,5 @@ def test_text_from_standard_input(text: Path, lm: Run) -> None:
 
 def test_no_torch_is_imported(text: Path) -> None:
     arguments = ["lm", "build", str(text), str(text.with_name("m.alm")), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH.format(arguments=arguments)], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", NO_TORCH.format(arguments=arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -35,9 +35,7 @@ def test_queries_equal_the_definition(ngrams: Backoff, text: list[str]) -> None:
     scores, _ = walk(model, text)
     order = max(map(len, ngrams))
     defined = [reference_log10(ngrams, text[max(0, i - order + 1) : i], word) for i, word in enumerate(text)]
-    expected = [
-        min(log_prob, 0.0) for log_prob in defined
-    ]  # probabilities are at most one, whatever the back-offs
+    expected = [min(log_prob, 0.0) for log_prob in defined]  # probabilities are at most one, whatever the back-offs
     assert scores == pytest.approx(expected, abs=1e-5)
 
 
@@ -100,9 +98,7 @@ def test_words_are_found_by_name_and_id() -> None:
 
 def test_a_repeated_ngram_with_different_values_is_rejected() -> None:
     vocabulary = make_vocabulary(["<unk>", "<s>", "</s>"])
-    unigrams = NGramTable(
-        np.arange(3, dtype=np.int32)[:, None], np.full(3, -1, np.float32), np.zeros(3, np.float32)
-    )
+    unigrams = NGramTable(np.arange(3, dtype=np.int32)[:, None], np.full(3, -1, np.float32), np.zeros(3, np.float32))
     twice = np.array([[0, 2], [0, 2]], np.int32)
     with pytest.raises(UserError, match="'<unk> </s>' occurs twice"):
         model_from_tables(

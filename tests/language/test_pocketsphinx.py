@@ -37,9 +37,7 @@ def test_equal_to_the_query_api(english: LanguageModel) -> None:
     api = NGramModel(Config(), LogMath(), str(embedded_path()))
     rng = np.random.default_rng(4)
     strings = [
-        row
-        for table in tables_from_model(english).orders
-        for row in table.ids[rng.integers(0, len(table), 700)]
+        row for table in tables_from_model(english).orders for row in table.ids[rng.integers(0, len(table), 700)]
     ]
     strings += list(rng.integers(0, 72_547, (700, 3)))
     for row in strings:
@@ -49,14 +47,10 @@ def test_equal_to_the_query_api(english: LanguageModel) -> None:
         assert english.score(row, english.empty)[0][-1] == pytest.approx(expected, abs=1.01 * UNIT)
 
 
-def test_converted_model_is_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: LanguageModel
-) -> None:
+def test_converted_model_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: LanguageModel) -> None:
     monkeypatch.setenv("ARCUATE_CACHE", str(tmp_path))
     calls = []
-    monkeypatch.setattr(
-        "arcuate.language.ngram.io.read_third_party", lambda *a, **k: calls.append(1) or english
-    )
+    monkeypatch.setattr("arcuate.language.ngram.io.read_third_party", lambda *a, **k: calls.append(1) or english)
     for _ in range(3):
         assert open_model("pocketsphinx").counts == english.counts
     (kept,) = tmp_path.iterdir()

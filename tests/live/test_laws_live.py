@@ -20,9 +20,7 @@ from support.live_parts import small_decoder, small_model, small_search
 
 NEAR_TIE = 1e-3  # nat
 SEARCH = small_search()
-quick = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 causal = models(bidirectional=st.just(False))
 near_ties = []
 

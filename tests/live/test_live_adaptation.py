@@ -46,9 +46,7 @@ def model_of(folder: Path, normalise: str) -> Model:
     model = load_model(find_checkpoint(folder / "run"))
     settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": normalise, "rolling_bins": 200})
-    config = model.config.model_copy(
-        update={"settings": settings.model_copy(update={"front_end": front_end})}
-    )
+    config = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
     other = build_on_meta(config)
     other.load_state_dict(model.state_dict(), assign=True)
     return other.eval()
@@ -57,9 +55,7 @@ def model_of(folder: Path, normalise: str) -> Model:
 def settings_of(method: str, **more: object) -> Adaptation:
     """Large steps, and no limit on the disagreement of words with phonemes."""
     words = {"safety": {"max_disagreement": 10}}
-    return Adaptation.model_validate(
-        {"method": method, "lr": 0.02, "copies": 4, "replay_trials": 3, **words, **more}
-    )
+    return Adaptation.model_validate({"method": method, "lr": 0.02, "copies": 4, "replay_trials": 3, **words, **more})
 
 
 def streaming(
@@ -68,9 +64,7 @@ def streaming(
     model, store = model_of(folder, normalise), Store.open(folder / "store")
     augmentation = run_recipe(Run(folder / "run")).augment
     engine = make_engine(model, search)
-    return StreamingDecoder(
-        replace(engine, adaptation=make_setup(model, search, settings, augmentation, store))
-    )
+    return StreamingDecoder(replace(engine, adaptation=make_setup(model, search, settings, augmentation, store)))
 
 
 def offline(
@@ -170,9 +164,7 @@ def test_text_does_not_wait_for_updates(new_days: Path, release: threading.Event
     assert not np.array_equal(decode(decoder, source, third)[1], decode(unadapted, source, third)[1])
 
 
-def test_an_update_within_a_sentence_takes_effect_at_the_next(
-    new_days: Path, release: threading.Event
-) -> None:
+def test_an_update_within_a_sentence_takes_effect_at_the_next(new_days: Path, release: threading.Event) -> None:
     decoder, source = streaming(new_days, settings_of("one-step")), prepared(new_days)
     trials = trials_of(new_days, n=2)
     decode(decoder, source, trials[0])
@@ -217,9 +209,7 @@ def test_a_closed_stream_drops_queued_updates(new_days: Path, release: threading
     assert decoder.adaptation.state == "off" and decoder.adaptation.n_sentences == 0
 
 
-def test_a_failed_update_is_reported_and_decoding_continues(
-    new_days: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_update_is_reported_and_decoding_continues(new_days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_):
         raise RuntimeError("not enough memory\nand further lines")
 
@@ -311,9 +301,7 @@ def test_valid_session_names(new_days: Path) -> None:
     assert plain.adaptation is None and plain.session_state is None
     with pytest.raises(UserError, match="does not adapt"):
         plain.reset_adaptation()
-    with pytest.raises(
-        UserError, match="adapt to a new session with adapt, or add it with arcuate calibrate"
-    ):
+    with pytest.raises(UserError, match="adapt to a new session with adapt, or add it with arcuate calibrate"):
         plain.reset(DRIFTED)
 
 
@@ -328,9 +316,7 @@ def test_statistics_in_a_stream_need_a_known_session(new_days: Path, tmp_path: P
 
 
 def test_only_complete_sentences_of_an_open_session_cause_updates(new_days: Path) -> None:
-    settings = LiveSettings(
-        endpoints=Endpoints(enabled=False), start=Start(closed=True, phrase="open sesame")
-    )
+    settings = LiveSettings(endpoints=Endpoints(enabled=False), start=Start(closed=True, phrase="open sesame"))
     decoder, source = streaming(new_days, settings_of("one-step")), prepared(new_days)
     endpointer = Endpointer(decoder, settings, lambda event: None)
     trials = trials_of(new_days, n=4)
@@ -389,9 +375,7 @@ def test_a_run_is_loaded_with_its_own_sessions_and_augmentation(new_days: Path) 
 
 def test_bench_adapts_to_a_new_session(new_days: Path) -> None:
     words = ("--adapt", "one-step", "--set", "lr=0.02", "--session", DRIFTED, "--data", new_days / "store")
-    done = arcuate(
-        "bench", "live", new_days / "run", "--no-words", "--fast", "--seconds", 4, *words, "--json"
-    )
+    done = arcuate("bench", "live", new_days / "run", "--no-words", "--fast", "--seconds", 4, *words, "--json")
     assert done.returncode == 0, done.stderr
     status = one_object(done.stdout)["adaptation"]
     assert status["session"] == DRIFTED and status["n_sentences"] + status["n_skipped"] >= 2

@@ -85,7 +85,7 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["live", "nowhere"], "there is no run folder nowhere"),
+        (["live", "nowhere"], "no run folder nowhere"),
         (["live", "MODEL", "--source", "telepathy"], "choose replay, socket, lsl"),
         (["live", "MODEL", "--source", "redis-logits", "--no-words"], "remove --no-words"),
         (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
@@ -96,9 +96,7 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
         (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "name a store with --data"),
     ],
 )
-def test_invalid_options_exit_2_with_one_sentence(
-    parts, tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_invalid_options_exit_2_with_one_sentence(parts, tmp_path: Path, arguments: list[str], words: str) -> None:
     settings = tmp_path / "live.yaml"
     settings.write_text("endpoints: {silence_s: -3}")
     known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings), "OTHER": str(tmp_path)}

@@ -85,9 +85,7 @@ def test_the_raster_moves(page) -> None:
     page.wait_for_selector(".raster canvas[width]")
     assert page.evaluate("document.querySelector('.raster canvas').width") > 300
     first = picture(page)
-    page.wait_for_function(
-        "(first) => document.querySelector('.raster canvas').toDataURL() !== first", arg=first
-    )
+    page.wait_for_function("(first) => document.querySelector('.raster canvas').toDataURL() !== first", arg=first)
     assert raster(page) > 10
     assert page.locator(".raster").count() == 2
     labels = page.locator(".raster").first.locator(".labels span").all_inner_texts()
@@ -220,9 +218,7 @@ def test_selecting_a_trial(page) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1920, 1080)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_phones_and_projectors(
-    browser, served: Served, width: int, height: int, scheme
-) -> None:
+def test_the_page_fits_phones_and_projectors(browser, served: Served, width: int, height: int, scheme) -> None:
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{served.port}/")

@@ -53,9 +53,7 @@ def test_a_recording_becomes_a_store_with_the_same_bins(tmp_path: Path) -> None:
 
 def test_a_replayed_recording_is_decoded_the_same(tmp_path: Path) -> None:
     finals = record(tmp_path / "rec")
-    prepared = select_trials(
-        Store.open(tmp_path / "rec" / "store"), ("day1", "day2"), "none", False, split=None
-    )
+    prepared = select_trials(Store.open(tmp_path / "rec" / "store"), ("day1", "day2"), "none", False, split=None)
     events: list = []
     session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append)
     session.start()
@@ -154,9 +152,7 @@ def test_a_recorded_session_can_be_used_for_calibration(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "rec" / "store")
     assert store.sessions == ("day3",)
     found = split_session(store, "day3", 2, Patch())
-    assert [t.text for t in found.calibration] == ["One.", "Two."] and [t.text for t in found.held_out] == [
-        "Three."
-    ]
+    assert [t.text for t in found.calibration] == ["One.", "Two."] and [t.text for t in found.held_out] == ["Three."]
     assert [row["session"] for row in read_live(tmp_path / "rec")] == ["day2"] * 4  # whose layer decoded it
 
 

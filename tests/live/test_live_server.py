@@ -106,8 +106,7 @@ def test_other_addresses_need_a_token() -> None:
         assert served.get("/info", Authorization="Bearer secret")[0] == 200
         assert served.get("/healthz")[0] == 200  # contains no text
         assert (
-            rejection_status(served.url("/events")) == 403
-            and rejection_status(served.url("/events?token=secret")) == 0
+            rejection_status(served.url("/events")) == 403 and rejection_status(served.url("/events?token=secret")) == 0
         )
 
 
@@ -201,9 +200,7 @@ def test_a_token_bucket_allows_bursts_up_to_its_capacity() -> None:
 
 
 def test_too_many_messages_per_second_are_rejected() -> None:
-    rare = LIMITS.model_copy(
-        update={"frames_per_s": 0.001, "commands_per_s": 0.001}
-    )  # the second message exceeds it
+    rare = LIMITS.model_copy(update={"frames_per_s": 0.001, "commands_per_s": 0.001})  # the second message exceeds it
     with serving(decoder(), BY_TRIAL.model_copy(update={"limits": rare})) as served:
 
         async def go() -> list[str]:

@@ -87,9 +87,7 @@ def test_logits_under_the_official_names_become_text(redis_url: str, client, run
     source.stop()
 
 
-def test_every_finalize_is_answered_and_nothing_else_is(
-    redis_url: str, client, runner: SessionRunner
-) -> None:
+def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, runner: SessionRunner) -> None:
     """A rig takes the next entry as its answer, so a sentence dropped by a reset must not be one."""
     from arcuate.live.sources.redis import RedisLogits
 

@@ -87,9 +87,7 @@ def test_gradient_may_overwrite_the_logits():
     assert torch.equal(apart, together)
     torch.testing.assert_close(2 * logits, apart)  # overwritten
     needed = rnnt_loss(torch.tanh(source), *rest, reuse_logits=True).sum()
-    with pytest.raises(
-        RuntimeError, match="inplace operation"
-    ):  # autograd raises if the logits are used elsewhere
+    with pytest.raises(RuntimeError, match="inplace operation"):  # autograd raises if the logits are used elsewhere
         needed.backward()
 
 
@@ -176,9 +174,7 @@ def test_impossible_path():
 )
 def test_invalid_lengths_and_targets(n_frames, n_tokens, targets, words):
     with pytest.raises(UserError, match=words):
-        rnnt_loss(
-            torch.zeros(1, 3, 3, 4), torch.tensor(targets), torch.tensor(n_frames), torch.tensor(n_tokens)
-        )
+        rnnt_loss(torch.zeros(1, 3, 3, 4), torch.tensor(targets), torch.tensor(n_frames), torch.tensor(n_tokens))
 
 
 def test_invalid_logits_and_blank():
@@ -199,8 +195,6 @@ def test_lengths_as_lists_and_empty_batch():
         rnnt_loss(logits, targets, torch.tensor(given), torch.tensor(wanted)),
     )
     none = logits[:0].requires_grad_()
-    loss = rnnt_loss(
-        none, targets[:0], torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64)
-    )
+    loss = rnnt_loss(none, targets[:0], torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
     assert loss.shape == (0,)
     loss.sum().backward()

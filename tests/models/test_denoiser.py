@@ -151,9 +151,7 @@ def relative_error(before: Model, after: Model, store: Store) -> float:
         clean = before.normalise(batch.bins, batch.statistics)
         noisy = clean + 3.0 * torch.randn(clean.shape, generator=generator)
         with torch.no_grad():
-            alone, moved = (
-                m.encode(ModelInputs(noisy, batch.n_bins, batch.session)).frames for m in (before, after)
-            )
+            alone, moved = (m.encode(ModelInputs(noisy, batch.n_bins, batch.session)).frames for m in (before, after))
             there = before.encode(ModelInputs(clean, batch.n_bins, batch.session))
         true = torch.arange(alone.shape[1]) < there.n_frames[:, None]
         errors.append([(frames - there.frames)[true].square().sum() for frames in (moved, alone)])

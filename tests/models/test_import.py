@@ -310,9 +310,7 @@ def test_yaml_is_loaded_safely(tmp_path):
     write_nejm(tmp_path / "in")
     args = (tmp_path / "in" / "args.yaml").read_text()
     hit = tmp_path / "hit"
-    (tmp_path / "in" / "args.yaml").write_text(
-        args + f"trap: !!python/object/apply:os.system ['touch {hit}']\n"
-    )
+    (tmp_path / "in" / "args.yaml").write_text(args + f"trap: !!python/object/apply:os.system ['touch {hit}']\n")
     with pytest.raises(UserError, match="YAML"):
         import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
     assert not hit.exists()

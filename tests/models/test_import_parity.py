@@ -124,14 +124,10 @@ def test_parity_24(tmp_path, bidirectional):
     rng = np.random.default_rng(3)
     bins = rng.normal(5, 3, size=(2, 71, N_CHANNELS)).astype(np.float32)
     mean, sd = rng.normal(5, 1, (2, N_CHANNELS)), rng.uniform(1, 3, (2, N_CHANNELS))
-    statistics = BatchStatistics(
-        torch.tensor(mean).float(), torch.tensor(sd).float(), torch.tensor([999, 999])
-    )
+    statistics = BatchStatistics(torch.tensor(mean).float(), torch.tensor(sd).float(), torch.tensor([999, 999]))
     with torch.inference_mode():
         outputs = model(torch.from_numpy(bins), torch.tensor([71, 71]), torch.tensor([0, 2]), statistics)
         logits = model.head(outputs.frames)
     for i, day in enumerate((0, 2)):
         normalised = (bins[i] - mean[i]) / (sd[i] + 1e-8)
-        np.testing.assert_allclose(
-            logits[i].numpy(), official_24(as_arrays(state), normalised, day), atol=1e-4
-        )
+        np.testing.assert_allclose(logits[i].numpy(), official_24(as_arrays(state), normalised, day), atol=1e-4)

@@ -158,9 +158,7 @@ def test_no_mode_metrics_without_labels(run: Path, cohort_store: Path) -> None:
     recipe = run_recipe(Run(run))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     trials = [replace(t, mode=None) for t in selection.validation]
-    summary = summarise(
-        decode_trials(build_model(recipe, store, selection), store, trials), n_resamples=10
-    ).to_dict()
+    summary = summarise(decode_trials(build_model(recipe, store, selection), store, trials), n_resamples=10).to_dict()
     assert not {"mode_accuracy", "per_by_mode"} & summary.keys()
 
 

@@ -65,9 +65,7 @@ def test_count_frames(n_bins, n_frames):
 def test_parameter_groups_hold_every_parameter_once():
     model = make_model()
     groups = parameter_groups(model)
-    assert sorted(id(p) for group in groups.values() for p in group) == sorted(
-        id(p) for p in model.parameters()
-    )
+    assert sorted(id(p) for group in groups.values() for p in group) == sorted(id(p) for p in model.parameters())
     assert {k: len(v) for k, v in groups.items()} == {"bias": 5, "session": 6, "rest": 6}
 
 
@@ -101,18 +99,14 @@ def test_gru_equals_torch(bidirectional, depth):
     for run in (ours.forward_with_layers, ours._forward_torch):
         frames, state, _ = run(bins, None, ours.start(5), ())
         parameters = [bins, *ours.parameters()]
-        results.append(
-            [frames, state, *torch.autograd.grad((frames * weight).sum() + state.sum(), parameters)]
-        )
+        results.append([frames, state, *torch.autograd.grad((frames * weight).sum() + state.sum(), parameters)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
 
 def test_gru_with_lengths_equals_torch_packed():
     torch.manual_seed(0)
-    encoder = (
-        GRU(GRUSettings(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()
-    )
+    encoder = GRU(GRUSettings(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()
     bins, n_frames = torch.randn(3, 9, 3, dtype=torch.float64), torch.tensor([8, 1, 5])
     ours, _ = encoder(bins, n_frames, encoder.start(3))
     packed, *_ = encoder._forward_torch(bins, n_frames, encoder.start(3), ())
@@ -141,8 +135,7 @@ def test_project_patches_equals_a_product_of_patches(n_bins, size, stride):
     torch.manual_seed(0)
     patch = Patch(bins=size, stride=stride)
     bins, weight, bias = (
-        torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        for shape in ((2, n_bins, 3), (4, size * 3), (4,))
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, n_bins, 3), (4, size * 3), (4,))
     )
     expected = torch.nn.functional.linear(extract_patches(bins, patch), weight, bias).transpose(0, 1)
     torch.testing.assert_close(project_patches(bins, weight, bias, patch), expected)
@@ -157,9 +150,7 @@ def test_session_layer_gradients(activation):
     used = [layer.weights[0], layer.weights[2], layer.biases[0], layer.biases[2]]
     for parameter in used:
         nn.init.normal_(parameter)
-    expected = torch.stack(
-        [x @ layer.weights[s] + layer.biases[s] for x, s in zip(bins, session, strict=True)]
-    )
+    expected = torch.stack([x @ layer.weights[s] + layer.biases[s] for x, s in zip(bins, session, strict=True)])
     expected = expected / (1 + expected.abs()) if activation == "softsign" else expected
     torch.testing.assert_close(layer(bins, session), expected)
     assert torch.autograd.gradcheck(lambda *_: layer(bins, session), [bins, *used])
@@ -176,9 +167,7 @@ def test_smoothing_is_a_convolution(taps):
     weights = gaussian_kernel(SmoothingSettings(sd=2.0, taps=taps))
     assert sum(weights) == pytest.approx(1.0)
     bins = torch.randn(2, 75 + taps, 3)
-    expected = torch.stack(
-        [(bins[:, t : t + taps] * torch.tensor(weights)[:, None]).sum(1) for t in range(76)], 1
-    )
+    expected = torch.stack([(bins[:, t : t + taps] * torch.tensor(weights)[:, None]).sum(1) for t in range(76)], 1)
     torch.testing.assert_close(smooth(bins, weights), expected, atol=1e-6, rtol=0)
 
 
@@ -215,9 +204,7 @@ def test_rolling_normalisation_without_past_bins():
 
 def test_log1p_precedes_block_normalisation():
     statistics = BatchStatistics(torch.full((1, 1), 0.5), torch.full((1, 1), 2.0), torch.tensor([9]))
-    scores, _ = normalise(
-        torch.tensor([[[math.e - 1.0]]]), statistics, FrontEndSettings(normalise="block", log1p=True)
-    )
+    scores, _ = normalise(torch.tensor([[[math.e - 1.0]]]), statistics, FrontEndSettings(normalise="block", log1p=True))
     assert scores.item() == pytest.approx((1.0 - 0.5) / 2.0)
 
 

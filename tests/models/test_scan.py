@@ -68,9 +68,7 @@ def test_gradients_against_finite_differences():
 @pytest.mark.parametrize("taps", [1, 2, 4, 7])
 def test_depthwise_conv_equals_a_grouped_convolution(taps):
     torch.manual_seed(0)
-    x, weight, bias = (
-        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 9, 3), (taps, 3), (3,))
-    )
+    x, weight, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 9, 3), (taps, 3), (3,)))
     expected = torch.conv1d(x.transpose(1, 2), weight.t()[:, None], bias, groups=3).transpose(1, 2)
     torch.testing.assert_close(depthwise_conv(x, weight, bias), expected)
     assert torch.autograd.gradcheck(depthwise_conv, [x, weight, bias])

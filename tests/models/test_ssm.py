@@ -22,9 +22,7 @@ PATCH = Patch(bins=3, stride=2)
 
 def make(**changes) -> SSM:
     torch.manual_seed(0)
-    settings = SSMSettings(
-        **{"width": 16, "depth": 3, "n_heads": 4, "state_dim": 8, "dropout": 0.0, **changes}
-    )
+    settings = SSMSettings(**{"width": 16, "depth": 3, "n_heads": 4, "state_dim": 8, "dropout": 0.0, **changes})
     return SSM(settings, PATCH, 5)
 
 

@@ -46,9 +46,7 @@ kinds = pytest.mark.parametrize("settings", KINDS, ids=["one token", "two tokens
 def make_model(settings: TransducerSettings) -> Model:
     torch.manual_seed(0)
     front_end = FrontEndSettings(patch=Patch(bins=2, stride=2))
-    model = ModelSettings(
-        front_end=front_end, encoder=GRUSettings(width=5, depth=1, dropout=0.0), transducer=settings
-    )
+    model = ModelSettings(front_end=front_end, encoder=GRUSettings(width=5, depth=1, dropout=0.0), transducer=settings)
     return Model(ModelConfig(settings=model, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
 
 
@@ -90,9 +88,9 @@ def test_losses_by_reduction(settings):
     joint = outputs.joint
     expected = rnnt_loss(joint.logits(joint.frames, joint.predicted), tokens, outputs.n_frames, n_tokens)
     got = {
-        reduction: compute_losses(
-            outputs, tokens, n_tokens, LossSettings(rnnt=RNNTSettings(reduction=reduction))
-        )["rnnt"]
+        reduction: compute_losses(outputs, tokens, n_tokens, LossSettings(rnnt=RNNTSettings(reduction=reduction)))[
+            "rnnt"
+        ]
         for reduction in ("sum_per_trial", "mean_per_token", "half_mean_frames")
     }
     torch.testing.assert_close(got["sum_per_trial"], expected)
@@ -184,12 +182,8 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
         make = getattr(arcuate.evaluation.trials, name)
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
         monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
-    monkeypatch.setattr(
-        arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [EMPTY_HYPOTHESIS]
-    )
-    monkeypatch.setattr(
-        arcuate.evaluation.trials, "search_joint", lambda searcher, *inputs: [EMPTY_HYPOTHESIS]
-    )
+    monkeypatch.setattr(arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [EMPTY_HYPOTHESIS])
+    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *inputs: [EMPTY_HYPOTHESIS])
     for options, made, expected in (
         ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
         ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),

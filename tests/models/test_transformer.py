@@ -85,9 +85,7 @@ def test_learning_rate_falls_to_a_tenth_after_three_fifths(name, peak, epochs):
 def test_masks_cover_about_half_or_a_quarter_of_a_trial(name, low, high):
     settings = load_recipe(name).augment
     generator = torch.Generator().manual_seed(0)
-    shares = [
-        (mask_trial(torch.ones(n, 1), settings, generator) == 0).float().mean() for n in [150, 400, 900] * 40
-    ]
+    shares = [(mask_trial(torch.ones(n, 1), settings, generator) == 0).float().mean() for n in [150, 400, 900] * 40]
     assert settings.time_masks.n_masks == 20
     assert low < float(torch.stack(shares).mean()) < high
 
@@ -101,9 +99,7 @@ def reference(encoder: Transformer, frames: torch.Tensor) -> torch.Tensor:
         for j in range(n):
             d = i - j
             if abs(d) < settings.context and (d >= 0 or settings.bidirectional):
-                place = relative_position_bucket(abs(d), settings.context, per_head) + (
-                    per_head if d < 0 else 0
-                )
+                place = relative_position_bucket(abs(d), settings.context, per_head) + (per_head if d < 0 else 0)
                 bias[:, i, j] = encoder.position_bias.table[:, place]
     for block in encoder.blocks:
         q, k, v = block.attention.qkv(block.attention_norm(frames)).chunk(3, dim=-1)
@@ -211,9 +207,7 @@ def test_bidirectional_encoder_cannot_stream():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_every_parameter_gets_a_gradient(bidirectional):
-    encoder = TransformerSettings(
-        width=16, depth=2, n_heads=4, context=8, n_buckets=8, bidirectional=bidirectional
-    )
+    encoder = TransformerSettings(width=16, depth=2, n_heads=4, context=8, n_buckets=8, bidirectional=bidirectional)
     settings = ModelSettings(encoder=encoder)
     model = Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
     outputs = model(torch.randn(2, 60, 4), torch.tensor([60, 33]), torch.tensor([0, 0]))

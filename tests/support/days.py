@@ -84,9 +84,7 @@ def write_day(
         for _ in range(n):
             bins, tokens = speak(rng, mixing)
             text = " ".join(token_names(tokens))
-            made.append(
-                FakeTrial(bins, tokens if labelled else None, text if labelled else None, block=block)
-            )
+            made.append(FakeTrial(bins, tokens if labelled else None, text if labelled else None, block=block))
         write_hdf5(root / "hdf5_data_final" / session / f"data_{split}.hdf5", made)
 
 

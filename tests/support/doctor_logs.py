@@ -18,9 +18,7 @@ def falling(start: float = 0.95, end: float = 0.21, speed: float = 8.0, n: int =
     return start - (start - end) * drop
 
 
-def log(
-    per: np.ndarray, val_loss: np.ndarray | None = None, train_loss: np.ndarray | None = None
-) -> TrainingLog:
+def log(per: np.ndarray, val_loss: np.ndarray | None = None, train_loss: np.ndarray | None = None) -> TrainingLog:
     longest = max(len(values) for values in (per, val_loss, train_loss) if values is not None)
     steps = np.arange(longest) * 100.0
 

@@ -29,16 +29,12 @@ N_CHANNELS, N_SESSIONS = 4, 3
 
 def gru(draw, bidirectional: bool) -> GRUSettings:
     depth, learned_initial_state = draw(st.integers(1, 2)), draw(st.booleans())
-    return GRUSettings(
-        width=5, depth=depth, bidirectional=bidirectional, learned_initial_state=learned_initial_state
-    )
+    return GRUSettings(width=5, depth=depth, bidirectional=bidirectional, learned_initial_state=learned_initial_state)
 
 
 def ssm(draw, bidirectional: bool) -> SSMSettings:
     heads, depth, taps = draw(st.sampled_from([2, 4])), draw(st.integers(1, 2)), draw(st.integers(2, 5))
-    return SSMSettings(
-        width=8, depth=depth, n_heads=heads, state_dim=3, conv_kernel=taps, bidirectional=bidirectional
-    )
+    return SSMSettings(width=8, depth=depth, n_heads=heads, state_dim=3, conv_kernel=taps, bidirectional=bidirectional)
 
 
 def transformer(draw, bidirectional: bool) -> TransformerSettings:
@@ -64,9 +60,7 @@ def models(draw, bidirectional=st.booleans()) -> Model:
         normalise=draw(st.sampled_from(["none", "block", "rolling"])),
         log1p=draw(st.booleans()),
         rolling_bins=50,
-        smoothing=SmoothingSettings(
-            sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))
-        ),
+        smoothing=SmoothingSettings(sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))),
         session_layer=SessionLayerSettings(enabled=draw(st.booleans()), layer_norm=draw(st.booleans())),
         channel_gate=ChannelGateSettings(enabled=draw(st.booleans()), ratio=2),
         stem=ConvStemSettings(enabled=draw(st.booleans()), conv_kernel=draw(st.integers(2, 7))),
@@ -78,9 +72,7 @@ def models(draw, bidirectional=st.booleans()) -> Model:
         settings=ModelSettings(
             front_end=front_end,
             encoder=encoder,
-            mode=SpeakingModeSettings(
-                enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3
-            ),
+            mode=SpeakingModeSettings(enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3),
             denoiser=DenoiserSettings(
                 enabled=draw(st.booleans()), width=4, conv_kernel=draw(st.integers(2, 4)), steps=2
             ),
@@ -107,9 +99,7 @@ def make_batch(lengths: list[int], seed: int) -> tuple:
     torch.manual_seed(seed)
     n = len(lengths)
     bins = torch.randn(n, max(lengths), N_CHANNELS) * 2 + 1
-    past = BatchStatistics(
-        torch.randn(n, N_CHANNELS), torch.rand(n, N_CHANNELS) + 0.5, torch.randint(0, 99, (n,))
-    )
+    past = BatchStatistics(torch.randn(n, N_CHANNELS), torch.rand(n, N_CHANNELS) + 0.5, torch.randint(0, 99, (n,)))
     return bins, torch.tensor(lengths), torch.randint(0, N_SESSIONS, (n,)), past
 
 

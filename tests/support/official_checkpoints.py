@@ -17,9 +17,7 @@ def draw(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     return torch.from_numpy(rng.normal(0, 0.4, shape).astype(np.float32))
 
 
-def draw_gru(
-    rng: np.random.Generator, prefix: str, n_inputs: int, n_directions: int
-) -> dict[str, torch.Tensor]:
+def draw_gru(rng: np.random.Generator, prefix: str, n_inputs: int, n_directions: int) -> dict[str, torch.Tensor]:
     state = {}
     for layer in range(DEPTH):
         for suffix in (f"l{layer}", f"l{layer}_reverse")[:n_directions]:

@@ -41,9 +41,7 @@ def check_page(page: str) -> Outline:
     outline = Outline(page)
     assert all(a.startswith(("#", "data:image/png;base64,")) for a in outline.addresses)
     assert not outline.tags & {"script", "link", "iframe", "object", "form"}
-    assert not re.search(
-        r"\b(nan|inf|None|NaN)\b", re.sub(r"base64,[^\"]*", "", page[page.index("<body>") :])
-    )
+    assert not re.search(r"\b(nan|inf|None|NaN)\b", re.sub(r"base64,[^\"]*", "", page[page.index("<body>") :]))
     assert len(set(outline.ids)) == len(outline.ids)
     assert {a[1:] for a in outline.addresses if a.startswith("#")} <= set(outline.ids)
     return outline

@@ -41,9 +41,7 @@ def write_hdf5(path: Path, trials: Sequence[FakeTrial], padded: int = 50) -> Pat
                 "block_num": fake.block,
             }
             if fake.tokens is not None:
-                group["seq_class_ids"] = np.pad(
-                    np.asarray(fake.tokens, dtype=np.int32), (0, padded - len(fake.tokens))
-                )
+                group["seq_class_ids"] = np.pad(np.asarray(fake.tokens, dtype=np.int32), (0, padded - len(fake.tokens)))
                 attributes |= {"seq_len": len(fake.tokens), "sentence_label": fake.text}
             for name, value in (attributes | fake.attributes).items():
                 if value is not None:

@@ -34,9 +34,7 @@ def model() -> LanguageModel:
     for order, keep in ((1, 1.0), (2, 0.5), (3, 0.3)):
         ids = np.array(list(itertools.product(range(len(words)), repeat=order)), np.int32)
         inner = ids[:, 1:-1] if order > 2 else ids[:, :0]
-        allowed = (
-            (ids[:, 0] != 2) & ~np.isin(inner, (1, 2)).any(axis=1) if order > 1 else np.ones(len(ids), bool)
-        )
+        allowed = (ids[:, 0] != 2) & ~np.isin(inner, (1, 2)).any(axis=1) if order > 1 else np.ones(len(ids), bool)
         allowed &= ids[:, -1] != 1 if order > 1 else True
         ids = ids[allowed & (rng.random(len(ids)) < keep)]
         scores = rng.normal(-2.0, 1.0, len(ids)).clip(max=-0.05).astype(np.float32)

@@ -25,9 +25,7 @@ def state(cohort_store: Path, tmp_path: Path) -> TrainingState:
     return make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
 
 
-def save_at(
-    state: TrainingState, step: int, value: float, per: float | None = None, scheduled: bool = True
-) -> Path:
+def save_at(state: TrainingState, step: int, value: float, per: float | None = None, scheduled: bool = True) -> Path:
     """Save a checkpoint of this step with all weights equal to `value`, linked as `best` if its PER is the lowest."""
     state.step, state.position = step, state.position + 1
     with torch.no_grad():
@@ -82,9 +80,7 @@ def test_missing_or_outdated_best_link_is_repaired(state: TrainingState) -> None
 
 
 @pytest.mark.parametrize(("per", "expected"), [(0.4, 2.0), (0.6, 1.0)])
-def test_best_link_distinguishes_two_checkpoints_of_one_step(
-    state: TrainingState, per: float, expected: float
-) -> None:
+def test_best_link_distinguishes_two_checkpoints_of_one_step(state: TrainingState, per: float, expected: float) -> None:
     save_at(state, 4, 1.0, per=0.5)
     save_at(state, 4, 2.0, per=per)  # best-00000004 holds 1.0 until it is pruned
     (state.run.checkpoints / "best").unlink()
@@ -164,9 +160,7 @@ def test_unreadable_state_counts_as_damaged(state: TrainingState, text: str) -> 
     assert resumed_step(state) == 4
 
 
-def test_lost_rows_lead_to_an_earlier_checkpoint_or_an_error(
-    state: TrainingState, messages: list[str]
-) -> None:
+def test_lost_rows_lead_to_an_earlier_checkpoint_or_an_error(state: TrainingState, messages: list[str]) -> None:
     metrics = state.run.metrics_file
     save_at(state, 0, 0.0)
     append_jsonl(metrics, {"step": 4})
@@ -193,9 +187,7 @@ def test_truncation_never_pads(state: TrainingState) -> None:
     assert state.run.metrics_file.read_bytes() == b""
 
 
-def test_state_of_another_optimizer_is_rejected(
-    cohort_store: Path, tmp_path: Path, state: TrainingState
-) -> None:
+def test_state_of_another_optimizer_is_rejected(cohort_store: Path, tmp_path: Path, state: TrainingState) -> None:
     for parameter in state.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     state.optimizer.step()

@@ -163,11 +163,7 @@ def test_rows_name_their_stage(uninterrupted: Path) -> None:
 
 
 def test_best_checkpoint_of_every_stage_is_linked(uninterrupted: Path) -> None:
-    steps = {
-        p.name: int(p.readlink().name[5:])
-        for p in (uninterrupted / "checkpoints").iterdir()
-        if p.is_symlink()
-    }
+    steps = {p.name: int(p.readlink().name[5:]) for p in (uninterrupted / "checkpoints").iterdir() if p.is_symlink()}
     assert {k: v for k, v in steps.items() if k.startswith("stage-")}.keys() == {
         *("stage-ctc", "stage-transducer", "stage-mode", "stage-denoise")
     }
@@ -214,9 +210,7 @@ def test_stage_ends_early_without_improvement(
     assert "stages, in steps: ctc 40 or fewer, transducer 4, mode 3, denoise 3" in logged
     assert "training trials silent, all labelled" in logged
     shown = capsys.readouterr().err
-    ends = [
-        line.split(" stage ")[1] for line in shown.splitlines() if " stage " in line and " complete" in line
-    ]
+    ends = [line.split(" stage ")[1] for line in shown.splitlines() if " stage " in line and " complete" in line]
     assert ends[0].startswith("ctc complete, 1 validation without improvement, best PER ")
     assert ends[0].endswith("; next stage: transducer")
     assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
@@ -231,9 +225,7 @@ def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path)
         "stages.2.lr_factor=0.5",
         "stages.3.lr_factor=1",
     ]
-    more += [
-        f"stages.{i}.schedule={how}" for i, how in enumerate(["restart", "restart", "restart", "continue"])
-    ]
+    more += [f"stages.{i}.schedule={how}" for i, how in enumerate(["restart", "restart", "restart", "continue"])]
     learning_rates = [r["lr"] for r in rows_of(train_stages(cohort_store, tmp_path / "run", *more), "train")]
     assert learning_rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 1e-3])
     assert learning_rates[8] == pytest.approx(0.5e-3)

@@ -23,9 +23,7 @@ from arcuate.training.metrics import StepMetrics
 
 
 def decoding(loss: float, grad_norm: float = 1.0) -> StepMetrics:
-    return StepMetrics(
-        loss, grad_norm, normalised_loss=0.3, blank_share=0.6, n_distinct=35, length_ratio=0.95
-    )
+    return StepMetrics(loss, grad_norm, normalised_loss=0.3, blank_share=0.6, n_distinct=35, length_ratio=0.95)
 
 
 def all_blank(loss: float = 3.0) -> StepMetrics:
@@ -35,10 +33,7 @@ def all_blank(loss: float = 3.0) -> StepMetrics:
 def healthy_losses(n_steps: int, seed: int = 0) -> list[float]:
     """Losses as in real runs: a steep start, a long tail, and scatter between batches."""
     rng = random.Random(seed)
-    return [
-        (0.3 + 4 * math.exp(-i / 150) + 1.5 / (1 + i / 100)) * rng.lognormvariate(0, 0.15)
-        for i in range(n_steps)
-    ]
+    return [(0.3 + 4 * math.exp(-i / 150) + 1.5 / (1 + i / 100)) * rng.lognormvariate(0, 0.15) for i in range(n_steps)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -115,9 +110,7 @@ def test_constant_loss_after_learning_is_kept() -> None:
 def test_stage_without_token_loss_is_no_evidence_of_learning() -> None:
     """Mode and denoising losses may be constant, and say nothing about the stage that follows."""
     guard = Guard(GuardSettings(stuck=StuckSettings(patience=120)))
-    random_output = StepMetrics(
-        1.0, 1.0, normalised_loss=None, blank_share=0.1, n_distinct=38, length_ratio=3.0
-    )
+    random_output = StepMetrics(1.0, 1.0, normalised_loss=None, blank_share=0.1, n_distinct=38, length_ratio=3.0)
     assert all(guard.judge(random_output, 1e-3) == KEEP for _ in range(400))
     assert not guard.has_learnt and not guard.left_blank
     guard.start_stage()
@@ -130,9 +123,7 @@ def test_high_loss_under_heavy_masking_is_not_stuck() -> None:
     for i in range(1500):
         level = 1.95 + 1.3 * math.exp(-i / 120)  # 3.25, 2.2 after 200 steps, 1.95 in the end
         loss = level * math.exp(rng.normal(0, 0.1))
-        metrics = StepMetrics(
-            loss, 1.0, loss / math.log(41), blank_share=0.75, n_distinct=27, length_ratio=0.54
-        )
+        metrics = StepMetrics(loss, 1.0, loss / math.log(41), blank_share=0.75, n_distinct=27, length_ratio=0.54)
         assert guard.judge(metrics, 1e-3) == KEEP
     assert guard.has_learnt
 
@@ -145,9 +136,7 @@ def test_slow_learning_is_not_stuck() -> None:
 def test_output_of_random_weights_has_not_left_the_all_blank_solution() -> None:
     """The argmax over random logits has many phonemes; the blanks that follow are the normal start."""
     guard = Guard(GuardSettings())
-    random_output = StepMetrics(
-        9.0, 300.0, normalised_loss=2.0, blank_share=0.1, n_distinct=38, length_ratio=3.0
-    )
+    random_output = StepMetrics(9.0, 300.0, normalised_loss=2.0, blank_share=0.1, n_distinct=38, length_ratio=3.0)
     assert all(guard.judge(random_output, 1e-3) == KEEP for _ in range(20))
     assert all(guard.judge(all_blank(), 1e-3) == KEEP for _ in range(1500))
 

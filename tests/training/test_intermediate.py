@@ -56,9 +56,7 @@ def test_layer_outputs_equal_those_of_a_shallower_encoder(encoder):
         expected = shallow.encode(ModelInputs(*batch))
         plain = deep.encode(ModelInputs(*batch))
     real = torch.arange(outputs.frames.shape[1]) < outputs.n_frames[:, None]
-    torch.testing.assert_close(
-        outputs.intermediate[2][real], expected.log_probs["ctc"][real], atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(outputs.intermediate[2][real], expected.log_probs["ctc"][real], atol=1e-5, rtol=0)
     assert torch.equal(outputs.log_probs["ctc"], plain.log_probs["ctc"])
     assert plain.intermediate == {}
 
@@ -85,20 +83,12 @@ def test_layer_by_layer_with_torchs_kernels(bidirectional):
 def test_loss_is_the_mean_over_layers_and_reaches_them(encoder):
     model, (bins, n_bins, session) = make(encoder), make_batch()
     tokens, n_tokens = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([3, 2])
-    settings = LossSettings(
-        ctc=CTCSettings(weight=2.0), intermediate=IntermediateSettings(layers=(1, 2), weight=0.5)
-    )
-    outputs = model.encode(
-        ModelInputs(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers)
-    )
+    settings = LossSettings(ctc=CTCSettings(weight=2.0), intermediate=IntermediateSettings(layers=(1, 2), weight=0.5))
+    outputs = model.encode(ModelInputs(bins, n_bins, session, tokens, layers=settings.intermediate.active_layers))
     losses = compute_losses(outputs, tokens, n_tokens, settings)
-    one, two = (
-        ctc_loss(outputs.intermediate[i], outputs.n_frames, tokens, n_tokens, settings.ctc) for i in (1, 2)
-    )
+    one, two = (ctc_loss(outputs.intermediate[i], outputs.n_frames, tokens, n_tokens, settings.ctc) for i in (1, 2))
     torch.testing.assert_close(losses["intermediate"], (one + two) / 2)
-    torch.testing.assert_close(
-        weighted_loss(losses, settings), 2 * losses["ctc"] + 0.5 * losses["intermediate"]
-    )
+    torch.testing.assert_close(weighted_loss(losses, settings), 2 * losses["ctc"] + 0.5 * losses["intermediate"])
     losses["intermediate"].sum().backward()
     third = [p for name, p in model.encoder.named_parameters() if "blocks.2." in name or "_l2" in name]
     assert third
@@ -126,8 +116,7 @@ def test_every_kind_of_encoder_trains(recipe, cohort_store, tmp_path):
     trained = [r for r in rows if r["split"] == "train"]
     assert all(r["losses"].keys() == {"ctc", "intermediate"} for r in trained)
     assert all(
-        r["loss"] == pytest.approx(r["losses"]["ctc"] + 0.3 * r["losses"]["intermediate"], rel=1e-5)
-        for r in trained
+        r["loss"] == pytest.approx(r["losses"]["ctc"] + 0.3 * r["losses"]["intermediate"], rel=1e-5) for r in trained
     )
     validated = [r for r in rows if r["split"] != "train"]
     assert validated

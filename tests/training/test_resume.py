@@ -82,9 +82,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
         process.wait()
-    done = subprocess.run(
-        command(cohort_store, run, "--resume", "--json"), capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command(cohort_store, run, "--resume", "--json"), capture_output=True, text=True, check=True)
     assert one_object(done.stdout)["steps"] == 36
     assert "resuming after step" in done.stderr
     assert metrics(run) == metrics(uninterrupted)
@@ -184,9 +182,7 @@ main()
 def test_failing_run_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
     """Workers ignore signals, so the end of the program must not rely on signals to stop them."""
     _, _, _, *arguments = command(cohort_store, tmp_path / "run", "data.workers=1")
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING, *arguments], capture_output=True, text=True, timeout=200
-    )
+    done = subprocess.run([sys.executable, "-c", FAILING, *arguments], capture_output=True, text=True, timeout=200)
     assert_refused(done, "No space left")
 
 
@@ -197,9 +193,7 @@ def test_other_recipe_or_data_is_rejected(uninterrupted: Path, cohort_store: Pat
     assert_refused(done, "optimizer")
 
 
-def test_from_starts_a_new_run_and_records_its_parent(
-    uninterrupted: Path, cohort_store: Path, tmp_path: Path
-) -> None:
+def test_from_starts_a_new_run_and_records_its_parent(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "child"
     more = [
         "--from",
@@ -253,9 +247,7 @@ def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: 
     short = ["train.steps=24", "train.validate_every=8"]
     subprocess.run(shared_command(cohort_store, uninterrupted, *short), check=True, capture_output=True)
     for n_rows, number in ((3, signal.SIGKILL), (6, signal.SIGTERM)):
-        process = subprocess.Popen(
-            shared_command(cohort_store, run, *short, "--resume"), stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(shared_command(cohort_store, run, *short, "--resume"), stderr=subprocess.DEVNULL)
         wait_for_rows(run, n_rows, process)
         time.sleep(rng.uniform(0, 0.3))
         kill_all(process, number)

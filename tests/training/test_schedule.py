@@ -68,9 +68,7 @@ def test_plateau_equals_reduce_lr_on_plateau() -> None:
 
 def test_hold_then_decay() -> None:
     schedule = HoldDecay(peak_lr=1.0, min_lr=0.1, hold_steps=10)
-    assert [learning_rate(schedule, s, 20) for s in (0, 9, 10, 15, 20, 30)] == pytest.approx(
-        [1, 1, 1, 0.55, 0.1, 0.1]
-    )
+    assert [learning_rate(schedule, s, 20) for s in (0, 9, 10, 15, 20, 30)] == pytest.approx([1, 1, 1, 0.55, 0.1, 0.1])
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,7 @@ def test_missing_package_is_reported(
     check_trackers(off)
 
 
-@pytest.mark.parametrize(
-    "bad", ["track.wandb.mode=sometimes", "track.wandb.project=''", "track.tensorbord=1"]
-)
+@pytest.mark.parametrize("bad", ["track.wandb.mode=sometimes", "track.wandb.project=''", "track.tensorbord=1"])
 def test_invalid_settings_are_rejected(bad: str) -> None:
     with pytest.raises(UserError, match="track"):
         load_recipe("tiny", [bad])
@@ -240,9 +238,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     found = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
-    monkeypatch.delenv(
-        "WANDB_SERVICE", raising=False
-    )  # commands started by a test have a service of their own
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # commands started by a test have a service of their own
     return found
 
 
@@ -412,9 +408,7 @@ def assert_no_transcripts(store: Path, run: Path) -> None:
 
 
 def test_misspelt_tracker_setting_is_rejected_before_writing(cohort_store: Path, tmp_path: Path) -> None:
-    done = arcuate(
-        "train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "track.wandb.mod=offline"
-    )
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "track.wandb.mod=offline")
     assert_refused(done, "track.wandb.mode")
     assert not (tmp_path / "r").exists()
 
@@ -441,11 +435,7 @@ def test_wandb_has_all_stages_of_a_curriculum(cohort_store: Path, tmp_path: Path
     done = arcuate(*asked, "track.wandb.enabled=true")
     assert done.returncode == 0, done.stderr
     rows = history(tmp_path / "run")
-    stages = {
-        int(r["train/stage"]): {k for k in r if k.startswith("train/loss_")}
-        for r in rows
-        if "train/stage" in r
-    }
+    stages = {int(r["train/stage"]): {k for k in r if k.startswith("train/loss_")} for r in rows if "train/stage" in r}
     names = [f"train/loss_{head}" for head in ("ctc", "rnnt", "mode", "denoise")]
     assert stages == {i: set(names[: i + 1]) for i in range(4)}
     assert all("val/mode_accuracy" in r for r in rows if "val/per" in r)

@@ -26,9 +26,7 @@ CPU = torch.device("cpu")
 def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    return PlannedBatches(
-        store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, share
-    )
+    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, share)
 
 
 def gradients(state: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tensor]:
@@ -101,12 +99,8 @@ def test_ema_and_swa_match_their_formulas() -> None:
         for step, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
             model.weight.fill_(value)
             averages.update(model, step)
-    assert averages.tensors()["ema.weight"].item() == pytest.approx(
-        ((0.5 * 0.5 + 1.0) * 0.5 + 1.5) * 0.5 + 2.0
-    )
-    assert averages.tensors()["mean.weight"].item() == pytest.approx(
-        3.0
-    )  # of the weights after steps 2 and 4
+    assert averages.tensors()["ema.weight"].item() == pytest.approx(((0.5 * 0.5 + 1.0) * 0.5 + 1.5) * 0.5 + 2.0)
+    assert averages.tensors()["mean.weight"].item() == pytest.approx(3.0)  # of the weights after steps 2 and 4
     with averages.applied(model):
         assert model.weight.item() == pytest.approx(3.0)
     assert model.weight.item() == 4.0

@@ -69,8 +69,6 @@ def test_unusual_trials_are_decoded(odd: str) -> None:
     n_bins = ODD[odd][0]
     with torch.inference_mode():
         outputs = model.eval()(torch.randn(1, n_bins[0], 4), torch.tensor(n_bins), torch.tensor([0]))
-    found = search_joint(
-        JointBeamSearch(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy()
-    )
+    found = search_joint(JointBeamSearch(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy())
     assert found and math.isfinite(found[0].scores["transducer"])
     assert outputs.mode.shape == (1, 2)

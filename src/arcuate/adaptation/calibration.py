@@ -33,9 +33,7 @@ def split_session(store: Store, session: str, n_sentences: int, patch: Patch) ->
             f"--sentences {n_sentences} leaves nothing to calibrate on; give at least 1, or use --adapt instead"
         )
     if session not in store.sessions:
-        raise UserError(
-            f"{store.path.name} has no session {session}; it contains {', '.join(store.sessions)}"
-        )
+        raise UserError(f"{store.path.name} has no session {session}; it contains {', '.join(store.sessions)}")
     labelled = sorted(
         (t for t in store.trials if t.session == session and t.tokens is not None and t.split != "test"),
         key=lambda t: (t.block, t.split, t.number),

@@ -25,9 +25,7 @@ class Safety(Settings):
         "max_falls": "max_fallbacks",
     }
 
-    min_confidence: float = Field(
-        0.35, ge=0.0, le=1.0, description="Confidence below which a trial causes no update."
-    )
+    min_confidence: float = Field(0.35, ge=0.0, le=1.0, description="Confidence below which a trial causes no update.")
     max_disagreement: float = Field(
         0.4,
         ge=0.0,
@@ -61,9 +59,7 @@ class Safety(Settings):
         le=1.0,
         description="Decoded tokens per token of the unadapted model below which it falls back.",
     )
-    lr_factor: float = Field(
-        0.5, gt=0.0, le=1.0, description="Factor on the learning rate after each fall-back."
-    )
+    lr_factor: float = Field(0.5, gt=0.0, le=1.0, description="Factor on the learning rate after each fall-back.")
     max_fallbacks: int = Field(
         3, ge=0, le=100, description="Fall-backs after which one more ends adaptation of the session."
     )
@@ -90,9 +86,7 @@ class Adaptation(Settings):
     )
     copies: int = Field(16, ge=1, le=1024, description="Augmented copies of the current trial in a step.")
     replay_trials: int = Field(16, ge=1, le=1024, description="Past trials in a step (replay).")
-    replay_buffer: int = Field(
-        200, ge=1, le=10_000, description="Trials of the session kept for replay (replay)."
-    )
+    replay_buffer: int = Field(200, ge=1, le=10_000, description="Trials of the session kept for replay (replay).")
     prior_bins: int = Field(
         10_000,
         ge=1,

@@ -24,9 +24,7 @@ SAME_ORDER = 0.4  # channel-order similarity below which channels are reported a
 
 _SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
 _MAX_DIMENSIONS = 10  # of the subspace in which tuned activity lies
-_CHANNELS_PER_DIMENSION = (
-    3  # crossings and power of an electrode correlate: half of all directions span everything
-)
+_CHANNELS_PER_DIMENSION = 3  # crossings and power of an electrode correlate: half of all directions span everything
 _FLAT_FRACTION = 0.99  # a channel that is flat in this fraction of the trials is dead
 _MIN_BINS = 300  # 6 s; shorter recordings do not characterise a channel
 _WARNING_TRIALS = 20  # per session, examined by `warn_about_recording`
@@ -212,9 +210,7 @@ class SessionStatistics:
     correlation: np.ndarray  # (C, C) of smoothed activity
 
 
-def measure_sessions(
-    store: Store, max_trials: int = 40, progress: Progress | None = None
-) -> list[SessionStatistics]:
+def measure_sessions(store: Store, max_trials: int = 40, progress: Progress | None = None) -> list[SessionStatistics]:
     """Statistics of every session, from at most `max_trials` trials spread evenly over it."""
     measured = []
     for i, session in enumerate(store.sessions, start=1):
@@ -303,9 +299,7 @@ def compare_sessions(
     return rows
 
 
-def _array_drift(
-    reference: SessionStatistics, current: SessionStatistics, channels: np.ndarray
-) -> ArrayDrift:
+def _array_drift(reference: SessionStatistics, current: SessionStatistics, channels: np.ndarray) -> ArrayDrift:
     alive = channels[~(reference.flat | current.flat)[channels]]
     shift, ratio = _mean_shift(reference, current)[alive], _sd_ratio(reference, current)[alive]
     return ArrayDrift(

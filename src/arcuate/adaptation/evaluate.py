@@ -129,9 +129,7 @@ def adapt_trial(
         score(reference, tokens) if reference is not None else None,
         None,
         log_probs if keep_log_probs else None,
-        greedy_score=score(reference, greedy(log_probs))
-        if reference is not None and search is not greedy
-        else None,
+        greedy_score=score(reference, greedy(log_probs)) if reference is not None and search is not greedy else None,
     )
     adapted = AdaptedTrial(
         result,
@@ -289,18 +287,14 @@ def _select_trials(
             " add channels: prepare the same channels as for training"
         )
     if missing := [s for s in sessions if s not in store.sessions]:
-        raise UserError(
-            f"{store.path.name} has no session {missing[0]}; it contains {', '.join(store.sessions)}"
-        )
+        raise UserError(f"{store.path.name} has no session {missing[0]}; it contains {', '.join(store.sessions)}")
     chosen = set(sessions or store.sessions)
     data, patch = source.config.data, source.config.front_end.patch
     known = tuple(s for s in config.sessions if s in chosen)
     stored_split = "train" if split == "dev" else split
     of_known = select_split(store, data, patch.count_frames, split, known) if known else ()
     of_new = [
-        t
-        for t in store.trials
-        if t.session in chosen and t.session not in config.sessions and t.split == stored_split
+        t for t in store.trials if t.session in chosen and t.session not in config.sessions and t.split == stored_split
     ]
     trials = (*of_known, *(t for t in of_new if t.usable or split != "train"))
     if not trials:

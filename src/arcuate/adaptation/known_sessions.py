@@ -48,9 +48,7 @@ def measure_confidence(
         trials = [t for t in own if t.split == "val"] or [t for t in own if t.split == "train"]
         unadapted = OnlineAdapter(adapter.model, _UNADAPTED, adapter.augmentation)
         model = unadapted.unadapted_model(unadapted.start(session))
-        values = [
-            confidence(compute_log_probs(model, normalised_bins(adapter, store, t))) for t in trials[:n_each]
-        ]
+        values = [confidence(compute_log_probs(model, normalised_bins(adapter, store, t))) for t in trials[:n_each]]
         if values:
             found[session] = tuple(values)
         if progress:

@@ -156,9 +156,7 @@ class OnlineAdapter:
     def _gradient_step(self, state: SessionState, trial: DecodedTrial) -> SessionState:
         settings = self.settings
         if settings.method == "entropy":
-            outputs, parameters = _forward(
-                self.model, state.layer, [trial], _NO_AUGMENTATION, settings.seed, 0
-            )
+            outputs, parameters = _forward(self.model, state.layer, [trial], _NO_AUGMENTATION, settings.seed, 0)
             gradients = _entropy_gradients(outputs, parameters)
         else:
             trials = [trial] * settings.copies
@@ -219,9 +217,7 @@ def input_statistics(model: Model, bins: Tensor) -> InputStatistics:
     return InputStatistics.of(smoothed)
 
 
-def match_statistics(
-    initial: AffineLayer, reference: InputStatistics, current: InputStatistics
-) -> AffineLayer:
+def match_statistics(initial: AffineLayer, reference: InputStatistics, current: InputStatistics) -> AffineLayer:
     """Return the layer under which current outputs have the mean and SD of the reference session's.
 
     Only mean and SD of each output channel are matched. Matching the complete covariance made results worse: a
@@ -343,7 +339,5 @@ def _interpolate(layer: AffineLayer, other: AffineLayer, fraction: float) -> Aff
     return AffineLayer(weight, bias)
 
 
-def _parameter_pairs(
-    layer: AffineLayer, other: AffineLayer
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _parameter_pairs(layer: AffineLayer, other: AffineLayer) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (layer.weight, other.weight), (layer.bias, other.bias)

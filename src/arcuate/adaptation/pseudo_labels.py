@@ -13,9 +13,7 @@ from arcuate.decoding.word_search.search import WordSearch
 _ALL_FRAMES = 1 << 30
 
 
-def word_labeller(
-    search: WordSearch, chunk_frames: int = _ALL_FRAMES
-) -> Callable[[np.ndarray], Sequence[int]]:
+def word_labeller(search: WordSearch, chunk_frames: int = _ALL_FRAMES) -> Callable[[np.ndarray], Sequence[int]]:
     """Return a function from log-probabilities (F, V) to the tokens of the best word sequence.
 
     The search runs in chunks of `chunk_frames`: compiled code holds the interpreter lock, and a thread that decodes in

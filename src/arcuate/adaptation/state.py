@@ -53,9 +53,7 @@ class InputStatistics:
         return cls(exact.sum(0), exact.t() @ exact, float(len(bins)))
 
     def __add__(self, other: "InputStatistics") -> "InputStatistics":
-        return InputStatistics(
-            self.total + other.total, self.products + other.products, self.n_bins + other.n_bins
-        )
+        return InputStatistics(self.total + other.total, self.products + other.products, self.n_bins + other.n_bins)
 
     def reweighted(self, n_bins: float) -> "InputStatistics":
         """The same mean and covariance with the weight of `n_bins` bins."""

@@ -90,9 +90,7 @@ def main() -> NoReturn:
             raise
         path = f" ({error.filename})" if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        _fail(
-            f"{error.strerror}{path}; {'free some disk space' if full else 'check the path and its permissions'}"
-        )
+        _fail(f"{error.strerror}{path}; {'free some disk space' if full else 'check the path and its permissions'}")
     sys.exit(0)
 
 

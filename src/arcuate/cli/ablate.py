@@ -22,9 +22,7 @@ def ablate(
         typer.Argument(help="name:key=value[,key=value] for each factor; key=value applies to every arm."),
     ],
     data: StorePath = ...,  # type: ignore[assignment]
-    out: Annotated[
-        Path, typer.Option("--out", help="Experiment folder; one run folder per arm and seed.")
-    ] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option("--out", help="Experiment folder; one run folder per arm and seed.")] = ...,  # type: ignore[assignment]
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
     split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[

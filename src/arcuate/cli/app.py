@@ -24,9 +24,7 @@ _ORDER = (
 
 SPLITS = ("val", "test", "dev", "train")
 
-_USAGE_ERROR: Any = typer.BadParameter.__mro__[
-    1
-]  # typer does not export the base class of its parsing errors
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base class of its parsing errors
 
 
 class _OrderedGroup(typer.core.TyperGroup):

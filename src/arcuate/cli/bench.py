@@ -30,9 +30,7 @@ app.add_typer(bench_app, name="bench")
 @bench_app.command("live")
 def bench_live(
     run: ModelPath,
-    seconds: Annotated[
-        float, typer.Option(min=1.0, max=86_400.0, help="Length of the replayed recording.")
-    ] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="Length of the replayed recording.")] = 60.0,
     fast: Annotated[bool, typer.Option("--fast", help="As fast as possible, not in real time.")] = False,
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def combine(
     sources: Annotated[
         list[Path],
-        typer.Argument(
-            help="A .jsonl file with candidates per trial; or several runs, .jsonl or .npz files."
-        ),
+        typer.Argument(help="A .jsonl file with candidates per trial; or several runs, .jsonl or .npz files."),
     ],
     method: Annotated[
         str,
@@ -26,9 +24,7 @@ def combine(
     ] = "auto",
     split: Annotated[str, typer.Option(help="Runs: split of the results.")] = "val",
     label: Annotated[str | None, typer.Option(help="Runs: results/<split>.<label>.jsonl.")] = None,
-    votes: Annotated[
-        str, typer.Option(help="Vote weights of the systems: equal, or by their agreement.")
-    ] = "equal",
+    votes: Annotated[str, typer.Option(help="Vote weights of the systems: equal, or by their agreement.")] = "equal",
     scale: Annotated[float, typer.Option(min=0.0, help="Factor on scores before the softmax.")] = 1.0,
     lm: Annotated[str | None, typer.Option(help="n-gram model as a feature of linear.")] = None,
     llm: Annotated[Path | None, typer.Option(help="Causal language model as a feature of linear.")] = None,
@@ -40,9 +36,7 @@ def combine(
     save_weights: Annotated[
         Path | None, typer.Option(help="Write the weights fitted on all trials to this file.")
     ] = None,
-    references: Annotated[
-        Path | None, typer.Option(help="JSON lines with id and text to score against.")
-    ] = None,
+    references: Annotated[Path | None, typer.Option(help="JSON lines with id and text to score against.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="File for the combined texts (.jsonl) or frame scores (.npz).")
     ] = None,

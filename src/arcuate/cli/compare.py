@@ -13,19 +13,13 @@ if TYPE_CHECKING:
 
 @app.command()
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, or folders of runs; the first is the reference.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs; the first is the reference.")],
     split: Annotated[
         str, typer.Option(help="val, test, dev or train; runs without results on it are evaluated.")
     ] = "val",
     label: Annotated[str | None, typer.Option(help="Compare results/<split>.<label>.jsonl.")] = None,
-    over: Annotated[
-        str, typer.Option(help="Sampling unit: trials (of the same sessions) or sessions.")
-    ] = "trials",
-    html: Annotated[
-        Path | None, typer.Option("--html", help="HTML page with curves and differences to write.")
-    ] = None,
+    over: Annotated[str, typer.Option(help="Sampling unit: trials (of the same sessions) or sessions.")] = "trials",
+    html: Annotated[Path | None, typer.Option("--html", help="HTML page with curves and differences to write.")] = None,
     as_json: Json = False,
 ) -> None:
     """Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group."""

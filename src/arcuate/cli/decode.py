@@ -40,9 +40,7 @@ def decode(
     split: SplitName = "val",
     data: MovedStore = None,
     head: Annotated[str, typer.Option(help="Run folder: ctc, or both with a transducer.")] = "ctc",
-    checkpoint: Annotated[
-        str, typer.Option(help="Run folder: best, last, step-NNNNNNNN or stage-NAME.")
-    ] = "best",
+    checkpoint: Annotated[str, typer.Option(help="Run folder: best, last, step-NNNNNNNN or stage-NAME.")] = "best",
     as_json: Json = False,
 ) -> None:
     """Decode frame scores to words, with a pronunciation lexicon and a language model."""

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 @app.command(cls=WithSettings)
 def demo(
     run: Annotated[Path, typer.Option(help="Run folder; replaced if the demo made it.")] = Path("runs/demo"),
-    data: Annotated[Path, typer.Option(help="Data folder; replaced if the demo made it.")] = Path(
-        "data/demo"
-    ),
+    data: Annotated[Path, typer.Option(help="Data folder; replaced if the demo made it.")] = Path("data/demo"),
     overrides: OverrideList = None,
     as_json: Json = False,
 ) -> None:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 @app.command()
 def drift(
     store: Annotated[Path, typer.Argument(help="Prepared store.")],
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Run whose error rate by session is added.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Run whose error rate by session is added.")] = None,
     out: Annotated[Path, typer.Option("--out", help="HTML page to write.")] = Path("drift.html"),
     adapt: Annotated[
         str,
@@ -60,9 +58,7 @@ def print_drift(result: "DriftResult", page: Path) -> None:
     from arcuate.cli.console import counted, percent, say
     from arcuate.cli.console import out as console
 
-    table = Table(
-        box=None, header_style="bold", title=f"similarity to {result.reference}", title_justify="left"
-    )
+    table = Table(box=None, header_style="bold", title=f"similarity to {result.reference}", title_justify="left")
     table.add_column("session")
     for name in ("channels", *result.sessions[0].arrays, "flat"):
         table.add_column(name, justify="right")

@@ -15,22 +15,14 @@ if TYPE_CHECKING:
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")],
-    split: Annotated[
-        str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))
-    ] = "val",
-    data: Annotated[
-        Path | None, typer.Option(help="Store, if it was moved since training or is another one.")
-    ] = None,
+    split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
+    data: Annotated[Path | None, typer.Option(help="Store, if it was moved since training or is another one.")] = None,
     checkpoint: Annotated[
         str,
-        typer.Option(
-            help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last")
-        ),
+        typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last")),
     ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
-    scores: Annotated[
-        Path | None, typer.Option(help="Also write all frame scores to this .npz file.")
-    ] = None,
+    scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz file.")] = None,
     search: Annotated[str | None, typer.Option(help="greedy or beam; default: as in the recipe.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
     head: Annotated[
@@ -125,9 +117,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     if metrics.per_by_mode:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
-        out.print(
-            ", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct
-        )
+        out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct)
     out.print(headline(evaluation), soft_wrap=True)
     say(f"one line per trial in {evaluation.results_file}")
 
@@ -139,9 +129,7 @@ def headline(evaluation: "Evaluation") -> str:
     metrics, split = evaluation.metrics, evaluation.provenance.split
     if metrics.per is None:
         return f"{counted(metrics.n_trials, f'{split} trial')} decoded; PER needs labels"
-    caveat = (
-        " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
-    )
+    caveat = " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
     caveat = " (the training data)" if split == "train" else caveat
     greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
     low, high = metrics.interval

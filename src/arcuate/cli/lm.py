@@ -11,24 +11,18 @@ from arcuate.cli.app import Force, Json, SeveralNumbers, app
 from arcuate.cli.console import emit_json, out, percent, progress
 from arcuate.progress import Progress
 
-lm_app = typer.Typer(
-    help="Language models: import, build, score, mix, describe, export.", no_args_is_help=True
-)
+lm_app = typer.Typer(help="Language models: import, build, score, mix, describe, export.", no_args_is_help=True)
 
 ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
 OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
-Against = Annotated[
-    Path | None, typer.Option(help="Evaluation text: count its sentences in the training text.")
-]
+Against = Annotated[Path | None, typer.Option(help="Evaluation text: count its sentences in the training text.")]
 
 
 @lm_app.command("import")
 def lm_import(
     source: Annotated[str, typer.Argument(help="ARPA file, plain or gzipped, or `default`.")],
     out: OutFile,
-    recount: Annotated[
-        bool, typer.Option("--recount", help="Accept a file whose header has wrong counts.")
-    ] = False,
+    recount: Annotated[bool, typer.Option("--recount", help="Accept a file whose header has wrong counts.")] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -53,9 +47,7 @@ def lm_build(
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Normalise sentences as for the word error rate.")
     ] = False,
-    leave_out: Annotated[
-        Path | None, typer.Option(help="Text whose sentences are excluded from training.")
-    ] = None,
+    leave_out: Annotated[Path | None, typer.Option(help="Text whose sentences are excluded from training.")] = None,
     against: Against = None,
     no_hashes: Annotated[
         bool,
@@ -101,9 +93,7 @@ def lm_score(
     if as_json:
         emit_json(result.to_dict())
         return
-    out.print(
-        f"perplexity {_format(result.perplexity)}, with unknown words {_format(result.perplexity_with_oov)}"
-    )
+    out.print(f"perplexity {_format(result.perplexity)}, with unknown words {_format(result.perplexity_with_oov)}")
     words = f"{result.n_words:,} words in {result.n_sentences:,} sentences"
     out.print(f"{words}, {result.n_oov:,} unknown ({percent(result.oov_rate)})")
     if result.oov_words:
@@ -127,9 +117,7 @@ def lm_mix(
     from arcuate.language.ngram.mix import mix_models
 
     with progress("mixing") as report:
-        result = mix_models(
-            models[:-1], models[-1], tune=tune, weights=weight or (), force=force, progress=report
-        )
+        result = mix_models(models[:-1], models[-1], tune=tune, weights=weight or (), force=force, progress=report)
     _print(result.to_dict(), as_json)
 
 

@@ -26,9 +26,7 @@ StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
 ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
 LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
 LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
-ReferencesFile = Annotated[
-    Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")
-]
+ReferencesFile = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
 WeightsFile = Annotated[Path | None, typer.Option("--config", help="Search weights of `arcuate tune`.")]
 Beam = Annotated[
     int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
@@ -37,9 +35,7 @@ Threshold = Annotated[
     float | None, typer.Option("--threshold", help="Largest score difference to the best beam entry, in nat.")
 ]
 SplitName = Annotated[str, typer.Option("--split", help="Run folder: val, test, dev or train.")]
-MovedStore = Annotated[
-    Path | None, typer.Option("--data", help="Run folder: store, if it was moved since training.")
-]
+MovedStore = Annotated[Path | None, typer.Option("--data", help="Run folder: store, if it was moved since training.")]
 AddedWords = Annotated[
     list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
 ]
@@ -48,12 +44,8 @@ AddedWords = Annotated[
 
 ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")]
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
-ReplayedStore = Annotated[
-    Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")
-]
-SessionName = Annotated[
-    str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")
-]
+ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
+SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay, or whose layer decodes.")]
 Adapt = Annotated[
     str | None,
     typer.Option(
@@ -62,6 +54,4 @@ Adapt = Annotated[
         autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
     ),
 ]
-AdaptSetting = Annotated[
-    list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
-]
+AdaptSetting = Annotated[list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")]

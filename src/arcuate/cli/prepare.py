@@ -32,9 +32,7 @@ def prepare(
     features: Annotated[
         str, typer.Option(help="'24 layout only: features and area, such as tx1+spikePow:6v.")
     ] = "tx1+spikePow:6v",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be read; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Convert recording files to a store: checked, hashed, with random access."""

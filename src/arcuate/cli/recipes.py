@@ -8,9 +8,7 @@ from arcuate.cli.app import Json, WithSettings, app, complete_recipe
 from arcuate.cli.console import emit_json, out
 from arcuate.cli.options import OverrideList, RecipeName
 
-recipes_app = typer.Typer(
-    help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True
-)
+recipes_app = typer.Typer(help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
 

@@ -11,9 +11,7 @@ from arcuate.cli.app import SPLITS, Json, app, complete_from
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    split: Annotated[
-        str | None, typer.Option(help="Results to show.", autocompletion=complete_from(*SPLITS))
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Results to show.", autocompletion=complete_from(*SPLITS))] = None,
     as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about a run."""

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Settings)
 
 
-def read_set(
-    kind: type[S], overrides: Sequence[str], example: str, fixed: Mapping[str, str] | None = None
-) -> S:
+def read_set(kind: type[S], overrides: Sequence[str], example: str, fixed: Mapping[str, str] | None = None) -> S:
     """Parse the values of `--set`; `fixed` settings are given by --adapt."""
     fixed = fixed or {}
     tree: dict[str, Any] = {}
@@ -38,9 +36,7 @@ def read_adaptation(method: str | None, overrides: Sequence[str] | None) -> "Ada
 
     if method is None:
         if overrides:
-            raise UserError(
-                "--set changes settings of adaptation; name a method with --adapt, such as one-step"
-            )
+            raise UserError("--set changes settings of adaptation; name a method with --adapt, such as one-step")
         return None
     resolve_adaptation(method)
     return read_set(Adaptation, overrides or (), "lr=5e-4", {"method": method})

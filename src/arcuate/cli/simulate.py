@@ -13,14 +13,10 @@ def simulate(
     out: Annotated[Path, typer.Argument(help="Folder to write the recordings to.")],
     layout: Annotated[
         str,
-        typer.Option(
-            help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).", autocompletion=complete_from("b2t25", "b2t24")
-        ),
+        typer.Option(help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).", autocompletion=complete_from("b2t25", "b2t24")),
     ] = "b2t25",
     sessions: Annotated[int, typer.Option(min=1, max=1000, help="Number of sessions.")] = 6,
-    trials: Annotated[
-        int, typer.Option(min=4, max=100_000, help="Trials per session, over all splits.")
-    ] = 250,
+    trials: Annotated[int, typer.Option(min=4, max=100_000, help="Trials per session, over all splits.")] = 250,
     electrodes: Annotated[int, typer.Option(min=4, max=4096, help="Number of electrodes.")] = 128,
     difficulty: Annotated[
         str,
@@ -46,9 +42,7 @@ def simulate(
     try:
         days = [int(part) for part in later.split(",")] if later else []
     except ValueError:
-        raise UserError(
-            f"--later {later!r}: expected numbers of days separated by commas, as in 5,8"
-        ) from None
+        raise UserError(f"--later {later!r}: expected numbers of days separated by commas, as in 5,8") from None
     with progress("simulating trials") as report:
         result = simulate_cohort(
             out,
@@ -62,9 +56,7 @@ def simulate(
             force=force,
             progress=report,
         )
-    size = (
-        f"{counted(len(result.sessions), 'session')} of {counted(trials, 'trial')}, {electrodes} electrodes"
-    )
+    size = f"{counted(len(result.sessions), 'session')} of {counted(trials, 'trial')}, {electrodes} electrodes"
     say(f"{size}, difficulty {difficulty}: {out}")
     if as_json:
         emit_json(result.to_dict())

@@ -15,12 +15,8 @@ def train(
     recipe: RecipeName,
     overrides: OverrideList = None,
     data: StorePath = ...,  # type: ignore[assignment]
-    run: Annotated[
-        Path, typer.Option("--run", help="Run folder to write; must not exist unless resumed.")
-    ] = ...,  # type: ignore[assignment]
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run exactly where it stopped.")
-    ] = False,
+    run: Annotated[Path, typer.Option("--run", help="Run folder to write; must not exist unless resumed.")] = ...,  # type: ignore[assignment]
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run exactly where it stopped.")] = False,
     parent: Annotated[
         str | None, typer.Option("--from", help="Start from the weights of RUN, RUN@best or RUN@last.")
     ] = None,

@@ -38,9 +38,7 @@ class TrainingDisplay(Callback):
             self._bar = bar()
             self._bar.add_task(description, total=total)
             self._bar.start()
-        self._bar.update(
-            self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss
-        )
+        self._bar.update(self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss)
         if done >= total:
             self.close()
 

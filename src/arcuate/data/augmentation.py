@@ -79,9 +79,7 @@ def draw_cut(settings: AugmentationConfig, seed: int, position: int) -> int:
     return derive_seed(seed, position, "cut") % settings.random_cut if settings.random_cut > 1 else 0
 
 
-def _draw_masks(
-    n_masks: int, max_width: int, length: int, generator: torch.Generator
-) -> list[tuple[int, int]]:
+def _draw_masks(n_masks: int, max_width: int, length: int, generator: torch.Generator) -> list[tuple[int, int]]:
     """Start and width of each mask: width uniform on 0 … max_width, start uniform where the mask fits."""
     masks = []
     for _ in range(n_masks):

@@ -77,9 +77,7 @@ def make_plan(trials: Sequence[TrialInfo], settings: Batching, seed: int) -> Bat
     sessions: dict[str, list[int]] = {}
     for i, trial in enumerate(trials):
         sessions.setdefault(trial.session, []).append(i)
-    return BatchPlan(
-        settings, seed, tuple(t.n_bins for t in trials), tuple(tuple(s) for s in sessions.values())
-    )
+    return BatchPlan(settings, seed, tuple(t.n_bins for t in trials), tuple(tuple(s) for s in sessions.values()))
 
 
 def padding_waste(batches: Sequence[Sequence[int]], n_bins: Sequence[int]) -> float:
@@ -158,9 +156,7 @@ def collate(
     )
 
 
-def read_statistics(
-    store: Store, trials: Sequence[TrialInfo], spec: StatisticsSpec
-) -> BatchStatistics | None:
+def read_statistics(store: Store, trials: Sequence[TrialInfo], spec: StatisticsSpec) -> BatchStatistics | None:
     """Statistics of each trial's block, or of the bins before the trial."""
     if spec.kind == "none":
         return None

@@ -51,9 +51,7 @@ def pronounce_unknown(word: str) -> G2pResult:
     if weights is None:
         return G2pResult(pronounce_by_rule(word), "rules")
     parts = [part for part in re.split(r"[-']+", word) if part]
-    return G2pResult(
-        tuple(p for part in parts for p in look_up(part) or _run_network(part, weights)), "network"
-    )
+    return G2pResult(tuple(p for part in parts for p in look_up(part) or _run_network(part, weights)), "network")
 
 
 @lru_cache(maxsize=1)

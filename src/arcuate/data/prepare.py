@@ -231,9 +231,7 @@ def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
 class _Preparation:
     """State of a store being written: everything but the bins."""
 
-    def __init__(
-        self, source: Source, scan: _Scan, n_channels: int, features: str, progress: Progress | None
-    ) -> None:
+    def __init__(self, source: Source, scan: _Scan, n_channels: int, features: str, progress: Progress | None) -> None:
         self.source, self.scan, self.n_channels, self.features = source, scan, n_channels, features
         self.progress, self.n_expected, self.n_done = progress, sum(scan.n_trials.values()), 0
         self.trials: list[TrialInfo] = []
@@ -277,9 +275,7 @@ class _Preparation:
         self.trials.append(trial_info(trial, exclusion_flags(rows), bins_hash))
 
     def report(self) -> PrepareReport:
-        by_split: dict[str, list[TrialInfo]] = {
-            split: [t for t in self.trials if t.split == split] for split in SPLITS
-        }
+        by_split: dict[str, list[TrialInfo]] = {split: [t for t in self.trials if t.split == split] for split in SPLITS}
         texts = {split: [t.text for t in trials if t.text] for split, trials in by_split.items()}
         return PrepareReport(
             layout=self.source.layout,

@@ -100,6 +100,4 @@ def _check_label(n_bins: int, tokens: np.ndarray | None) -> Iterable[Problem]:
     """A label that needs more frames than there are bins fits no model at all."""
     needed = 0 if tokens is None else min_frames(tokens.tolist())
     if needed > n_bins:
-        yield Problem(
-            "label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins"
-        )
+        yield Problem("label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins")

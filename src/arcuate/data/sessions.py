@@ -41,8 +41,6 @@ def days_since_first(sessions: Sequence[str]) -> list[int | None]:
 def nearest_session(session: str, known: Sequence[str]) -> str:
     """The known session nearest in time, the earlier of two; the last known one where names have no dates."""
     if not known:
-        raise UserError(
-            "the model has no session layer to use for a new session; train on at least one session"
-        )
+        raise UserError("the model has no session layer to use for a new session; train on at least one session")
     gaps = {other: gap for other in known if (gap := days_between(session, other)) is not None}
     return min(gaps, key=lambda other: (abs(gaps[other]), -gaps[other])) if gaps else known[-1]

@@ -68,8 +68,7 @@ def find_leakage(bins_hashes: Mapping[str, Sequence[bytes]], texts: Mapping[str,
     }
     return {
         "trials": {
-            f"{a}-{b}": sum(found in known[a] for found in bins_hashes.get(b, ()))
-            for a, b in combinations(SPLITS, 2)
+            f"{a}-{b}": sum(found in known[a] for found in bins_hashes.get(b, ())) for a, b in combinations(SPLITS, 2)
         },
         "texts": {
             f"{held_out} in {other}": _overlap(sentences[held_out], frozenset(sentences[other]))

@@ -198,9 +198,7 @@ class Store:
         mean, sd = file.past[LOG_PREFIX if log else ""]
         return Statistics(mean[location.row], sd[location.row], int(file.past_n[location.row]))
 
-    def find_changed(
-        self, trials: Sequence[TrialInfo] | None = None, progress: Progress | None = None
-    ) -> list[str]:
+    def find_changed(self, trials: Sequence[TrialInfo] | None = None, progress: Progress | None = None) -> list[str]:
         """Ids of the given trials (default: all) whose content does not match the hash in the manifest."""
         trials = self.trials if trials is None else trials
         changed = []
@@ -289,9 +287,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"no store at {path}; create one with `arcuate prepare SOURCE {path}`")
     if not file.is_file():
-        raise UserError(
-            f"{path} is not a store (no {MANIFEST_FILE}); create one with `arcuate prepare SOURCE STORE`"
-        )
+        raise UserError(f"{path} is not a store (no {MANIFEST_FILE}); create one with `arcuate prepare SOURCE STORE`")
     try:
         if file.stat().st_size > _MAX_MANIFEST_BYTES:
             raise ValueError("too large")
@@ -315,18 +311,14 @@ _SECTIONS = TypeAdapter(dict[str, dict[str, Any]])
 _HASHES = TypeAdapter(dict[str, str])
 
 
-def _check_manifest(
-    path: Path, manifest: dict[str, Any]
-) -> tuple[tuple[SessionInfo, ...], tuple[TrialInfo, ...]]:
+def _check_manifest(path: Path, manifest: dict[str, Any]) -> tuple[tuple[SessionInfo, ...], tuple[TrialInfo, ...]]:
     """Validate the manifest itself and against the files; returns its sessions and trials."""
     try:
         entries = _SESSIONS.validate_python(manifest["sessions"])
         trials = _TRIALS.validate_python(manifest.pop("trials"))
         manifest["n_channels"] = _CHANNELS.validate_python(manifest["n_channels"])
         _HASHES.validate_python(manifest.get("hashes", {}))
-        _SECTIONS.validate_python(
-            {name: manifest[name] for name in ("splits", "leakage") if name in manifest}
-        )
+        _SECTIONS.validate_python({name: manifest[name] for name in ("splits", "leakage") if name in manifest})
         _check_consistency(manifest, entries, trials)
     except (KeyError, ValueError, ValidationError) as error:
         raise UserError(f"{path / MANIFEST_FILE} {_damaged(error)}") from error
@@ -342,9 +334,7 @@ def _check_manifest(
 
 def _check_file_size(file: Path, entry: SessionInfo, n_channels: int) -> None:
     """A model is built for `n_channels` before a file is opened, so the number has to fit the file size."""
-    rows = (
-        entry.n_bins + 4 * entry.n_trials
-    )  # bins, and mean and SD of earlier trials, plain and of logarithms
+    rows = entry.n_bins + 4 * entry.n_trials  # bins, and mean and SD of earlier trials, plain and of logarithms
     if rows * n_channels * 4 > entry.n_bytes:
         raise UserError(
             f"{file} has {entry.n_bytes} bytes, too few for {n_channels} channels; prepare the source again"

@@ -95,9 +95,7 @@ def load_checkpoint(path: Path) -> Any:
     import torch  # not needed for a plain pickle
 
     dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdFDSU"}
-    names = [
-        (found, name) for name, found in _ALLOWED.items() if not name.startswith(("collections", "_codecs"))
-    ]
+    names = [(found, name) for name, found in _ALLOWED.items() if not name.startswith(("collections", "_codecs"))]
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([*names, *dtypes]):
             warnings.simplefilter("ignore")
@@ -105,9 +103,7 @@ def load_checkpoint(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         if named := re.search(r"GLOBAL (\S+)|function <?([^>\n]+)", str(error)):
             raise _forbidden(path, (named[1] or named[2]).rstrip(".")) from None
-        raise UserError(
-            f"{path} is not a PyTorch checkpoint ({_first_line(error)}); give another file"
-        ) from error
+        raise UserError(f"{path} is not a PyTorch checkpoint ({_first_line(error)}); give another file") from error
     except _BROKEN as error:
         raise UserError(
             f"{path} cannot be read as a PyTorch checkpoint ({_first_line(error)}); copy it again"

@@ -60,9 +60,7 @@ def hash_append(sequence: np.uint64, element: np.uint64) -> np.uint64:
 
     64 bits: with 10^4 live sequences per frame the probability of a collision is about 3e-12.
     """
-    x = sequence ^ (
-        element + np.uint64(0x9E3779B97F4A7C15) + (sequence << np.uint64(6)) + (sequence >> np.uint64(2))
-    )
+    x = sequence ^ (element + np.uint64(0x9E3779B97F4A7C15) + (sequence << np.uint64(6)) + (sequence >> np.uint64(2)))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -33,9 +33,7 @@ class DecodingConfig(Settings):
         le=100.0,
         description="Score added per word that follows another word without a silence, in nat.",
     )
-    blank_penalty: float = Field(
-        0.5, ge=-100.0, le=100.0, description="Score subtracted per blank frame, in nat."
-    )
+    blank_penalty: float = Field(0.5, ge=-100.0, le=100.0, description="Score subtracted per blank frame, in nat.")
     alignments: Literal["sum", "best"] = Field(
         "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."
     )

@@ -86,9 +86,7 @@ class Decoder:
             raise UserError("bins contain NaN or infinite values; replace them (e.g. by 0)")
         front_end = self.model.config.settings.front_end
         if session not in self.sessions and (session is not None or front_end.session_layer.enabled):
-            raise UserError(
-                f"session {session!r} is unknown to this model; choose one of {', '.join(self.sessions)}"
-            )
+            raise UserError(f"session {session!r} is unknown to this model; choose one of {', '.join(self.sessions)}")
         if front_end.normalise != "none" and statistics is None:
             raise UserError(
                 f"this model normalises by {front_end.normalise}: pass statistics="

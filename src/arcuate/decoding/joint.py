@@ -36,9 +36,7 @@ class _CtcScore:
     """CTC forward variables (log) of one token sequence of U tokens, after the frames so far."""
 
     alpha: np.ndarray  # (2u + 1,) of the last u tokens: blank, token, blank, …
-    history: (
-        np.ndarray
-    )  # (t + 1, 2) of the last token and its blank, before the first kept frame and after each
+    history: np.ndarray  # (t + 1, 2) of the last token and its blank, before the first kept frame and after each
 
     @property
     def log_prob(self) -> float:
@@ -95,9 +93,7 @@ class JointBeamSearch:
         return sorted(found, key=lambda h: -(h.total or 0.0))
 
     def _hypothesis(self, tokens: tuple[int, ...], transducer: float, ctc: float) -> Hypothesis:
-        return Hypothesis(
-            tokens, {"transducer": transducer, "ctc": ctc}, total=float(self._total(transducer, ctc))
-        )
+        return Hypothesis(tokens, {"transducer": transducer, "ctc": ctc}, total=float(self._total(transducer, ctc)))
 
     def _total(self, transducer: np.ndarray | float, ctc: np.ndarray | float) -> np.ndarray | float:
         if not self.weights.ctc:  # 0 · −inf would be NaN
@@ -130,9 +126,7 @@ class JointBeamSearch:
         waiting = np.sort(np.concatenate([self._ranks(*level) for level in levels]))
         return len(waiting) >= self.width and bool(self._ranks(active, ctc).max() < waiting[-self.width])
 
-    def _extend(
-        self, active: BeamState, ctc: list[_CtcScore], log_probs: Tensor, kept_frames: np.ndarray
-    ) -> _Level:
+    def _extend(self, active: BeamState, ctc: list[_CtcScore], log_probs: Tensor, kept_frames: np.ndarray) -> _Level:
         """The best extensions by one token: preselected by the transducer, selected by both heads."""
         log_probs = log_probs.clone()
         log_probs[:, BLANK] = -torch.inf
@@ -153,9 +147,7 @@ class JointBeamSearch:
         """Sum the alignments of equal token sequences and keep the best `width` by both heads."""
         alignments = group_alignments([hypotheses for hypotheses, _ in levels])
         totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
-        sources = {
-            t: max(found)[1:] for t, found in alignments.items()
-        }  # equal tokens: equal predictor states
+        sources = {t: max(found)[1:] for t, found in alignments.items()}  # equal tokens: equal predictor states
         ctc = {t: levels[level][1][row] for t, (level, row) in sources.items()}
         best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].rank)))[: self.width]
         kept = collect_hypotheses(
@@ -184,9 +176,7 @@ def _advance(ctc: _CtcScore, tokens: tuple[int, ...], log_probs: np.ndarray) -> 
     labels[1::2] = tokens[len(tokens) - n // 2 :]
     new = alpha.copy()
     new[1:] = np.logaddexp(new[1:], alpha[:-1])
-    skips = (
-        np.flatnonzero(labels[3::2] != labels[1:-2:2]) * 2 + 3
-    )  # different tokens need no blank between them
+    skips = np.flatnonzero(labels[3::2] != labels[1:-2:2]) * 2 + 3  # different tokens need no blank between them
     new[skips] = np.logaddexp(new[skips], alpha[skips - 2])
     new += log_probs[labels]
     last = new[-2] if n > 1 else -np.inf
@@ -199,16 +189,12 @@ def _append_tokens(
     """Append one token to each sequence, by running its two new states over all kept frames (t, V)."""
     history = np.stack([c.history for c in ctc])  # (n, t + 1, 2)
     repeats = np.array([last == (token,) for last, token in zip(lasts, tokens, strict=True)])
-    before = np.where(
-        repeats[:, None], history[..., 1], np.logaddexp(history[..., 0], history[..., 1])
-    )  # (n, t + 1)
+    before = np.where(repeats[:, None], history[..., 1], np.logaddexp(history[..., 0], history[..., 1]))  # (n, t + 1)
     new = np.full(history.shape, -np.inf)
     for k, log_probs in enumerate(frames):
         new[:, k + 1, 0] = np.logaddexp(new[:, k, 0], before[:, k]) + log_probs[tokens]
         new[:, k + 1, 1] = np.logaddexp(new[:, k, 0], new[:, k, 1]) + log_probs[BLANK]
-    return [
-        _CtcScore(np.concatenate([c.alpha, states[-1]]), states) for c, states in zip(ctc, new, strict=True)
-    ]
+    return [_CtcScore(np.concatenate([c.alpha, states[-1]]), states) for c, states in zip(ctc, new, strict=True)]
 
 
 @torch.inference_mode()

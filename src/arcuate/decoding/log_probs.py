@@ -68,9 +68,7 @@ def reorder_classes(
     """Reorder the columns for the searches; the classes in `fold` are added to the boundary."""
     names = [str(name) for name in classes]
     if len(set(names)) != len(names) or len(names) != log_probs.shape[1]:
-        raise UserError(
-            f"{where}: {log_probs.shape[1]} columns need as many distinct class names, not {names}"
-        )
+        raise UserError(f"{where}: {log_probs.shape[1]} columns need as many distinct class names, not {names}")
     blank = next((name for name in BLANK_NAMES if name in names), None)
     if blank is None:
         raise UserError(f"{where}: no class is the blank; name it {' or '.join(BLANK_NAMES[:3])}")

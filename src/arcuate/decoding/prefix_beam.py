@@ -70,17 +70,13 @@ def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int 
     words = np.array([model.words.find(name) for name in classes], np.int64)
     missing = [name for i, name in enumerate(classes) if words[i] < 0 and i != blank]
     if missing:
-        raise UserError(
-            f"the phoneme n-gram lacks {', '.join(missing)}; build it from lines of phoneme names"
-        )
+        raise UserError(f"the phoneme n-gram lacks {', '.join(missing)}; build it from lines of phoneme names")
     return TokenLM(model.arrays, words, model.start, model.eos)
 
 
 def _read_only(values: Sequence[float], dtype: type) -> np.ndarray:
     array: np.ndarray = np.array(values, dtype)
-    array.flags.writeable = (
-        False  # like the arrays of a mapped file, so that one compiled version serves both
-    )
+    array.flags.writeable = False  # like the arrays of a mapped file, so that one compiled version serves both
     return array
 
 
@@ -141,9 +137,7 @@ class PrefixBeamSearch:
     def _step(self, state: PrefixState, frames: np.ndarray) -> PrefixState:
         backpointers = state.backpointers.reserve(self.beam * len(frames))
         prior = _Prior(self.model.arrays, self.model.words, self.lm_weight, self.token_bonus)
-        beam, n = _run_frames(
-            frames, state.beam, backpointers.rows, backpointers.n, prior, self.blank, self.beam
-        )
+        beam, n = _run_frames(frames, state.beam, backpointers.rows, backpointers.n, prior, self.blank, self.beam)
         return PrefixState(beam, backpointers.appended(n), state.n_frames + len(frames))
 
     def partial(self, state: PrefixState) -> tuple[int, ...]:
@@ -225,9 +219,7 @@ def _stay(beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, scratch: 
         prefix = beam[i]
         scratch.totals[i] = log_add(prefix.log_blank, prefix.log_token)
         scratch.log_blank[i] = scratch.totals[i] + log_probs[blank]
-        scratch.log_token[i] = (
-            prefix.log_token + log_probs[prefix.last_token] if prefix.last_token >= 0 else NEVER
-        )
+        scratch.log_token[i] = prefix.log_token + log_probs[prefix.last_token] if prefix.last_token >= 0 else NEVER
     _fill_table(beam, scratch.table)
     for i in range(beam.shape[0]):
         parent = _find_prefix(beam, scratch.table, beam[i].parent_hash) if beam[i].last_token >= 0 else -1

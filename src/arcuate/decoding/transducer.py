@@ -129,9 +129,7 @@ class TransducerBeamSearch:
         n_best = min(self.width, log_probs.numel() - len(log_probs))
         scores, chosen = log_probs.flatten().topk(n_best)
         rows, classes = chosen // log_probs.shape[1], chosen % log_probs.shape[1]
-        tokens = [
-            (*active.tokens[row], token) for row, token in zip(rows.tolist(), classes.tolist(), strict=True)
-        ]
+        tokens = [(*active.tokens[row], token) for row, token in zip(rows.tolist(), classes.tolist(), strict=True)]
         predicted, predictor = self.head.step(self.head.select(active.predictor, rows), classes)
         return BeamState(tokens, scores, predicted, predictor)
 
@@ -218,9 +216,7 @@ def rescore(
     ctc = ctc_loss(log_probs[None].expand(n, -1, -1).float(), n_frames, tokens, n_tokens, CTCSettings())
     total = -(weights.transducer * transducer + weights.ctc * ctc)
     order = total.argsort(descending=True, stable=True).tolist()
-    return [
-        Hypothesis(candidates[i], {"transducer": -float(transducer[i]), "ctc": -float(ctc[i])}) for i in order
-    ]
+    return [Hypothesis(candidates[i], {"transducer": -float(transducer[i]), "ctc": -float(ctc[i])}) for i in order]
 
 
 def require_transducer(head: Transducer | None, where: str) -> Transducer:

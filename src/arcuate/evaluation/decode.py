@@ -255,9 +255,7 @@ def open_task(options: DecodingOptions, progress: Progress | None = None) -> Dec
     if trials.transducer is not None:
         from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
 
-        outputs = tuple(
-            HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True)
-        )
+        outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
         joint = JointWordSearch(search, lexicon, trials.transducer), outputs
     return DecodingTask(search, trials.log_probs, references, description, tuned, joint)
 
@@ -285,13 +283,9 @@ def _decode_run(options: DecodingOptions, settings: DecodingConfig, progress: Pr
     both, run = options.head == "both", open_run(options.source)
     if both:
         check_transducer(find_source(run, options.checkpoint))
-    scored = score_split(
-        run, options.split, options.data, options.checkpoint, keep_frames=both, progress=progress
-    )
+    scored = score_split(run, options.split, options.data, options.checkpoint, keep_frames=both, progress=progress)
     results = scored.results
-    log_probs = [
-        reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None
-    ]
+    log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
     if options.references:
         references = read_references(options.references, len(log_probs), [r.id for r in references])
@@ -311,9 +305,7 @@ def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[st
         if phones is not None:
             unknown = [p for p in phones if p not in lexicon.classes]
             if unknown or not phones:
-                wrong = (
-                    f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
-                )
+                wrong = f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
                 raise UserError(f"--word {given!r}: {wrong}")
             lexicon = lexicon.with_entries([(word, phones)])
     return lexicon.with_words(word for word in weights if word not in lexicon), weights

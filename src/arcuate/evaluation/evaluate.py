@@ -163,9 +163,7 @@ def evaluate(
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
-    scored = score_split(
-        opened, split, data, checkpoint, SearchOptions(search, beam, head), progress=progress
-    )
+    scored = score_split(opened, split, data, checkpoint, SearchOptions(search, beam, head), progress=progress)
     evaluation = Evaluation(
         opened,
         tuple(scored.results),
@@ -245,9 +243,7 @@ def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
     if data is not None:
         return Store.open(Path(data))
     if source.trained_on is None:
-        raise UserError(
-            f"{source.run.path} is an imported model and records no store; give one with --data STORE"
-        )
+        raise UserError(f"{source.run.path} is an imported model and records no store; give one with --data STORE")
     path = Path(str(source.trained_on.get("path", "")))
     if not path.is_dir():
         raise UserError(f"the training store {path} of this run does not exist; give it with --data STORE")
@@ -329,9 +325,7 @@ def _choose_transducer_beam(head: Head, options: SearchOptions) -> int | None:
     return None
 
 
-def _select_trials(
-    source: ModelSource, store: Store, split: str, config: ModelConfig
-) -> tuple[TrialInfo, ...]:
+def _select_trials(source: ModelSource, store: Store, split: str, config: ModelConfig) -> tuple[TrialInfo, ...]:
     """Trials of the split in the sessions of the model."""
     if config.n_channels != store.n_channels:
         raise UserError(
@@ -347,9 +341,7 @@ def _select_trials(
 
 def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedTrials:
     stored_split = "train" if split == "dev" else split
-    unknown = [
-        t.session for t in store.trials if t.split == stored_split and t.session not in config.sessions
-    ]
+    unknown = [t.session for t in store.trials if t.split == stored_split and t.session not in config.sessions]
     return ExcludedTrials(len(unknown), tuple(dict.fromkeys(unknown)))
 
 

@@ -99,9 +99,7 @@ def score_difference(first: Sequence[Score], second: Sequence[Score]) -> Differe
     return Difference(found.estimate, found.low, found.high, found.p)
 
 
-def difference(
-    a: Arm, b: Arm, *, groups: np.ndarray | None = None, level: float = 0.95, seed: int = 0
-) -> Contrast:
+def difference(a: Arm, b: Arm, *, groups: np.ndarray | None = None, level: float = 0.95, seed: int = 0) -> Contrast:
     """B − A; negative if B makes fewer errors. `groups` (N,) makes groups (sessions) the sampling unit."""
     return contrast((a, b), (-1.0, 1.0), groups=groups, level=level, seed=seed)
 

@@ -96,8 +96,7 @@ def missing_decodings(run: Run, split: str, label: str | None) -> UserError:
     """The error for a run without word decodings."""
     expected = run.results_file(split, label or WORDS_LABEL)
     return UserError(
-        f"{expected} does not exist; decode to words first:"
-        f" arcuate decode {run.path} --split {split} --out {expected}"
+        f"{expected} does not exist; decode to words first: arcuate decode {run.path} --split {split} --out {expected}"
     )
 
 
@@ -127,9 +126,7 @@ def _parse_row(row: Mapping[str, Any], where: str) -> SubmittedText:
         raise UserError(f"{where}: text is {text!r:.40}, not a sentence; decode again")
     found = _TRIAL_ID.fullmatch(str(row.get("id", row.get("trial", ""))))
     if not found:
-        raise UserError(
-            f"{where}: the id {row.get('id')!r:.60} does not name session, split and number of a trial"
-        )
+        raise UserError(f"{where}: the id {row.get('id')!r:.60} does not name session, split and number of a trial")
     return SubmittedText(found["session"], int(found["number"]), normalise_text(text))
 
 
@@ -184,9 +181,7 @@ def _check_written(path: Path, texts: Sequence[SubmittedText], format: Format) -
     if format == "b2t25":
         rows = list(csv.reader(io.StringIO(content)))
         parsed = [text for _, text in rows[1:]]
-        valid = rows[0] == ["id", "text"] and [row[0] for row in rows[1:]] == [
-            str(i) for i in range(len(texts))
-        ]
+        valid = rows[0] == ["id", "text"] and [row[0] for row in rows[1:]] == [str(i) for i in range(len(texts))]
     else:
         parsed, valid = content.split("\n")[:-1], content.endswith("\n")
     if not valid or parsed != [text.text for text in texts]:

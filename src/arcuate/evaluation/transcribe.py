@@ -120,9 +120,7 @@ def transcribe(
     return transcripts
 
 
-def _search_trial(
-    search: Searcher[_Input], trial: _Input, reference: Reference, n_best: int
-) -> list[Hypothesis]:
+def _search_trial(search: Searcher[_Input], trial: _Input, reference: Reference, n_best: int) -> list[Hypothesis]:
     """Search one trial; errors name the trial."""
     try:
         return search.search(trial, n_best)

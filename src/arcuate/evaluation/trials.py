@@ -86,9 +86,7 @@ def decode_trials(
     model.eval()
     with torch.inference_mode():
         plan = group_by_length(trials, batch_size)
-        for chosen, batch in evaluation_batches(
-            store, trials, model.config.sessions, front_end.statistics_spec, plan
-        ):
+        for chosen, batch in evaluation_batches(store, trials, model.config.sessions, front_end.statistics_spec, plan):
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
@@ -112,9 +110,7 @@ def decode_trials(
                     losses[row] if losses is not None and trial.tokens is not None else None,
                     logp.copy() if keep_log_probs else None,
                     {head: float(values[row]) for head, values in by_head.items()},
-                    score(trial.tokens, greedy(logp))
-                    if search is not greedy and trial.tokens is not None
-                    else None,
+                    score(trial.tokens, greedy(logp)) if search is not greedy and trial.tokens is not None else None,
                     outputs.frames[row, : len(logp)].clone() if keep_frames else None,
                     tuple(modes[row]) if modes is not None else None,
                 )

@@ -141,9 +141,7 @@ def tune(
     target = None if out is None else Path(out)
     check_writable(target, *options.inputs)
     if folds == 1:
-        raise UserError(
-            "--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting"
-        )
+        raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
     task = open_task(options, progress)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
@@ -292,9 +290,7 @@ class _Tuner:
         fitted = settings.model_copy(update={"lm_weight": lm, "word_bonus": bonus})
         return fitted if found.fun < objective(start) else settings
 
-    def _descend(
-        self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0
-    ) -> DecodingConfig:
+    def _descend(self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0) -> DecodingConfig:
         """Optimise all weights with one search of the chosen trials per evaluation."""
         names = [name for name in _STEPS if name not in self._fixed]
         values = np.array([getattr(start, name) for name in names])
@@ -334,18 +330,14 @@ class _Tuner:
             logger.info(f"{name}, evaluation {self.n_evaluations}: {100 * value:.2f} % with {weights}")
         return value
 
-    def _objective_terms(
-        self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]
-    ) -> tuple[float, int]:
+    def _objective_terms(self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, int]:
         """Errors of trial i (mean of best and expected), and its number of words."""
         reference = self.references[i].text
         if reference is None:
             return 0.0, 0
         return 0.5 * sum(self._trial_errors(i, n_best, totals)), len(normalise_text(reference).split())
 
-    def _trial_errors(
-        self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]
-    ) -> tuple[float, float]:
+    def _trial_errors(self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, float]:
         """Errors of the best hypothesis of trial i, and expected errors of its n-best list, under these totals."""
         reference = self.references[i].text
         if reference is None:
@@ -362,9 +354,7 @@ class _Tuner:
     def _word_errors(self, i: int, reference: str, words: tuple[str, ...]) -> int:
         key = (i, words)
         if key not in self.errors:
-            self.errors[key] = score(
-                normalise_text(reference).split(), normalise_text(" ".join(words)).split()
-            ).errors
+            self.errors[key] = score(normalise_text(reference).split(), normalise_text(" ".join(words)).split()).errors
         return self.errors[key]
 
 

@@ -135,9 +135,7 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
     rows = read_jsonl(path)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("text"), str):
-            raise UserError(
-                f"{path} line {number} has no text; every line needs the reference text of a trial"
-            )
+            raise UserError(f"{path} line {number} has no text; every line needs the reference text of a trial")
     if all("id" in row for row in rows):
         check_unique_ids(str(path), [str(row["id"]) for row in rows])
     if ids is not None and all("id" in row for row in rows):
@@ -147,9 +145,7 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
             raise UserError(f"{path} has no line with id {missing[0]!r}, which the frame scores have")
         rows = [by_id[name] for name in ids]
     if len(rows) != n_trials:
-        raise UserError(
-            f"{path} has {len(rows)} lines and the frame scores {n_trials} trials; give one line per trial"
-        )
+        raise UserError(f"{path} has {len(rows)} lines and the frame scores {n_trials} trials; give one line per trial")
     return [
         Reference(
             str(row.get("id", i)),
@@ -168,9 +164,7 @@ def digest_references(references: Sequence[Reference]) -> str:
     return hashlib.blake2b(texts.encode("utf-8"), digest_size=12).hexdigest()
 
 
-def _rates_by(
-    trials: Iterable[ScoredTrial], key: Callable[[ScoredTrial], str | None]
-) -> dict[str, float | None]:
+def _rates_by(trials: Iterable[ScoredTrial], key: Callable[[ScoredTrial], str | None]) -> dict[str, float | None]:
     """WER of each group; trials without a key belong to no group."""
     known = sorted((t for t in trials if key(t) is not None), key=lambda t: str(key(t)))
     return {str(k): total(t.score.words for t in group).rate for k, group in groupby(known, key)}

@@ -193,9 +193,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise UserError(f"{len(names)} factors are too many for one ablation; use at most {_MAX_FACTORS}")
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UserError(
-                f"the factor name {name!r} must be letters, digits, - and _, starting with a letter"
-            )
+            raise UserError(f"the factor name {name!r} must be letters, digits, - and _, starting with a letter")
         if names.count(name) > 1:
             raise UserError(f"the factor {name!r} is given twice; put its settings together with a comma")
         if name in (BASE, ALL) or name.startswith(BUT):
@@ -334,9 +332,7 @@ def open_experiment(experiment: Experiment) -> None:
     if file.exists():
         old, new = read_json(file), json.loads(json.dumps(identity))
         if changed := [key for key in identity if old.get(key) != new[key]]:
-            raise UserError(
-                f"{experiment.out} is an ablation with other {' and '.join(changed)}; choose another --out"
-            )
+            raise UserError(f"{experiment.out} is an ablation with other {' and '.join(changed)}; choose another --out")
         return
     if experiment.out.exists() and (not experiment.out.is_dir() or any(experiment.out.iterdir())):
         raise UserError(f"{experiment.out} exists and is not an ablation folder; choose another --out")
@@ -392,9 +388,7 @@ def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) 
     return failed
 
 
-def _report_step(
-    progress: Progress, before: int, n_steps: int, name: str, rows: list[dict[str, Any]]
-) -> None:
+def _report_step(progress: Progress, before: int, n_steps: int, name: str, rows: list[dict[str, Any]]) -> None:
     progress(before + max((row["step"] for row in rows), default=0), n_steps, name)
 
 
@@ -436,11 +430,7 @@ def overview(experiment: Experiment) -> list[dict[str, Any]]:
             "seed": cell.seed,
             "run": str(cell.path),
             "overrides": [o for o in cell.overrides if not o.startswith("notes=")],
-            "state": "scored"
-            if is_scored(experiment, cell)
-            else "trained"
-            if is_trained(cell)
-            else "missing",
+            "state": "scored" if is_scored(experiment, cell) else "trained" if is_trained(cell) else "missing",
         }
         for cell in cells(experiment)
     ]

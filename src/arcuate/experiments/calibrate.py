@@ -285,9 +285,7 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> list[Curve
     return points
 
 
-def _measure_curve(
-    plan: _Plan, folder: Path, stop: Stop, progress: Progress | None
-) -> list[CurvePoint] | None:
+def _measure_curve(plan: _Plan, folder: Path, stop: Stop, progress: Progress | None) -> list[CurvePoint] | None:
     points: list[CurvePoint] = []
     uncalibrated: list[TrialResult] = []
     held_out, n_all = plan.split.held_out, len(plan.split.calibration)
@@ -399,9 +397,7 @@ def initial_session(model: Model, session: str, settings: Calibration) -> str:
 class _StepProgress(Callback):
     """Callback that reports the steps of one fit of several, and logs incidents."""
 
-    def __init__(
-        self, progress: Progress | None, fit: int, n_fits: int, n_steps: int, n_sentences: int
-    ) -> None:
+    def __init__(self, progress: Progress | None, fit: int, n_fits: int, n_steps: int, n_sentences: int) -> None:
         super().__init__()
         self._progress, self._before, self._total = progress, fit * n_steps, n_fits * n_steps
         self._description = f"calibrating with {counted(n_sentences, 'sentence')}"

@@ -106,9 +106,7 @@ def _check_folders(run: Path, data: Path) -> None:
     if run.exists() and any(run.iterdir()):
         trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
         if Path(str(trained_on.get("path", ""))) != (data / "store").resolve():
-            raise UserError(
-                f"{run} was not made by the demo; move it away, or name another folder with --run"
-            )
+            raise UserError(f"{run} was not made by the demo; move it away, or name another folder with --run")
 
 
 def _clear(run: Path, data: Path) -> None:

@@ -145,9 +145,7 @@ def train_seeds(
     options: dict[str, Any] = {"resume": resume, "parent": parent, "keep_optimizer": keep_optimizer}
     if dry_run:
         first = next(iter(planned))
-        plan = train(
-            *(recipe, data, _seed_folder(folder, first)), overrides=planned[first], dry_run=True, **options
-        )
+        plan = train(*(recipe, data, _seed_folder(folder, first)), overrides=planned[first], dry_run=True, **options)
         seeds = tuple(SeedRun(seed, Run(_seed_folder(folder, seed))) for seed in planned)
         return SeedsResult(folder, base, n_seeds, seeds, plan)
     options |= {"callbacks": callbacks, "stop": stop, "progress": progress}

@@ -96,9 +96,7 @@ def to_markdown() -> str:
             meaning = s.meaning.replace("|", "\\|")
             lines.append(f"| `{s.path}` | {s.type} | {s.default} | {s.range or '–'} | {meaning} |")
         lines.append("")
-    lines.append(
-        "`session_schedule` takes the same kinds as `schedule`; null uses `schedule` for the session layers."
-    )
+    lines.append("`session_schedule` takes the same kinds as `schedule`; null uses `schedule` for the session layers.")
     return "\n".join(lines) + "\n"
 
 

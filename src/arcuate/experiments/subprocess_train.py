@@ -51,9 +51,7 @@ def train_in_subprocess(
     log = run.path.with_name(f"{run.path.name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
-        process = subprocess.Popen(
-            [*command, "--resume"] if resume else command, stdout=subprocess.PIPE, stderr=stream
-        )
+        process = subprocess.Popen([*command, "--resume"] if resume else command, stdout=subprocess.PIPE, stderr=stream)
     output = b""
     try:
         _follow(process, run, stop, on_metrics, should_stop)

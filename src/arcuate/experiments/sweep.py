@@ -143,9 +143,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
     """Create or continue the study of a sweep folder; the folder of another sweep is rejected."""
     recipe, store = plan.load_recipe(), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
-        raise UserError(
-            f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1"
-        )
+        raise UserError(f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1")
     is_sweep = (plan.out / "locks" / "study").exists()
     if not is_sweep and plan.out.exists() and (not plan.out.is_dir() or any(plan.out.iterdir())):
         raise UserError(f"{plan.out} exists and is not a sweep folder; choose another --out")
@@ -159,9 +157,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
         if file.exists():
             old, new = read_json(file), json.loads(json.dumps(identity))
             if changed := [key for key in identity if old.get(key) != new[key]]:
-                raise UserError(
-                    f"{plan.out} is a sweep with another {' and '.join(changed)}; choose another --out"
-                )
+                raise UserError(f"{plan.out} is a sweep with another {' and '.join(changed)}; choose another --out")
         else:
             write_json(file, identity)
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -358,9 +358,7 @@ def _run_loop(
         *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec),
         (distributed.rank, distributed.size),
     )
-    batches = training_batches(
-        planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda"
-    )
+    batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # rank 0 alone has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]

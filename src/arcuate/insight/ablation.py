@@ -95,9 +95,7 @@ class FactorResult:
         return [e for e in (self.alone, self.with_others) if e]
 
     def to_dict(self) -> dict[str, Any]:
-        interaction = (
-            {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
-        )
+        interaction = {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
         return {
             "factor": self.factor,
             "alone": self.alone.to_dict() if self.alone else None,
@@ -181,9 +179,7 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
     measured = [q for q in by_arms.values() if q.before in rates and q.after in rates]
     contrasts = [difference(rates[q.before], rates[q.after]) for q in measured]
     adjusted = holm([c.p for c in contrasts])
-    effects = {
-        (q.before, q.after): Effect(q, c, p) for q, c, p in zip(measured, contrasts, adjusted, strict=True)
-    }
+    effects = {(q.before, q.after): Effect(q, c, p) for q, c, p in zip(measured, contrasts, adjusted, strict=True)}
     factors = _judge_factors(experiment, rates, effects)
     total = effects.get((BASE, everything))
     verdict = _verdict_text(total, factors)
@@ -223,8 +219,7 @@ def _judge_factors(
     by_changes = {arm.changed: arm.name for arm in experiment.arms}
     every, none = frozenset(names), frozenset[str]()
     corners = {
-        n: (by_changes[none], by_changes[frozenset([n])], by_changes[every - {n}], by_changes[every])
-        for n in names
+        n: (by_changes[none], by_changes[frozenset([n])], by_changes[every - {n}], by_changes[every]) for n in names
     }
     interactions = {
         n: contrast([rates[a] for a in corner], (1.0, -1.0, -1.0, 1.0))
@@ -263,9 +258,7 @@ def _count_verdicts(scores: Sequence[RunScores]) -> dict[str, int]:
 # Wording.
 
 
-def _factor_text(
-    name: str, alone: Effect | None, with_others: Effect | None, p_interaction: float | None
-) -> str:
+def _factor_text(name: str, alone: Effect | None, with_others: Effect | None, p_interaction: float | None) -> str:
     parts = []
     if alone:
         parts.append(f"changed alone, {_effect_text(alone)}")
@@ -325,9 +318,7 @@ def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
         return f"{head} {names_text} is the only factor with a significant effect in this direction, {where}."
     in_both = _enumerate([f.factor for f in responsible if f in both])
     return f"{head} Factors with a significant effect in this direction, largest first: {names_text}." + (
-        f" Both alone and with the others: {in_both}."
-        if both
-        else " None of them both alone and with the others."
+        f" Both alone and with the others: {in_both}." if both else " None of them both alone and with the others."
     )
 
 

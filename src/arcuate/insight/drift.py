@@ -128,9 +128,7 @@ def _errors_chart(sessions: Sequence["SessionResult"]) -> Html:
         if row.per is not None:
             tooltip = f"{row.session}: {percent(row.per)}, unadapted {percent(row.per_unadapted)}"
             parts.append(dot(x, y(row.per), 4.5, "point" if row.known else "best", tooltip))
-    parts += column_labels(
-        places, BOTTOM, short_session_names([s.session for s in sessions]), column < _NARROW
-    )
+    parts += column_labels(places, BOTTOM, short_session_names([s.session for s in sessions]), column < _NARROW)
     label = f"Phoneme error rate of {counted(len(sessions), 'session')} with and without adaptation."
     height = BOTTOM + (80 if column < _NARROW else 40)
     return svg(width, height, label, *parts, style=f"max-width:{width / 16:.1f}rem")
@@ -171,9 +169,7 @@ def _array_chart(result: DriftResult, arrays: Sequence[str]) -> Html:
     parts = [y_axis(y, LEFT, RIGHT, whole_percent), x_axis(x, BOTTOM, "days since the first session")]
     for i, name in enumerate(arrays):
         values = [row.arrays[name].subspace_similarity for row in result.sessions]
-        points = [
-            None if value is None else (x(day), y(value)) for day, value in zip(days, values, strict=True)
-        ]
+        points = [None if value is None else (x(day), y(value)) for day, value in zip(days, values, strict=True)]
         parts.append(path(points, f"line {_array_style(i)}"))
     return svg(WIDTH, HEIGHT, f"Similarity of {counted(len(arrays), 'array')} over days.", *parts)
 

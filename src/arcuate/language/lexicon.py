@@ -110,9 +110,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, start=1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
-        raise UserError(
-            f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)"
-        ) from None
+        raise UserError(f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)") from None
     except OSError as error:
         raise UserError(f"cannot read the lexicon {path}: {error.strerror}") from error
 
@@ -156,9 +154,7 @@ def grapheme_lexicon(
     return make_lexicon(entries, tuple(classes), name), skipped
 
 
-def make_lexicon(
-    entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[str, ...], name: str
-) -> Lexicon:
+def make_lexicon(entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[str, ...], name: str) -> Lexicon:
     """Build a lexicon from (word, token names) pairs; repeated pairs are ignored."""
     index = {label: i for i, label in enumerate(classes)}
     ids: dict[str, int] = {}

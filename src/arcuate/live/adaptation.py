@@ -237,9 +237,7 @@ def _training_augmentation(run: Run) -> AugmentationConfig:
     """Augmentation a run was trained with; none for a model folder without a recipe."""
     if not run.recipe_file.is_file():
         return AugmentationConfig()
-    return parse_settings(
-        AugmentationConfig, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True
-    )
+    return parse_settings(AugmentationConfig, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True)
 
 
 def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -51,13 +51,9 @@ class Limits(Settings):
     frame_bytes: int = Field(
         1_000_000, ge=1_000, le=100_000_000, description="Maximum size of a message of bins, in bytes."
     )
-    frames_per_s: float = Field(
-        200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s."
-    )
+    frames_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s.")
     queue: int = Field(256, ge=8, le=100_000, description="Messages that may be queued for a slow viewer.")
-    commands_per_s: float = Field(
-        20.0, gt=0.0, le=10_000.0, description="Maximum rate of commands of a viewer, per s."
-    )
+    commands_per_s: float = Field(20.0, gt=0.0, le=10_000.0, description="Maximum rate of commands of a viewer, per s.")
     chunk_s: float = Field(5.0, gt=0.0, le=600.0, description="Maximum length of bins in a message, in s.")
 
 
@@ -75,6 +71,4 @@ class LiveSettings(Settings):
     faults: Faults = Faults()
     limits: Limits = Limits()
     start: Start = Start()
-    alternatives: int = Field(
-        5, ge=1, le=100, description="Hypotheses from which alternatives of words are shown."
-    )
+    alternatives: int = Field(5, ge=1, le=100, description="Hypotheses from which alternatives of words are shown.")

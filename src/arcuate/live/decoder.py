@@ -62,9 +62,7 @@ class StreamingDecoder:
     `stream()` creates further streams that share all weights and nothing else.
     """
 
-    def __init__(
-        self, engine: Engine, session: str | None = None, statistics: Statistics | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, session: str | None = None, statistics: Statistics | None = None) -> None:
         self.engine = engine
         self._past = _initial_statistics(None, engine.model.config.n_channels)
         self._now: _SentenceState
@@ -324,9 +322,7 @@ class StreamingDecoder:
             bins, past, limit = np.concatenate(self._now.bins), self._past, front_end.rolling_bins
             share = min(1.0, limit / max(past.n_bins, 1))
             faded = replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, limit))
-            self._past = faded.merge(
-                RunningStatistics.from_bins(signed_log(bins) if front_end.log1p else bins)
-            )
+            self._past = faded.merge(RunningStatistics.from_bins(signed_log(bins) if front_end.log1p else bins))
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))

@@ -18,9 +18,7 @@ from arcuate.live.messages import Mark
 
 Event = dict[str, Any]
 _ONSET_S = 0.5  # window in which onset frames are counted
-_MAX_IDLE_FRAMES = (
-    60  # without speech the decoder is reset after this many frames, so that memory stays bounded
-)
+_MAX_IDLE_FRAMES = 60  # without speech the decoder is reset after this many frames, so that memory stays bounded
 
 
 class Endpointer:
@@ -212,9 +210,7 @@ class Endpointer:
             "number": self.n_sentences,
             "words": list(words),
             "text": " ".join(words),
-            "times_s": [
-                [round(t.first * self._frame_s, 3), round(t.last * self._frame_s, 3)] for t in best.times
-            ],
+            "times_s": [[round(t.first * self._frame_s, 3), round(t.last * self._frame_s, 3)] for t in best.times],
             "alternatives": word_alternatives(words, [h.words for h in nbest[1:]]),
             "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in nbest],
             "score": best.total,

@@ -50,9 +50,7 @@ class Recorder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(
-                exclusive_lock(
-                    folder / _LOCK, f"another server is recording into {folder}; choose another folder"
-                )
+                exclusive_lock(folder / _LOCK, f"another server is recording into {folder}; choose another folder")
             )
             self.finals = _repair_recording(folder, n_channels)
             self._bins = (folder / _BINS).open("ab")
@@ -119,8 +117,7 @@ def check_recording_folder(folder: Path) -> None:
     """Raise `UserError` if a folder cannot be written or contains anything but a recording."""
     try:
         in_use = folder.exists() and (
-            not folder.is_dir()
-            or (any(p.name != _LOCK for p in folder.iterdir()) and not (folder / _JOURNAL).exists())
+            not folder.is_dir() or (any(p.name != _LOCK for p in folder.iterdir()) and not (folder / _JOURNAL).exists())
         )
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from None
@@ -233,9 +230,7 @@ def _sentence_rows(rows: list[dict[str, Any]], trials: list[Trial]) -> Iterator[
         if row["type"] != "final":
             pending.append(row)
             continue
-        partials = [
-            {k: p[k] for k in ("at", "words", "n_settled")} for p in pending if p["type"] == "partial"
-        ]
+        partials = [{k: p[k] for k in ("at", "words", "n_settled")} for p in pending if p["type"] == "partial"]
         faults = [p for p in pending if p["type"] == "fault"]
         pending = []
         if row["n_bins"] > 0:

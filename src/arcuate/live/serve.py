@@ -240,9 +240,7 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UserError(
-                f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
-            ) from None
+            raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
 
 
 def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:

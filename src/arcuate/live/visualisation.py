@@ -79,8 +79,7 @@ def _channel_layout(n_channels: int, session: str) -> list[dict[str, Any]]:
         {
             "name": feature.name,
             "arrays": [
-                {"name": a.name, "first": feature.channels[a.electrodes.start], "n": len(a.electrodes)}
-                for a in arrays
+                {"name": a.name, "first": feature.channels[a.electrodes.start], "n": len(a.electrodes)} for a in arrays
             ],
         }
         for feature in list_features(n_channels)

@@ -44,9 +44,7 @@ def weighted_loss(losses: dict[str, Tensor], settings: LossSettings) -> Tensor:
 def _transducer_loss(
     joint: Joint, n_frames: Tensor, tokens: Tensor, n_tokens: Tensor, settings: RNNTSettings
 ) -> Tensor:
-    losses = chunked_rnnt_loss(
-        joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens, blank=BLANK
-    )
+    losses = chunked_rnnt_loss(joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens, blank=BLANK)
     match settings.reduction:
         case "mean_per_token":
             return losses / n_tokens.clamp(min=1)
@@ -74,7 +72,6 @@ def flow_loss(flow: Flow, n_frames: Tensor) -> Tensor:
     """Squared velocity error relative to predicting no flow: 1 for a denoiser that is the identity. (B,)"""
     is_true = torch.arange(flow.target.shape[1], device=n_frames.device) < n_frames[:, None]
     error, scale = (
-        (part.float().square().mean(-1) * is_true).sum(-1)
-        for part in (flow.predicted - flow.target, flow.target)
+        (part.float().square().mean(-1) * is_true).sum(-1) for part in (flow.predicted - flow.target, flow.target)
     )
     return error / scale.clamp(min=1e-12)

@@ -84,9 +84,7 @@ def _node_log_probs(
     logits: Tensor, targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int, reuse_logits: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the blank and of the next token at every node. 2 x (B, T, U + 1)"""
-    log_probs: tuple[Tensor, Tensor] = _NodeLogProbs.apply(
-        logits, targets, n_frames, n_tokens, blank, reuse_logits
-    )
+    log_probs: tuple[Tensor, Tensor] = _NodeLogProbs.apply(logits, targets, n_frames, n_tokens, blank, reuse_logits)
     return log_probs
 
 
@@ -107,9 +105,7 @@ class _NodeLogProbs(torch.autograd.Function):
             nodes = logits[i, :t, : u + 1].to(dtype)  # (t, u + 1, V)
             norm = norms[i, :t, : u + 1] = nodes.logsumexp(-1)
             blanks[i, :t, : u + 1] = nodes[..., ctx.blank] - norm
-            emissions[i, :t, :u] = (
-                nodes.gather(-1, _next_token_index(targets[i, :u], t))[..., 0] - norm[:, :u]
-            )
+            emissions[i, :t, :u] = nodes.gather(-1, _next_token_index(targets[i, :u], t))[..., 0] - norm[:, :u]
         ctx.save_for_backward(logits, targets, norms)
         return blanks, emissions
 
@@ -234,9 +230,7 @@ def _backward_recursion(blank: Tensor, emit: Tensor, end: tuple[Tensor, Tensor, 
     return betas
 
 
-def _check_inputs(
-    shape: Sequence[int], targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int
-) -> None:
+def _check_inputs(shape: Sequence[int], targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int) -> None:
     """Check shapes, lengths and classes, which would otherwise fail as an index error in a kernel.
 
     `shape` is that of the logits, (B, T, U + 1, V); V may be missing, then classes are not checked.
@@ -253,9 +247,7 @@ def _check_inputs(
     if targets.is_floating_point() or targets.is_complex():
         raise UserError(f"targets are {targets.dtype}; expected integers, the class of each token")
     if bool((real == blank).any()):
-        raise UserError(
-            f"a target is {blank}, the blank; pass the true n_tokens instead of the padded length"
-        )
+        raise UserError(f"a target is {blank}, the blank; pass the true n_tokens instead of the padded length")
     for n in n_classes:
         if not 0 <= blank < n or (len(real) and not 0 <= int(real.min()) <= int(real.max()) < n):
             raise UserError(f"blank {blank} or a target is not a class; there are {n}, numbered from 0")

@@ -49,9 +49,7 @@ class SmoothingSettings(Settings):
 class SessionLayerSettings(Settings):
     """One affine map per recording session, initialised to the identity."""
 
-    enabled: bool = Field(
-        True, description="Whether the maps exist; false keeps activation, layer norm and dropout."
-    )
+    enabled: bool = Field(True, description="Whether the maps exist; false keeps activation, layer norm and dropout.")
     activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
     layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
     dropout: Probability = Field(0.0, description="Dropout on the output of the layer.")
@@ -79,9 +77,7 @@ class FrontEndSettings(Settings):
     normalise: Literal["none", "block", "rolling"] = Field(
         "none", description="Z-score by the statistics of the block or of the past (rolling), or not at all."
     )
-    log1p: bool = Field(
-        False, description="log(1 + x) before normalisation, intended for raw non-negative features."
-    )
+    log1p: bool = Field(False, description="log(1 + x) before normalisation, intended for raw non-negative features.")
     rolling_bins: int = Field(
         1500,
         ge=50,
@@ -127,16 +123,10 @@ class SSMSettings(Settings):
     kind: Literal["ssm"] = Field("ssm", description="Type of encoder.")
     width: int = Field(512, ge=1, le=8192, description="Width of a frame and of the state-space layer.")
     depth: int = Field(8, ge=1, le=64, description="Number of blocks.")
-    n_heads: int = Field(
-        8, ge=1, le=1024, description="Number of SSM heads, each with its own decay; divides width."
-    )
+    n_heads: int = Field(8, ge=1, le=1024, description="Number of SSM heads, each with its own decay; divides width.")
     state_dim: int = Field(64, ge=1, le=1024, description="State size per channel.")
-    conv_kernel: int = Field(
-        4, ge=2, le=32, description="Kernel length in frames of the convolution before the scan."
-    )
-    dropout: Probability = Field(
-        0.1, description="Dropout on the embedded patches and on each block's output."
-    )
+    conv_kernel: int = Field(4, ge=2, le=32, description="Kernel length in frames of the convolution before the scan.")
+    dropout: Probability = Field(0.1, description="Dropout on the embedded patches and on each block's output.")
     bidirectional: bool = Field(
         False, description="Half of the heads run backwards in time; such a model cannot stream."
     )
@@ -183,9 +173,7 @@ class TransformerSettings(Settings):
     n_buckets: int = Field(32, ge=2, le=1024, description="Number of relative-position buckets.")
     input_dropout: Probability = Field(0.2, description="Dropout on embedded patches.")
     attention_dropout: Probability = Field(0.35, description="Dropout on attention weights.")
-    dropout: Probability = Field(
-        0.35, description="Dropout on the outputs of attention and feed-forward layers."
-    )
+    dropout: Probability = Field(0.35, description="Dropout on the outputs of attention and feed-forward layers.")
     bidirectional: bool = Field(
         False, description="Attention to `context` future frames as well; such a model cannot stream."
     )
@@ -215,9 +203,7 @@ def _default_kind_gru(value: Any) -> Any:
 
 
 AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings
-EncoderSettings = Annotated[
-    AnyEncoderSettings, Field(discriminator="kind"), BeforeValidator(_default_kind_gru)
-]
+EncoderSettings = Annotated[AnyEncoderSettings, Field(discriminator="kind"), BeforeValidator(_default_kind_gru)]
 
 
 class TransducerSettings(Settings):
@@ -264,9 +250,7 @@ class DenoiserSettings(Settings):
 
     enabled: bool = Field(False, description="Whether the model has a denoiser.")
     width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")
-    conv_kernel: int = Field(
-        5, ge=2, le=101, description="Kernel length in frames of the hidden convolution."
-    )
+    conv_kernel: int = Field(5, ge=2, le=101, description="Kernel length in frames of the hidden convolution.")
     steps: int = Field(2, ge=1, le=64, description="Number of Euler steps along the flow.")
 
     renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}

@@ -74,9 +74,7 @@ class FrontEnd(nn.Module):
         """Normalised bins to the bins that patches are extracted from. (B, T, C) -> (B, max(T, patch), C)"""
         missing = max(self.settings.patch.bins - bins.shape[1], 0)
         bins = F.pad(bins, (0, 0, self.left, self.right + missing))
-        is_padding = (
-            torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]
-        )  # (B, T)
+        is_padding = torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]  # (B, T)
         bins = bins.masked_fill_(is_padding[..., None], 0.0)
         bins = self.session_layer(smooth(bins, self.kernel), session)
         return bins if self.stem is None else self.stem(bins, n_bins.clamp(min=self.settings.patch.bins))
@@ -205,9 +203,7 @@ def smooth(bins: Tensor, weights: list[float]) -> Tensor:
 class _Stem(nn.Module):
     """Optional channel gate and depthwise convolution with a residual, between session layer and patches."""
 
-    def __init__(
-        self, gate: ChannelGateSettings, conv: ConvStemSettings, n_channels: int, causal: bool
-    ) -> None:
+    def __init__(self, gate: ChannelGateSettings, conv: ConvStemSettings, n_channels: int, causal: bool) -> None:
         super().__init__()
         self.n_channels, self.causal = n_channels, causal
         self.kernel_size = conv.conv_kernel if conv.enabled else 1

@@ -25,9 +25,7 @@ from arcuate.models.convolution import extract_patches, project_patches
 from arcuate.models.interfaces import require_causal
 
 _TRANSPOSE_MIN_FRAMES = 16  # from this many frames on, transposing the recurrent weights pays off
-_KEEP_STATE = (
-    1e4  # pre-activation of the update gate for which sigmoid is exactly 1: the state stays unchanged
-)
+_KEEP_STATE = 1e4  # pre-activation of the update gate for which sigmoid is exactly 1: the state stays unchanged
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,7 @@ class GRU(nn.Module):
                 inner[layer + 1] = x.transpose(0, 1)
         return x.transpose(0, 1), torch.stack(last), inner
 
-    def step(
-        self, state: Tensor, bins: Tensor, precomputed: Precomputed | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, state: Tensor, bins: Tensor, precomputed: Precomputed | None = None) -> tuple[Tensor, Tensor]:
         """Frames completed by these bins, and the state after them; `precomputed` comes from `precompute`."""
         require_causal(self.settings.causal)
         one_frame = len(bins) == 1 and self.patch.count_frames(bins.shape[1]) == 1
@@ -175,9 +171,7 @@ class GRU(nn.Module):
         return x.transpose(0, 1), torch.cat(last), inner
 
 
-def _run_torch_layer(
-    x: Tensor, lengths: Tensor | None, state: Tensor, weights: list[Tensor]
-) -> tuple[Tensor, Tensor]:
+def _run_torch_layer(x: Tensor, lengths: Tensor | None, state: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
     """One layer in one or both directions by torch's kernel. (F, B, D), (directions, B, H) -> (F, B, D)"""
     options = (weights, True, 1, 0.0, False, len(state) == 2)  # biases, layers, dropout, train, bidirectional
     if lengths is None:
@@ -240,9 +234,7 @@ def _weight(gru: nn.GRU, name: str) -> Tensor:
     return weight
 
 
-def gru_recurrence(
-    projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False
-) -> Tensor:
+def gru_recurrence(projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False) -> Tensor:
     """Recurrence of one layer and direction. (F, B, 3H), (B, H), (3H, H), (H,) -> (F, B, H)
 
     `projected` holds W x_t with all biases in the order r, z, n, except the recurrent bias c_n of the candidate
@@ -309,9 +301,7 @@ class _Recurrence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, projected: Tensor, h0: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         states, *kept = _run_recurrence(projected, h0, weight, bias, reverse)
         ctx.reverse = reverse  # type: ignore[attr-defined]
         ctx.save_for_backward(weight, *kept)
@@ -332,9 +322,7 @@ class _Recurrence(torch.autograd.Function):
         weight_nrz = torch.cat([weight[2 * width :], weight[: 2 * width]])  # rows in the order n, r, z
         dh = n.new_zeros(n_trials, width)
         dh_for_each = dh[:, None]  # (B, 1, H)
-        frames = zip(
-            d.unbind(0), d[:, :, :3].flatten(2).unbind(0), z.unbind(0), d_states.unbind(0), strict=True
-        )
+        frames = zip(d.unbind(0), d[:, :, :3].flatten(2).unbind(0), z.unbind(0), d_states.unbind(0), strict=True)
         for d_all, d_through_state, carried, d_state in frames if ctx.reverse else reversed(list(frames)):
             dh.add_(d_state)
             d_all.mul_(dh_for_each)

@@ -111,9 +111,7 @@ def import_checkpoint(
     for name, tensor in model.state_dict().items():
         if checkpoint.weights[name].shape != tensor.shape:
             found, expected = tuple(checkpoint.weights[name].shape), tuple(tensor.shape)
-            raise UserError(
-                f"{path}: the tensor for {name} has shape {found}, but the other tensors imply {expected}"
-            )
+            raise UserError(f"{path}: the tensor for {name} has shape {found}, but the other tensors imply {expected}")
     model.load_state_dict(checkpoint.weights, assign=True)
     save_model(out, model)
     note = {
@@ -164,9 +162,7 @@ def _read_nejm(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint
     smoothing = SmoothingSettings(sd=0.0)
     if args.get(transforms + "smooth_data", True):
         sd = args.get(transforms + "smooth_kernel_std", 2.0)
-        smoothing = SmoothingSettings(
-            sd=sd, taps=_nejm_taps(sd, args.get(transforms + "smooth_kernel_size", 100))
-        )
+        smoothing = SmoothingSettings(sd=sd, taps=_nejm_taps(sd, args.get(transforms + "smooth_kernel_size", 100)))
     front_end = FrontEndSettings(
         normalise="none",
         smoothing=smoothing,
@@ -262,9 +258,7 @@ def _read_gru(
 def _nejm_taps(sd: float, size: int) -> int:
     """Kernel length of the '25 baseline: weights above 0.01 of a Gaussian cut at four standard deviations."""
     if not 0 < 4 * sd + 0.5 < size / 2:
-        raise UserError(
-            f"smoothing with standard deviation {sd} in a kernel of {size} bins cannot be imported"
-        )
+        raise UserError(f"smoothing with standard deviation {sd} in a kernel of {size} bins cannot be imported")
     radius = int(4 * sd + 0.5)
     raw = [math.exp(-0.5 * (i / sd) ** 2) for i in range(-radius, radius + 1)]
     return sum(weight / sum(raw) > 0.01 for weight in raw)
@@ -274,9 +268,7 @@ def _make_config(
     file: Path, settings: ModelSettings, n_channels: int, sessions: Any, n_sessions: int, n_classes: int
 ) -> ModelConfig:
     if not isinstance(sessions, Sequence) or not all(isinstance(name, str) for name in sessions):
-        raise UserError(
-            f"{file.parent / 'args.yaml'} does not list dataset.sessions; name them with --sessions"
-        )
+        raise UserError(f"{file.parent / 'args.yaml'} does not list dataset.sessions; name them with --sessions")
     if n_classes != N_CLASSES:
         raise UserError(
             f"{file} has {n_classes} output classes; only the {N_CLASSES} of the Brain-to-Text benchmarks are supported"
@@ -301,11 +293,7 @@ def _find_file(path: Path, candidates: Sequence[Path]) -> Path:
 def _raise_wrong_kind(file: Path, content: Any, kind: Kind) -> NoReturn:
     other = "cffan" if kind == "nejm" else "nejm"
     names = " ".join(map(str, content)) if isinstance(content, Mapping) else ""
-    if (
-        ("dayWeights" in names)
-        if kind == "nejm"
-        else ("model_state_dict" in names or "day_weights." in names)
-    ):
+    if ("dayWeights" in names) if kind == "nejm" else ("model_state_dict" in names or "day_weights." in names):
         raise UserError(f"{file} is a checkpoint of kind {other}; import it with --kind {other}")
     raise UserError(f"{file} is not a checkpoint of kind {kind}; pass the file written by its training")
 
@@ -326,9 +314,7 @@ class _Tensors:
         size = file.stat().st_size
         for key, tensor in state.items():
             name = ".".join(part for part in str(key).split(".") if part not in ("module", "_orig_mod"))
-            plain = (
-                isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
-            )
+            plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
             if not plain or not tensor.is_floating_point() or tensor.numel() > size:
                 raise UserError(f"{file}: {key} is not a dense floating-point tensor")
             if name in self.remaining:
@@ -363,9 +349,7 @@ class _Args:
 
     def __init__(self, file: Path, tree: Any) -> None:
         if not isinstance(tree, Mapping):
-            raise UserError(
-                f"{file} is not a mapping of training settings; copy the file written by the training"
-            )
+            raise UserError(f"{file} is not a mapping of training settings; copy the file written by the training")
         self.file, self.tree = file, tree
 
     @staticmethod
@@ -374,9 +358,7 @@ class _Args:
         try:
             return _Args(file, yaml.safe_load(file.read_text(encoding="utf-8")))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(
-                f"{file} is not valid YAML; copy the file written by the training again"
-            ) from error
+            raise UserError(f"{file} is not valid YAML; copy the file written by the training again") from error
 
     @staticmethod
     def read_pickle(file: Path) -> "_Args":

@@ -29,9 +29,7 @@ class Encoder(Protocol):
     def finish(self, state: EncoderState) -> Tensor:
         """Frames held back for future context. (B, F, D)"""
 
-    def __call__(
-        self, bins: Tensor, n_frames: Tensor | None, state: EncoderState
-    ) -> tuple[Tensor, EncoderState]:
+    def __call__(self, bins: Tensor, n_frames: Tensor | None, state: EncoderState) -> tuple[Tensor, EncoderState]:
         """Complete trials (B, T, C) with their true lengths -> all frames (B, F, D), and the state after them."""
 
     def forward_with_layers(

@@ -82,9 +82,7 @@ def load_model(folder: str | Path) -> Model:
     config = load_model_config(folder)
     check_checksums(folder)
     model = build_on_meta(config)
-    weights = _load_weights(
-        folder / WEIGHTS_FILE, {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    )
+    weights = _load_weights(folder / WEIGHTS_FILE, {name: tuple(t.shape) for name, t in model.state_dict().items()})
     model.load_state_dict(weights, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -100,9 +98,7 @@ def check_checksums(folder: Path) -> None:
     except FileNotFoundError:
         return  # an imported model, or one saved by `save_model` alone
     except (ValueError, RecursionError, TypeError, KeyError):
-        raise UserError(
-            f"{folder / STATE_FILE} is damaged; evaluate another checkpoint, or train again"
-        ) from None
+        raise UserError(f"{folder / STATE_FILE} is damaged; evaluate another checkpoint, or train again") from None
     for name, digest in expected.items():
         if checksum(folder / name) != digest:
             raise UserError(
@@ -161,7 +157,5 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); restore the file from its source") from error
     if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
-        raise UserError(
-            f"{path}: {bad[0]} contains non-finite values, training diverged; use an earlier checkpoint"
-        )
+        raise UserError(f"{path}: {bad[0]} contains non-finite values, training diverged; use an earlier checkpoint")
     return weights

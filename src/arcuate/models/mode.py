@@ -132,9 +132,7 @@ class SpeakingMode(nn.Module):
             recent = frames.new_zeros(len(frames), lags - 1, self.n_channels)
         padded = torch.cat([recent, frames], dim=1)
         n = frames.shape[1]
-        return torch.cat(
-            [frames * padded[:, lags - 1 - lag : lags - 1 - lag + n] for lag in range(lags)], dim=-1
-        )
+        return torch.cat([frames * padded[:, lags - 1 - lag : lags - 1 - lag + n] for lag in range(lags)], dim=-1)
 
     def _total(self, evidence: Tensor, n_frames: Tensor) -> Tensor:
         """Sum over the true frames of each trial. (B, M, E) -> (B, 1, E) float64"""

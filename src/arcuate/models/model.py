@@ -125,9 +125,7 @@ class Model(nn.Module):
         outputs = self._apply_heads(
             frames, encoded.n_frames, tokens, None if encoded.mode is None else encoded.mode.per_trial
         )
-        return replace(
-            outputs, intermediate={i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()}
-        )
+        return replace(outputs, intermediate={i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()})
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
         """State of a stream before the first bin of a trial; `statistics` as for a batch of one."""
@@ -171,9 +169,7 @@ class Model(nn.Module):
         patch_bins = self.config.settings.front_end.patch.bins
         bins = F.pad(bins, (0, 0, 0, max(patch_bins - bins.shape[1], 0)))
         is_padding = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
-        return ModeLogits(
-            *self.mode(bins.masked_fill(is_padding[..., None], 0.0), n_bins.clamp(min=patch_bins))
-        )
+        return ModeLogits(*self.mode(bins.masked_fill(is_padding[..., None], 0.0), n_bins.clamp(min=patch_bins)))
 
     def _step_normalised(
         self, state: StreamState, normalised: Tensor, trial_bins: Tensor
@@ -203,9 +199,7 @@ class Model(nn.Module):
         mode = None if state.mode is None else state.mode.logits[:, 0]
         return self._apply_heads(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
 
-    def _apply_heads(
-        self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None, mode: Tensor | None
-    ) -> Outputs:
+    def _apply_heads(self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None, mode: Tensor | None) -> Outputs:
         joint = None
         if self.transducer is not None and tokens is not None:
             joint = self.transducer(frames, tokens)
@@ -308,9 +302,7 @@ def single_session_model(model: Model, session: str, weight: Tensor, bias: Tenso
     return _replace_session_layers(shared, (session,), [(weight, bias)])
 
 
-def _replace_session_layers(
-    model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]
-) -> Model:
+def _replace_session_layers(model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]) -> Model:
     old = model.front_end.session_layer
     settings = enable_session_layers(model.config.settings)
     model.config = ModelConfig(

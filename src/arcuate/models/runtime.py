@@ -44,9 +44,7 @@ def choose_device(name: str, setting: str = "runtime.device") -> torch.device:
     return device
 
 
-def _choose_threads(
-    requested: int | None, width: int, batch_size: int, device: torch.device
-) -> tuple[int, str]:
+def _choose_threads(requested: int | None, width: int, batch_size: int, device: torch.device) -> tuple[int, str]:
     if requested is not None:
         return requested, "runtime.threads"
     if "OMP_NUM_THREADS" in os.environ:

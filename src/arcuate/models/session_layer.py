@@ -19,9 +19,7 @@ class SessionLayer(nn.Module):
         super().__init__()
         self.settings = settings
         n_maps = n_sessions if settings.enabled else 0
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(n_channels, n_channels)) for _ in range(n_maps)
-        )
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(n_channels, n_channels)) for _ in range(n_maps))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(n_channels)) for _ in range(n_maps))
         for weight in self.weights:
             if not weight.is_meta:
@@ -58,9 +56,7 @@ class _SessionMaps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, bins: Tensor, map_of_trial: list[int], softsign: bool, *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, bins: Tensor, map_of_trial: list[int], softsign: bool, *parameters: Tensor) -> Tensor:
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         mapped = torch.empty_like(bins, memory_format=torch.contiguous_format)

@@ -107,16 +107,12 @@ class _Block(nn.Module):
                 # Keeps the variance of the residual stream independent of depth.
                 self.output.weight /= math.sqrt(settings.depth)
 
-    def forward(
-        self, frames: Tensor, reversal: Tensor | None, state: _MixerState
-    ) -> tuple[Tensor, _MixerState]:
+    def forward(self, frames: Tensor, reversal: Tensor | None, state: _MixerState) -> tuple[Tensor, _MixerState]:
         """`reversal` (B, F) holds the index of each frame in the time-reversed trial."""
         normed = self.norm(frames)
         mixed, state = self.mixer(normed, state)
         if self.reverse_mixer is not None and reversal is not None:
-            backward, _ = self.reverse_mixer(
-                _take_frames(normed, reversal), self.reverse_mixer.start(len(frames))
-            )
+            backward, _ = self.reverse_mixer(_take_frames(normed, reversal), self.reverse_mixer.start(len(frames)))
             mixed = torch.cat([mixed, _take_frames(backward, reversal)], dim=-1)
         return frames + F.dropout(self.output(mixed), self.dropout, self.training), state
 
@@ -147,9 +143,7 @@ class _Mixer(nn.Module):
         self.conv_weight = nn.Parameter(torch.empty(conv_kernel, width + 2 * state_dim))
         self.conv_bias = nn.Parameter(torch.zeros(width + 2 * state_dim))
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
-        self.a_log = nn.Parameter(
-            torch.empty(n_heads)
-        )  # decay rate A = -exp(a_log), negative for every value
+        self.a_log = nn.Parameter(torch.empty(n_heads))  # decay rate A = -exp(a_log), negative for every value
         self.skip = nn.Parameter(torch.ones(n_heads))
         self.norm = nn.LayerNorm(width)
         if not self.conv_weight.is_meta:
@@ -168,9 +162,7 @@ class _Mixer(nn.Module):
         return torch.promote_types(self.a_log.dtype, torch.float32)
 
     def start(self, n_trials: int) -> _MixerState:
-        conv_inputs = self.conv_bias.new_zeros(
-            n_trials, self.conv_kernel - 1, self.width + 2 * self.state_dim
-        )
+        conv_inputs = self.conv_bias.new_zeros(n_trials, self.conv_kernel - 1, self.width + 2 * self.state_dim)
         shape = (n_trials, self.n_heads, self.width // self.n_heads, self.state_dim)
         return _MixerState(conv_inputs, torch.zeros(shape, dtype=self._scan_dtype, device=conv_inputs.device))
 
@@ -255,9 +247,7 @@ class _SSDScan(torch.autograd.Function):
         weights.diagonal(dim1=-2, dim2=-1).add_(skip[:, None])  # (B, K, H, L, L)
         y = _swap_heads(weights @ _swap_heads(x))  # (B, K, L, H, P)
         decayed_x = x * (dt * _decay_to_end(sums))[..., None]
-        before, after = _carry_states(
-            decayed_x.flatten(3).mT @ b, sums[:, :, -1].exp(), state
-        )  # (B, K, HP, N)
+        before, after = _carry_states(decayed_x.flatten(3).mT @ b, sums[:, :, -1].exp(), state)  # (B, K, HP, N)
         y.addcmul_((c @ before.mT).view_as(y), sums.exp()[..., None])
         ctx.save_for_backward(x, dt, sums, b, c, skip, y, before, after)
         return y.flatten(1, 2), after

@@ -84,9 +84,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, TransformerState, dict[int, Tensor]]:
         """`forward`, and the normalised outputs of the given layers (1 = the first)."""
         frames = F.dropout(self.embedding(bins), self.settings.input_dropout, self.training)
-        windows = self.position_bias.windows(
-            state[0].keys.shape[2], frames.shape[1], self._padding(frames, n_frames)
-        )
+        windows = self.position_bias.windows(state[0].keys.shape[2], frames.shape[1], self._padding(frames, n_frames))
         caches, inner = [], {}
         for layer, (block, before) in enumerate(zip(self.blocks, state, strict=True), start=1):
             frames, after = block(frames, windows, before)
@@ -133,9 +131,7 @@ class _Block(nn.Module):
                 for layer in (self.attention.output, self.ffn_out):
                     layer.weight /= math.sqrt(2 * settings.depth)
 
-    def forward(
-        self, frames: Tensor, windows: list[_Window], cache: _KeyValueCache
-    ) -> tuple[Tensor, _KeyValueCache]:
+    def forward(self, frames: Tensor, windows: list[_Window], cache: _KeyValueCache) -> tuple[Tensor, _KeyValueCache]:
         attended, cache = self.attention(self.attention_norm(frames), windows, cache)
         frames = frames + F.dropout(attended, self.dropout, self.training)
         hidden = F.dropout(F.gelu(self.ffn_in(self.ffn_norm(frames))), self.dropout, self.training)
@@ -156,9 +152,7 @@ class Attention(nn.Module):
         empty = self.output.weight.new_zeros(n_trials, self.n_heads, 0, width // self.n_heads)
         return _KeyValueCache(empty, empty)
 
-    def forward(
-        self, frames: Tensor, windows: list[_Window], cache: _KeyValueCache
-    ) -> tuple[Tensor, _KeyValueCache]:
+    def forward(self, frames: Tensor, windows: list[_Window], cache: _KeyValueCache) -> tuple[Tensor, _KeyValueCache]:
         projected = self.qkv(frames).unflatten(-1, (3, self.n_heads, -1))  # (B, F, 3, H, d)
         q, k, v = projected.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, F, d)
         if cache.keys.shape[2]:

@@ -42,9 +42,7 @@ class Optimizer(Settings):
     """The optimizer; learning rates are set by `schedule` and `session_schedule`."""
 
     kind: Literal["adam", "adamw", "sgd"] = Field("adamw", description="Optimizer.")
-    betas: tuple[_Beta, _Beta] = Field(
-        (0.9, 0.999), description="Decay of the moment estimates (adam, adamw)."
-    )
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="Decay of the moment estimates (adam, adamw).")
     eps: float = Field(
         1e-8,
         gt=0.0,
@@ -74,9 +72,7 @@ class Optimizer(Settings):
 class Ema(Settings):
     """Exponential moving average of the weights; if on, the average is validated and saved."""
 
-    decay: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Decay per step; 0 = off, 0.999 = about 1,000 steps."
-    )
+    decay: float = Field(0.0, ge=0.0, lt=1.0, description="Decay per step; 0 = off, 0.999 = about 1,000 steps.")
     warmup: bool = Field(True, description="Start with a smaller decay: min(decay, (1 + n) / (10 + n)).")
 
 
@@ -111,16 +107,12 @@ class Train(Settings):
     steps: Steps = Field(1000, description="Number of optimizer steps.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, augmentation and dropout.")
     accumulate: int = Field(1, ge=1, le=4096, description="Number of batches per optimizer step.")
-    clip_norm: float | None = Field(
-        None, gt=0.0, le=1e6, description="Largest gradient norm; null = no clipping."
-    )
+    clip_norm: float | None = Field(None, gt=0.0, le=1e6, description="Largest gradient norm; null = no clipping.")
     precision: Precision = Precision()
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(
-        2, ge=1, le=1_000_000, description="Latest checkpoints kept, besides the best."
-    )
+    keep_checkpoints: int = Field(2, ge=1, le=1_000_000, description="Latest checkpoints kept, besides the best.")
 
 
 class Validate(Settings):
@@ -238,9 +230,7 @@ def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[St
     A schedule with a length of its own (`decay_steps`) may be cut off anywhere.
     """
     key, length = "warmup_steps", 0
-    if isinstance(schedule, Restarts) or (
-        isinstance(schedule, WarmupCosine) and schedule.decay_steps is None
-    ):
+    if isinstance(schedule, Restarts) or (isinstance(schedule, WarmupCosine) and schedule.decay_steps is None):
         length = schedule.warmup_steps
     elif isinstance(schedule, HoldDecay) and schedule.decay_steps is None:
         key, length = "hold_steps", schedule.hold_steps

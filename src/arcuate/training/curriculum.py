@@ -46,9 +46,7 @@ class Stage(Settings):
         "plateau": "patience",
         "gain": "min_improvement",
     }
-    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
-        "schedule": {"anew": "restart", "on": "continue"}
-    }
+    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name in the rows of metrics.jsonl.")
     steps: Steps | None = Field(None, description="Length in optimizer steps; or give `epochs`.")
@@ -71,9 +69,7 @@ class Stage(Settings):
         le=10_000,
         description="Number of validations without improvement that end the stage early; null = by length only.",
     )
-    min_improvement: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts."
-    )
+    min_improvement: float = Field(0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts.")
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Stage":
@@ -106,9 +102,7 @@ def fill_length(tree: Any) -> Any:
     stages = tree.get("stages")
     if not stages:
         if "steps" in train and train["steps"] is None:
-            raise ValueError(
-                "train.steps is null and there are no stages to define its value; set train.steps"
-            )
+            raise ValueError("train.steps is null and there are no stages to define its value; set train.steps")
         return tree
     steps = [s.get("steps") if isinstance(s, Mapping) else getattr(s, "steps", None) for s in stages]
     known = all(type(n) is int for n in steps)

@@ -85,9 +85,7 @@ Encode = Callable[[ModelInputs, bool], Outputs]  # `encode_for_training` of a mo
 _INTERMEDIATE = "intermediate."
 
 
-def make_encode(
-    model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed
-) -> Encode:
+def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed) -> Encode:
     """Return `encode_for_training` of the model for the components trained now.
 
     It is compiled if runtime.compile is set, and averages gradients over processes.
@@ -162,9 +160,5 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
         Joint(*joint) if joint else None,
         parts.get("mode"),
         Flow(*flow) if flow else None,
-        {
-            int(name.removeprefix(_INTERMEDIATE)): part
-            for name, part in parts.items()
-            if name.startswith(_INTERMEDIATE)
-        },
+        {int(name.removeprefix(_INTERMEDIATE)): part for name, part in parts.items() if name.startswith(_INTERMEDIATE)},
     )

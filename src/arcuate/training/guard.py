@@ -112,9 +112,7 @@ KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.25  # a loss within this factor of the lowest median is healthy
-_MAX_BLANKS = (
-    0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
-)
+_MAX_BLANKS = 0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
 _AT_CHANCE = 0.8  # normalised loss from which on an output carries no information, whatever it contains
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
 
@@ -300,9 +298,7 @@ class Guard:
             return KEEP
         self.n_reductions += 1
         self.grad_norms.clear()
-        return Verdict(
-            "reduce_lr", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}"
-        )
+        return Verdict("reduce_lr", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}")
 
     def _rewind(self, kind: str, reason: str) -> Verdict:
         if self.n_rewinds >= self.settings.max_rewinds:

@@ -115,9 +115,7 @@ def _log(
         check_finite(state, row, distributed)
 
 
-def _validate(
-    state: TrainingState, validate: Validate | None, callback: Callback, distributed: Distributed
-) -> bool:
+def _validate(state: TrainingState, validate: Validate | None, callback: Callback, distributed: Distributed) -> bool:
     """Validate the weights that would be saved; return whether they are the best so far."""
     row: dict[str, Any] = {}
     if validate is not None:
@@ -139,9 +137,7 @@ def _checkpoint(state: TrainingState, improved: bool, scheduled: bool, distribut
     distributed.barrier()
 
 
-def _write_row(
-    state: TrainingState, row: dict[str, Any], callback: Callback, distributed: Distributed
-) -> None:
+def _write_row(state: TrainingState, row: dict[str, Any], callback: Callback, distributed: Distributed) -> None:
     if state.stage is not None:
         index = min(state.progress.index, len(state.recipe.stages) - 1)
         row |= {"stage": state.stage.name, "stage_index": index}

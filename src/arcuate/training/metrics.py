@@ -12,9 +12,7 @@ class StepMetrics:
 
     loss: float  # mean per trial
     grad_norm: float  # before clipping
-    normalised_loss: (
-        float | None
-    )  # loss per token / chance-level loss, log(number of classes); None: no token head
+    normalised_loss: float | None  # loss per token / chance-level loss, log(number of classes); None: no token head
     blank_share: float  # fraction of frames whose most probable class is the blank
     n_distinct: int  # different phonemes in the greedy output
     length_ratio: float  # length of the greedy output / length of the targets

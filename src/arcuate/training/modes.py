@@ -59,9 +59,7 @@ class Modes:
         return sum(p < 0.5 for p in self.vocalised.values())
 
 
-def infer_modes(
-    model: Model, store: Store, trials: Sequence[TrialInfo], progress: Progress | None = None
-) -> Modes:
+def infer_modes(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Progress | None = None) -> Modes:
     """Infer the modes of training trials, and initialise the mode head of the model from them."""
     assert model.mode is not None
     evidence = _collect_evidence(model, store, trials, progress)  # (N, lags * C)
@@ -72,9 +70,7 @@ def infer_modes(
     vocalised = fit_mixture(energy, groups, labelled_modes(trials, settings))
     modes = Modes({t.id: float(p) for t, p in zip(trials, vocalised, strict=True)})
     n_frames = model.mode.count_frames(torch.tensor([t.n_bins for t in trials])).numpy()
-    _initialise_head(
-        model.mode, evidence, n_frames, modes.targets([t.id for t in trials], torch.device("cpu"))
-    )
+    _initialise_head(model.mode, evidence, n_frames, modes.targets([t.id for t in trials], torch.device("cpu")))
     return modes
 
 
@@ -93,9 +89,7 @@ def _initialise_head(head: SpeakingMode, evidence: np.ndarray, n_frames: np.ndar
     head.classifier.bias.copy_(logits[:, -1])
 
 
-def _collect_evidence(
-    model: Model, store: Store, trials: Sequence[TrialInfo], progress: Progress | None
-) -> np.ndarray:
+def _collect_evidence(model: Model, store: Store, trials: Sequence[TrialInfo], progress: Progress | None) -> np.ndarray:
     """Return the mean evidence of every trial, in their order. (N, lags * C)"""
     head = model.mode
     assert head is not None
@@ -103,9 +97,7 @@ def _collect_evidence(
     rows: dict[int, np.ndarray] = {}
     with torch.inference_mode():
         plan = group_by_length(trials, 16)
-        for chosen, batch in evaluation_batches(
-            store, trials, model.config.sessions, front_end.statistics_spec, plan
-        ):
+        for chosen, batch in evaluation_batches(store, trials, model.config.sessions, front_end.statistics_spec, plan):
             batch = batch.to(device)
             means = head.mean_evidence(model.normalise(batch.bins, batch.statistics), batch.n_bins)
             rows.update(zip(chosen, means.cpu().numpy(), strict=True))
@@ -127,15 +119,11 @@ def labelled_modes(trials: Sequence[TrialInfo], settings: SpeakingModeSettings) 
     return np.array([float(MODES.index(t.mode)) if t.mode in MODES else np.nan for t in trials])
 
 
-def fit_mixture(
-    energy: np.ndarray, groups: Sequence[str], labels: np.ndarray, n_iterations: int = 200
-) -> np.ndarray:
+def fit_mixture(energy: np.ndarray, groups: Sequence[str], labels: np.ndarray, n_iterations: int = 200) -> np.ndarray:
     """Fit two normal distributions with one SD by EM, with one mode per group; return P(vocalised) per trial. (N,)"""
     group = np.unique(np.asarray(groups), return_inverse=True)[1]
     labelled = ~np.isnan(labels)
-    label_log_odds = np.bincount(
-        group[labelled], _LABEL_LOG_ODDS * (2 * labels[labelled] - 1), group.max() + 1
-    )
+    label_log_odds = np.bincount(group[labelled], _LABEL_LOG_ODDS * (2 * labels[labelled] - 1), group.max() + 1)
     proportion, spread = 0.5, float(energy.std())
     low, high = np.quantile(energy, [0.25, 0.75])
     if spread < 1e-9:  # all energies are equal: only labels distinguish the modes

@@ -45,9 +45,7 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
     ]
     fused = settings.fused and next(model.parameters()).device.type in ("cpu", "cuda")
     if settings.kind == "sgd":
-        return torch.optim.SGD(
-            groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused
-        )
+        return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
     kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW
     return kind(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
 

@@ -37,9 +37,7 @@ def choose_precision(settings: Precision, device: torch.device, previous: object
         relative_time = _probe(settings.kind, device)
     except RuntimeError as error:
         first = str(error).splitlines()[0]
-        return PrecisionChoice(
-            "fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32"
-        )
+        return PrecisionChoice("fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32")
     # On an accelerator the small probe shows that mixed precision runs, not how fast it is.
     if device.type == "cpu" and relative_time > _MAX_RELATIVE_TIME and previous != settings.kind:
         how = f"{relative_time:.0f} times slower" if relative_time >= 1.5 else "no faster"
@@ -51,9 +49,7 @@ def _probe(kind: str, device: torch.device, size: int = 192) -> float:
     """Run a small GRU forward and backward in both precisions; return time in mixed precision / time in fp32."""
     layer = torch.nn.GRU(size, size).to(device)
     frames = torch.zeros(8, 16, size, device=device)
-    clock = (
-        time.process_time if device.type == "cpu" else time.perf_counter
-    )  # CPU time: ignore other processes
+    clock = time.process_time if device.type == "cpu" else time.perf_counter  # CPU time: ignore other processes
 
     def seconds(precision: str) -> float:
         start = clock()

@@ -33,9 +33,7 @@ class _Decaying(Settings):
     @model_validator(mode="after")
     def _minimum_below_peak(self) -> "_Decaying":
         if self.min_lr > self.peak_lr:
-            raise ValueError(
-                f"min_lr {self.min_lr:g} is above peak_lr {self.peak_lr:g}; lower min_lr or raise peak_lr"
-            )
+            raise ValueError(f"min_lr {self.min_lr:g} is above peak_lr {self.peak_lr:g}; lower min_lr or raise peak_lr")
         return self
 
 
@@ -106,9 +104,7 @@ class Plateau(_Decaying):
     kind: Literal["plateau"] = "plateau"
     factor: float = Field(0.5, gt=0.0, lt=1.0, description="Factor on the learning rate at a reduction.")
     patience: int = Field(8, ge=0, le=10_000, description="Validations without improvement tolerated.")
-    threshold: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts."
-    )
+    threshold: float = Field(0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts.")
     cooldown: int = Field(0, ge=0, le=10_000, description="Number of validations ignored after a reduction.")
 
 
@@ -123,9 +119,7 @@ class Restarts(_Decaying):
 
     kind: Literal["restarts"] = "restarts"
     period: Steps = Field(description="Length of the first period in steps.")
-    period_factor: int = Field(
-        1, ge=1, le=100, description="Length of each period / length of the one before."
-    )
+    period_factor: int = Field(1, ge=1, le=100, description="Length of each period / length of the one before.")
     warmup_steps: _StepsOrZero = Field(0, description="Steps of linear warm-up before the first period.")
 
     @model_validator(mode="after")
@@ -195,9 +189,7 @@ class PlateauState:
     n_cooling: int = 0  # validations still to ignore after a reduction
 
 
-def learning_rate(
-    schedule: AnySchedule, step: int, n_steps: int, plateau: PlateauState | None = None
-) -> float:
+def learning_rate(schedule: AnySchedule, step: int, n_steps: int, plateau: PlateauState | None = None) -> float:
     """Return the learning rate of the update that follows `step` completed ones, in a run of `n_steps`."""
     match schedule:
         case Constant():

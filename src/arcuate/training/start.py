@@ -36,9 +36,7 @@ class Start:
     keep_optimizer: bool = False
 
 
-def start_run(
-    state: TrainingState, start: Start, environment: dict[str, Any], distributed: Distributed
-) -> None:
+def start_run(state: TrainingState, start: Start, environment: dict[str, Any], distributed: Distributed) -> None:
     """Bring state and run folder to where training starts.
 
     Every process reads first; nothing is written before all of them have succeeded.
@@ -145,9 +143,7 @@ def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path 
             raise UserError("--keep-optimizer needs --from: name the run whose optimizer state is kept")
         return None
     if resume:
-        raise UserError(
-            "--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one"
-        )
+        raise UserError("--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one")
     return find_checkpoint(*split_parent(parent))
 
 

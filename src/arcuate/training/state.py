@@ -125,9 +125,7 @@ class TrainingState:
             "step": self.step,
             "stage": self.stage.name,
             "next": later[0].name if later and self.step < self.recipe.train.steps else None,
-            "without_improvement": self.progress.n_bad
-            if self.progress.is_out_of_patience(self.stage)
-            else None,
+            "without_improvement": self.progress.n_bad if self.progress.is_out_of_patience(self.stage) else None,
             "best_per": self.best.per,
             "ends_at": min(self.step + sum(s.steps or 0 for s in later), self.recipe.train.steps),
         }

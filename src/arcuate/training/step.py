@@ -64,9 +64,7 @@ def compute_gradients(
     return _step_metrics(totals, n_trials, n_classes, set(losses), loss_settings)
 
 
-def forward(
-    model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings
-) -> Outputs:
+def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
     """Augment and encode one batch.
 
     Augmentation acts on normalised bins, so that its strengths mean the same on every data set.

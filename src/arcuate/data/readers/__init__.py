@@ -37,9 +37,7 @@ def summarise_file(source: Source, file: SourceFile) -> FileSummary:
     return b2t25.summarise_file(file) if source.layout == "b2t25" else b2t24.summarise_file(file)
 
 
-def read_trials(
-    source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES
-) -> Iterator[ReadResult]:
+def read_trials(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> Iterator[ReadResult]:
     """The trials of one file, one at a time; `features` selects features and area of the '24 layout."""
     results = b2t25.read_trials(file) if source.layout == "b2t25" else b2t24.read_trials(file, features)
     for result in results:
@@ -50,9 +48,7 @@ def read_trials(
         yield result
 
 
-def count_channels(
-    source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES
-) -> dict[int, int]:
+def count_channels(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> dict[int, int]:
     """Number of trials by channel count; reads the complete file in the '24 layout."""
     if source.layout == "b2t25":
         return dict(b2t25.summarise_file(file).n_channels)

@@ -95,9 +95,7 @@ def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
             if split is not None and _is_recording(name):
                 files.append(SourceFile(replace_surrogates(Path(name).stem), split, folder / name))
             elif looks_like_data(name):
-                reason = (
-                    "not <session>.mat" if split else f"not in one of the folders {', '.join(PARTITIONS)}"
-                )
+                reason = "not <session>.mat" if split else f"not in one of the folders {', '.join(PARTITIONS)}"
                 skipped.append(unrecognised(f"{folder.name}/{name}", reason))
     return files, skipped
 
@@ -138,14 +136,10 @@ def read_trials(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[
             continue
         for array in arrays:
             array[number] = None  # release the memory
-        yield _make_trial(
-            file, number, bins, texts[number] if texts else None, blocks[number] if blocks else None
-        )
+        yield _make_trial(file, number, bins, texts[number] if texts else None, blocks[number] if blocks else None)
 
 
-def _make_trial(
-    file: SourceFile, number: int, bins: np.ndarray, text: str | None, block: int | None
-) -> ReadResult:
+def _make_trial(file: SourceFile, number: int, bins: np.ndarray, text: str | None, block: int | None) -> ReadResult:
     problems: list[Problem] = []
     if block is None:
         problems.append(Problem("no block number", None, "blockIdx is missing; block 0 is assumed", "note"))
@@ -197,9 +191,7 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
     sizes = _sizes(file, wanted)
     for name in features.names:
         if name not in sizes:
-            raise UnreadableFile(
-                f"it has no variable {name}; its variables are {', '.join(sorted(sizes)) or 'none'}"
-            )
+            raise UnreadableFile(f"it has no variable {name}; its variables are {', '.join(sorted(sizes)) or 'none'}")
     try:
         stored = scipy.io.loadmat(file.path, variable_names=wanted)
     except _MAT_ERRORS as error:
@@ -226,11 +218,7 @@ def _check_header(file: SourceFile) -> None:
             head = stream.read(520)
     except OSError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
-    if (
-        head[:8] == b"\x89HDF\r\n\x1a\n"
-        or head[512:520] == b"\x89HDF\r\n\x1a\n"
-        or head.startswith(b"MATLAB 7.3")
-    ):
+    if head[:8] == b"\x89HDF\r\n\x1a\n" or head[512:520] == b"\x89HDF\r\n\x1a\n" or head.startswith(b"MATLAB 7.3"):
         raise UnreadableFile("it is a MATLAB 7.3 file; save it again in MATLAB with save(..., '-v7')")
 
 

@@ -146,9 +146,7 @@ def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
     """Bins (T, C) float32; T is `n_time_steps` where it does not exceed the array."""
     data = _dataset(group, "input_features")
     if data.ndim != 2 or data.dtype.kind not in "fiu":
-        raise ValueError(
-            f"input_features is {data.dtype} with shape {data.shape}, expected numbers (bins, channels)"
-        )
+        raise ValueError(f"input_features is {data.dtype} with shape {data.shape}, expected numbers (bins, channels)")
     rows, channels = data.shape
     if channels < 1 or rows * channels > MAX_VALUES:
         raise ValueError(f"input_features has an impossible size: {rows} bins of {channels} channels")
@@ -196,15 +194,11 @@ def _check_label(label: np.ndarray, problems: list[Problem]) -> np.ndarray | Non
     """The label as int32, or None with the reason added to `problems`."""
     outside = label[(label < 0) | (label >= N_CLASSES)]
     if len(outside):
-        detail = (
-            f"{len(outside)} of {len(label)} tokens are outside 1…{N_CLASSES - 1}, the first is {outside[0]}"
-        )
+        detail = f"{len(outside)} of {len(label)} tokens are outside 1…{N_CLASSES - 1}, the first is {outside[0]}"
         problems.append(Problem("label out of range", len(outside), detail))
         return None
     if n_blank := int(np.sum(label == BLANK)):
-        problems.append(
-            Problem("blank in label", n_blank, f"{n_blank} of {len(label)} tokens are the CTC blank")
-        )
+        problems.append(Problem("blank in label", n_blank, f"{n_blank} of {len(label)} tokens are the CTC blank"))
         return None
     if not len(label):
         problems.append(Problem("empty label", 0, "the label has no token"))

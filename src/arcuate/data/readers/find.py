@@ -39,9 +39,7 @@ def find_source(path: Path) -> Source:
     if len(roots) > 1:
         examples = " and ".join(f"{root} ({layout})" for root, layout in sorted(roots.items())[:2])
         more = f" and {len(roots) - 2} more" if len(roots) > 2 else ""
-        raise UserError(
-            f"several sets of recordings in {path}: {examples}{more}; give the folder of one of them"
-        )
+        raise UserError(f"several sets of recordings in {path}: {examples}{more}; give the folder of one of them")
     ((root, layout),) = roots.items()
     only = path if root == path.parent else None  # the folder of a single session was given
     files, skipped = b2t25.list_files(root, only) if layout == "b2t25" else b2t24.list_files(root)
@@ -52,9 +50,7 @@ def find_source(path: Path) -> Source:
 def _with_side_files(source: Source, given: Path, skipped: list[ReadResult], notes: list[str]) -> Source:
     corpora: side_files.Corpora = {}
     modes: side_files.Modes = {}
-    if source.layout == "b2t25" and (
-        table := side_files.find_beside(source.root, given, side_files.DESCRIPTION_FILE)
-    ):
+    if source.layout == "b2t25" and (table := side_files.find_beside(source.root, given, side_files.DESCRIPTION_FILE)):
         try:
             corpora, unused = side_files.read_corpora(table)
             notes = notes + unused
@@ -71,11 +67,7 @@ def _with_side_files(source: Source, given: Path, skipped: list[ReadResult], not
 
 def _check_folder(path: Path) -> None:
     if path.is_file():
-        hint = (
-            "unpack it and give the folder"
-            if path.suffix in (".zip", ".gz", ".tar")
-            else "give the folder it is in"
-        )
+        hint = "unpack it and give the folder" if path.suffix in (".zip", ".gz", ".tar") else "give the folder it is in"
         raise UserError(f"{path} is a file; {hint}")
     if not path.is_dir():
         raise UserError(f"no folder {path}; give the folder of the recordings")

@@ -69,9 +69,7 @@ def read_modes(path: Path) -> tuple[Modes, list[str]]:
                 continue
             try:
                 row = json.loads(line)
-                modes[str(row["session"]), str(row["split"]), int(row["number"])] = replace_surrogates(
-                    str(row["mode"])
-                )
+                modes[str(row["session"]), str(row["split"]), int(row["number"])] = replace_surrogates(str(row["mode"]))
             except (ValueError, KeyError, TypeError, RecursionError):
                 n_bad += 1
     return modes, [f"{path.name}: {n_bad} lines could not be used"] if n_bad else []

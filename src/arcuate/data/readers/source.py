@@ -146,12 +146,8 @@ def looks_like_data(name: str) -> bool:
 
 
 def unreadable(identity: str, detail: str) -> ReadResult:
-    return ReadResult(
-        replace_surrogates(identity), None, (Problem("unreadable", None, detail, "unreadable"),)
-    )
+    return ReadResult(replace_surrogates(identity), None, (Problem("unreadable", None, detail, "unreadable"),))
 
 
 def unrecognised(identity: str, detail: str) -> ReadResult:
-    return ReadResult(
-        replace_surrogates(identity), None, (Problem("unrecognised file", None, detail, "ignored"),)
-    )
+    return ReadResult(replace_surrogates(identity), None, (Problem("unrecognised file", None, detail, "ignored"),))

@@ -196,9 +196,7 @@ def _check_arguments(
     if not 120 <= ms_per_phoneme <= 1000:
         raise UserError(f"the time per phoneme must be between 120 and 1000 ms, got {ms_per_phoneme:g}")
     if list(later) != sorted(set(later)) or any(not 1 <= days <= 1000 for days in later):
-        raise UserError(
-            "later sessions must be given as increasing numbers of days from 1 to 1000, as in 5,8"
-        )
+        raise UserError("later sessions must be given as increasing numbers of days from 1 to 1000, as in 5,8")
     return known
 
 

@@ -243,9 +243,9 @@ def _spike_band_power(
     fraction = np.where(electrodes.dead, 0.0, electrodes.spike_fraction).astype(np.float32)
     sizes = rng.standard_normal(counts.shape, dtype=np.float32)
     background_noise = rng.standard_normal(counts.shape, dtype=np.float32)
-    spikes = np.maximum(counts + _SPIKE_SIZE_SD * np.sqrt(counts) * sizes, 0) / np.exp(
-        electrodes.log_rate
-    ).astype(np.float32)
+    spikes = np.maximum(counts + _SPIKE_SIZE_SD * np.sqrt(counts) * sizes, 0) / np.exp(electrodes.log_rate).astype(
+        np.float32
+    )
     alive = np.where(electrodes.dead, 0.0, 0.55).astype(np.float32)
     background = np.exp(alive * (drive + offset.astype(np.float32)) + _BACKGROUND_SD * background_noise)
     scale = electrodes.power_scale.astype(np.float32)

@@ -98,9 +98,7 @@ class Candidates(NamedTuple):
 
     entries: np.ndarray  # (capacity,) BEAM_ENTRY
     keys: np.ndarray  # (capacity,) uint64
-    scores: (
-        np.ndarray
-    )  # (capacity,) float64: without the acoustic score while expanding, with it from `prune` on
+    scores: np.ndarray  # (capacity,) float64: without the acoustic score while expanding, with it from `prune` on
     slots: np.ndarray  # (power of two,) int32, candidate or -1
     counts: np.ndarray  # (2,) int64: number of candidates, and 1 if there were more than fit
     next_merged: np.ndarray  # (capacity,) int32, linked list of the candidates recombined with a better one
@@ -159,9 +157,7 @@ def _recombine(candidates: Candidates, kept: np.ndarray) -> np.ndarray:
     for k in range(kept.shape[0]):
         i = kept[k]
         at = np.int64(_future_hash(candidates.entries[i]) & np.uint64(mask))
-        while slots[at] >= 0 and not _same_future(
-            candidates.entries[winners[slots[at]]], candidates.entries[i]
-        ):
+        while slots[at] >= 0 and not _same_future(candidates.entries[winners[slots[at]]], candidates.entries[i]):
             at = (at + 1) & mask
         if slots[at] < 0:
             slots[at] = m
@@ -283,9 +279,7 @@ def _append_word(entry: Row, t: int, backpointers: np.ndarray, n_rows: int) -> i
 
 
 @njit(cache=True)
-def _append_recombination(
-    candidates: Candidates, i: int, other: int, backpointers: np.ndarray, n_rows: int
-) -> int:
+def _append_recombination(candidates: Candidates, i: int, other: int, backpointers: np.ndarray, n_rows: int) -> int:
     entry, row = candidates.entries[i], backpointers[n_rows]
     row.lm, row.bonus = entry.lm, entry.bonus
     row.previous, row.alternative = entry.backpointer, candidates.entries[other].backpointer

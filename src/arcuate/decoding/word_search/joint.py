@@ -82,10 +82,7 @@ class JointWordSearch:
     def pronunciations(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Token sequences of the words, in lexicon order, with a silence after each word as in the labels."""
         variants = [list(self._word_tokens(word)) for word in words]
-        return [
-            tuple(t for part in variant for t in part)
-            for variant in islice(product(*variants), _N_PRONUNCIATIONS)
-        ]
+        return [tuple(t for part in variant for t in part) for variant in islice(product(*variants), _N_PRONUNCIATIONS)]
 
     def _word_tokens(self, word: str) -> Iterator[tuple[int, ...]]:
         index = {name: i for i, name in enumerate(self.lexicon.classes)}

@@ -56,9 +56,7 @@ def make_lookahead(
 ) -> Lookahead:
     """Compute the tables of one lexicon and one n-gram, with an empty cache."""
     with np.errstate(over="ignore"):
-        bonuses = (
-            tree.word_bonuses / np.float32(lm_weight) if lm_weight > 0 else np.zeros_like(tree.word_bonuses)
-        )
+        bonuses = tree.word_bonuses / np.float32(lm_weight) if lm_weight > 0 else np.zeros_like(tree.word_bonuses)
     bonuses = np.clip(bonuses, MIN_LOG_PROB, -MIN_LOG_PROB)
     unigrams = np.nan_to_num(arrays.log_probs[1 + tree.lm_words], nan=MIN_LOG_PROB).clip(MIN_LOG_PROB, 0.0)
     entry_lm_words = tree.lm_words[tree.entry_words]  # (m,)

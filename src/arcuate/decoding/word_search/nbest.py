@@ -35,9 +35,7 @@ def final_hypotheses(
     for k in range(complete.shape[0]):
         entry = beam[complete[k]]
         acoustic = (
-            log_add(entry.log_blank, entry.log_token)
-            if sum_alignments
-            else max(entry.log_blank, entry.log_token)
+            log_add(entry.log_blank, entry.log_token) if sum_alignments else max(entry.log_blank, entry.log_token)
         )
         if k == 0 or entry.history_hash != beam[complete[k - 1]].history_hash:
             lms[n] = entry.lm + advance(ngram, entry.lm_state, eos)[0]

@@ -86,9 +86,7 @@ class WordSearch:
         object.__setattr__(self, "workspace", _Workspace(self._models(), make_candidates(1 << 13)))
 
     def _models(self) -> SearchModels:
-        lookahead = make_lookahead(
-            self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight
-        )
+        lookahead = make_lookahead(self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight)
         cache = LmCache(
             np.full(_LM_CACHE_SIZE, -1, np.int64),
             np.empty(_LM_CACHE_SIZE, np.float32),
@@ -121,9 +119,7 @@ class WordSearch:
         workspace = self.workspace
         workspace.candidates = make_candidates(max(1 << 15, len(workspace.candidates.entries)))
         workspace.models = workspace.models._replace(
-            lookahead=cache_likely_contexts(
-                workspace.models.lookahead, self.model.arrays, self.tree, max_rows
-            )
+            lookahead=cache_likely_contexts(workspace.models.lookahead, self.model.arrays, self.tree, max_rows)
         )
         workspace.warm_up_rows = len(workspace.models.lookahead.row_nodes)
         uniform = np.full((4, len(self.classes)), -np.log(len(self.classes)), np.float32)
@@ -217,9 +213,7 @@ class WordSearch:
             state.beam, self.model.arrays, self.model.eos, settings.lm_weight, settings.alignments == "sum"
         )
         scores, offsets, rows = best_paths(state.backpointers.rows, *ends, n_best, 20 * n_best)
-        return [
-            self._hypothesis(state, scores[i], rows[offsets[i] : offsets[i + 1]]) for i in range(len(scores))
-        ]
+        return [self._hypothesis(state, scores[i], rows[offsets[i] : offsets[i + 1]]) for i in range(len(scores))]
 
     def _hypothesis(self, state: WordState, scores: np.ndarray, rows: np.ndarray) -> Hypothesis:
         total, lm, bonus = (float(x) for x in scores)
@@ -228,10 +222,7 @@ class WordSearch:
             (),
             {"acoustic": total - self.settings.lm_weight * lm - bonus, "lm": lm, "bonus": bonus},
             tuple(self.words[w] for w in words["word"]),
-            tuple(
-                WordTime(int(a), int(b))
-                for a, b in zip(words["first_frame"], words["last_frame"], strict=True)
-            ),
+            tuple(WordTime(int(a), int(b)) for a, b in zip(words["first_frame"], words["last_frame"], strict=True)),
             total,
         )
 
@@ -271,9 +262,7 @@ def build_word_search(
     absent = [word for word in weights or {} if word not in lexicon]
     if absent:
         raise UserError(f"{absent[0]!r} has a weight but no pronunciation; add it to the lexicon first")
-    tree = build_tree(
-        lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses
-    )
+    tree = build_tree(lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses)
     return WordSearch(tree, lexicon.words, model, classes, boundary, settings or DecodingConfig(), oov_words)
 
 

@@ -172,9 +172,7 @@ def _parse_nbest(entries: Any, where: str) -> tuple[list[str], tuple[float, ...]
     scores = [e.get("score") if isinstance(e, dict) else None for e in entries]
     if all(value is None for value in scores):
         return texts, None
-    return texts, tuple(
-        finite_number(value, f"{where}: score of entry {i}") for i, value in enumerate(scores, start=1)
-    )
+    return texts, tuple(finite_number(value, f"{where}: score of entry {i}") for i, value in enumerate(scores, start=1))
 
 
 def _check_texts(values: Any, name: str, where: str) -> list[str]:

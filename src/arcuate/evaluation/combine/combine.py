@@ -200,9 +200,7 @@ def combine(
     return combination
 
 
-def summarise_combination(
-    lists: Sequence[CandidateList], texts: Sequence[str], lm: str | None
-) -> CombinationMetrics:
+def summarise_combination(lists: Sequence[CandidateList], texts: Sequence[str], lm: str | None) -> CombinationMetrics:
     """Score the chosen texts, the single systems and the best candidates."""
     trials = score_candidates(lists, texts)
     labelled = [candidates for candidates in lists if candidates.reference is not None]

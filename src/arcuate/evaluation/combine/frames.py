@@ -92,10 +92,7 @@ def average(models: Sequence[FrameLogProbs], mean: Mean) -> list[np.ndarray]:
         check_same_trials(first.name, first.ids or (), other.name, other.ids or ())
         if other.classes != first.classes:
             raise UserError(f"the classes of {other.name} and {first.name} differ; they cannot be averaged")
-    return [
-        mean_frames([_check_length(first, model, i) for model in models], mean)
-        for i in range(len(first.trials))
-    ]
+    return [mean_frames([_check_length(first, model, i) for model in models], mean) for i in range(len(first.trials))]
 
 
 def mean_frames(frames: Sequence[np.ndarray], mean: Mean) -> np.ndarray:
@@ -137,9 +134,7 @@ def _read_labels(source: Path, split: str, label: str | None) -> dict[str, list[
     if not file.is_file():
         return {}
     rows = read_jsonl(file)
-    return {
-        str(r["trial"]): r["reference"] for r in rows if "trial" in r and isinstance(r.get("reference"), list)
-    }
+    return {str(r["trial"]): r["reference"] for r in rows if "trial" in r and isinstance(r.get("reference"), list)}
 
 
 def _compare_phonemes(

@@ -202,9 +202,7 @@ def fit_weights(
     length = float(np.linalg.norm(direction)) or 1.0
     bounds = [(None if i in unbounded else 0.0, None) for i in range(k)]
     starts = [scale * direction / length * np.sqrt(k) for scale in _START_SCALES]
-    runs = [
-        minimize(_expected_rate, x, args=(stack,), jac=True, method="L-BFGS-B", bounds=bounds) for x in starts
-    ]
+    runs = [minimize(_expected_rate, x, args=(stack,), jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
     best = min(runs, key=lambda run: float(run.fun))
     return best.x / spread
 

@@ -114,9 +114,7 @@ def _add_votes(slots: list[_Slot], words: Sequence[str], weight: float, cast: fl
     return _trace_back(slots, words, weight, cast, cost)
 
 
-def _trace_back(
-    slots: list[_Slot], words: Sequence[str], weight: float, cast: float, cost: np.ndarray
-) -> list[_Slot]:
+def _trace_back(slots: list[_Slot], words: Sequence[str], weight: float, cast: float, cost: np.ndarray) -> list[_Slot]:
     """Follow the cheapest alignment from its end and add the votes."""
     i, j = len(slots), len(words)
     merged: list[_Slot] = []
@@ -140,9 +138,7 @@ def _with_vote(slot: _Slot, word: str, weight: float) -> _Slot:
     return {**slot, word: slot.get(word, 0.0) + weight}
 
 
-def vote_weights(
-    lists: Sequence[CandidateList], votes: Votes = "equal", scale: float = 1.0
-) -> list[np.ndarray]:
+def vote_weights(lists: Sequence[CandidateList], votes: Votes = "equal", scale: float = 1.0) -> list[np.ndarray]:
     """Vote weights of every trial's candidates: softmax of the scores if there are scores, else by system."""
     by_system = agreement_weights(lists) if votes == "agreement" and n_systems(lists) else None
     weights = []
@@ -220,8 +216,7 @@ def _words_as_characters(texts: Sequence[str]) -> list[str]:
     """Each text with one character per word, so that string distances are word distances."""
     codes: dict[str, str] = {}
     return [
-        "".join(codes.setdefault(word, chr(_FIRST_CODE_POINT + len(codes))) for word in text.split())
-        for text in texts
+        "".join(codes.setdefault(word, chr(_FIRST_CODE_POINT + len(codes))) for word in text.split()) for text in texts
     ]
 
 

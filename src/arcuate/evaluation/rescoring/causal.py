@@ -79,9 +79,7 @@ def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSAT
         raise UserError(f"{path} has no .safetensors weights; convert them, pickled weights are not loaded")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=torch.float32, **options
-        )
+        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=torch.float32, **options)
     except _LOAD_ERRORS as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} cannot be loaded as a causal language model: {reason:.200}") from error

@@ -160,9 +160,7 @@ def rescore(
     fixed = any(value is not None for value in (alpha, acoustic, length))
     labelled = sum(entry.candidates.reference is not None for entry in lists)
     fit = not fixed and labelled >= 2 * folds
-    by_trial, overall = (
-        fit_score_weights(lists, causal, folds, initial) if fit else ([initial] * len(lists), initial)
-    )
+    by_trial, overall = fit_score_weights(lists, causal, folds, initial) if fit else ([initial] * len(lists), initial)
     scores = [w.score(entry, own) for w, entry, own in zip(by_trial, lists, causal, strict=True)]
     texts = [best_text(entry, own) for entry, own in zip(lists, scores, strict=True)]
     candidates = [entry.candidates for entry in lists]
@@ -200,9 +198,7 @@ def read_n_best(path: Path, limit: int | None = None) -> list[NBestList]:
         raise UserError(f"{path} has no lines; write it with: arcuate decode … --out {path}")
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("nbest"), list):
-            raise UserError(
-                f"{path} line {number} has no nbest list; write it with: arcuate decode … --out {path}"
-            )
+            raise UserError(f"{path} line {number} has no nbest list; write it with: arcuate decode … --out {path}")
     rows = [{**row, "nbest": row["nbest"][:limit]} for row in rows]
     lists = parse_rows(rows, path)
     return [
@@ -217,9 +213,7 @@ def search_acoustic_weight(lists: Sequence[NBestList]) -> float:
         (total_score - acoustic) / ngram
         for entry in lists
         if entry.candidates.scores is not None
-        for total_score, acoustic, ngram in zip(
-            entry.candidates.scores, entry.acoustic, entry.ngram, strict=True
-        )
+        for total_score, acoustic, ngram in zip(entry.candidates.scores, entry.acoustic, entry.ngram, strict=True)
         if abs(ngram) > 1e-6
     ]
     lm_weight = float(np.median(ratios)) if ratios else 0.0

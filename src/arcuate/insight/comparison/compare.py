@@ -254,8 +254,7 @@ def _make_groups(scores: Sequence[RunScores]) -> tuple[tuple[Group, ...], tuple[
         notes = ("These runs differ only in their seed, so their differences are variation between seeds.",)
     names = _group_names([[scores[i].run for i in m] for m in members])
     groups = tuple(
-        Group(name, recipes[m[0]], tuple(scores[i] for i in m))
-        for name, m in zip(names, members, strict=True)
+        Group(name, recipes[m[0]], tuple(scores[i] for i in m)) for name, m in zip(names, members, strict=True)
     )
     return groups, notes
 

@@ -34,9 +34,7 @@ def comparison_page(comparison: Comparison) -> str:
         ("runs", "Runs", _runs_table(comparison)),
     ]
     title = f"{reference.name} against {', '.join(g.name for g in others)} · arcuate"
-    return page(
-        title, header, sections, "Written by arcuate from the files of the run folders.", "groups.css"
-    )
+    return page(title, header, sections, "Written by arcuate from the files of the run folders.", "groups.css")
 
 
 def _differences(comparison: Comparison) -> Html:

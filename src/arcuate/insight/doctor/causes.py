@@ -140,9 +140,7 @@ def _overfit(lead: Finding, m: Measurements) -> list[Cause]:
             f"its best was at step {m.best_step:,}" if m.n else "the best was much earlier",
             f"train.steps={steps}, with a schedule that has decayed by then",
         ),
-        Cause(
-            "the weights fluctuate around the best", "late evaluations scatter above it", "ema.decay=0.999"
-        ),
+        Cause("the weights fluctuate around the best", "late evaluations scatter above it", "ema.decay=0.999"),
     ]
 
 
@@ -177,9 +175,7 @@ def _unfinished(lead: Finding, m: Measurements) -> list[Cause]:
     steps = m.planned if m.planned and m.planned > last else 2 * max(last, 1)
     resume = "continue with --resume" if m.log.is_arcuate else "continue from the last checkpoint"
     longer = f"train.steps={steps}" if unit == "batches" else f"twice as many {unit}"
-    return [
-        Cause("the run was stopped while it was improving", "its best is at the end", f"{resume}, {longer}")
-    ]
+    return [Cause("the run was stopped while it was improving", "its best is at the end", f"{resume}, {longer}")]
 
 
 def _too_short(lead: Finding, m: Measurements) -> list[Cause]:
@@ -218,9 +214,7 @@ def _coupling(m: Measurements) -> list[Cause]:
 def _learning_rate_too_high(m: Measurements, step: int | None) -> Cause:
     lr, setting = _learning_rate_at(m, step), _peak_setting(m)
     if lr:
-        because = f"the learning rate was {lr:.3g}" + (
-            f" at step {step:,}, the last good one" if step else ""
-        )
+        because = f"the learning rate was {lr:.3g}" + (f" at step {step:,}, the last good one" if step else "")
         early = m.n > 0 and m.best_step <= m.evaluations.steps[min(2, m.n - 1)]
         lower = f"{setting}={_round((0.1 if early else 0.5) * lr)}"  # early: it may have been too high before
     else:

@@ -21,9 +21,7 @@ _DERIVED = _word_set(
 _RESOURCE = _word_set("time sec secs second seconds s ms hour memory mem gb mb")
 _COUNTER = _word_set("step steps batch batches iteration iterations iter iters it update updates")
 _COUNTER_PREFIX = _word_set("global trainer train training num n idx index number current total optimizer")
-_GROUP = frozenset(
-    {"seed", "run", "run id", "run name", "runid", "experiment", "fold", "trial id", "run uuid", "exp"}
-)
+_GROUP = frozenset({"seed", "run", "run id", "run name", "runid", "experiment", "fold", "trial id", "run uuid", "exp"})
 _SPLIT = _word_set("split phase mode set stage subset partition kind type event")
 _TAG = frozenset({"tag", "metric", "metric name", "key", "name", "variable"})
 _LOSSES = _word_set("loss losses nll")
@@ -110,6 +108,4 @@ def _is_preposition(parts: tuple[str, ...]) -> bool:
     i = parts.index("per")
     before, after = set(parts[:i]), set(parts[i + 1 :])
     per_what = _RESOURCE | _COUNTER | _word_set("epoch sample token word gpu device trial sentence")
-    return bool(
-        after & per_what or before & (_RESOURCE | _word_set("samples steps tokens batches examples trials"))
-    )
+    return bool(after & per_what or before & (_RESOURCE | _word_set("samples steps tokens batches examples trials")))

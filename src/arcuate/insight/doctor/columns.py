@@ -161,9 +161,7 @@ class Collector:
         self.columns[key].append(part)
 
     def _count_skipped(self, values: Sequence[Any]) -> None:
-        counts = [
-            v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
-        ]
+        counts = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
         self.n_skipped = max(self.n_skipped, *counts, 0.0)
 
 

@@ -33,9 +33,7 @@ class Diagnosis:
     primary: str
     secondary: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    since_step: int | None = (
-        None  # first step the verdict applies to; after a restart, the last step before it
-    )
+    since_step: int | None = None  # first step the verdict applies to; after a restart, the last step before it
     best_per: float | None = None
     best_step: int | None = None
     last_per: float | None = None
@@ -87,9 +85,7 @@ def diagnose(
     return runs[0] if len(runs) == 1 else _restarted(runs, file)
 
 
-def _diagnose_log(
-    log: TrainingLog, file: LogFile, dataset: str | None, planned_steps: int | None
-) -> Diagnosis:
+def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_steps: int | None) -> Diagnosis:
     measurements, dataset, inferences = measure(log, dataset, planned_steps)
     lead, *rest = findings = apply_rules(measurements)
     per = log.per.finite

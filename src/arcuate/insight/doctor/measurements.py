@@ -286,9 +286,7 @@ def _gradient_jump(m: Measurements) -> Jump | None:
     return _first_damaging("gradient norm", series, level / np.maximum(usual, 1e-12), high, m)
 
 
-def _first_damaging(
-    name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements
-) -> Jump | None:
+def _first_damaging(name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements) -> Jump | None:
     """The first of the high points after which evaluations were worse than the best before."""
     evaluations = m.evaluations
     if m.n < 2 or evaluations.unit != series.unit:

@@ -98,9 +98,7 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
     return replace(
         log,
         is_arcuate=True,
-        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()}
-        if recipe
-        else {},
+        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()} if recipe else {},
         coupling_warnings=tuple(_coupling_warnings(recipe)) if recipe else (),
         planned=planned,
         planned_because="recipe.yaml" if planned else "",
@@ -109,9 +107,7 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
     )
 
 
-def _with_incidents(
-    log: TrainingLog, incidents: Sequence[dict[str, Any]], output: _OutputMonitor
-) -> TrainingLog:
+def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], output: _OutputMonitor) -> TrainingLog:
     sentences = [_describe_incident(row) for row in incidents[:_MAX_INCIDENTS]]
     if len(incidents) > _MAX_INCIDENTS:
         sentences.append(f"and {len(incidents) - _MAX_INCIDENTS:,} more incidents")

@@ -227,9 +227,7 @@ def _prefixed(name: str, prefix: str) -> str:
 
 def is_keyed_by_step(tree: Mapping[Any, Any]) -> bool:
     """Whether the keys of a mapping are counters, as in {"100": {"per": 0.8}, …}."""
-    return len(tree) > 1 and all(
-        _COUNTER.fullmatch(str(k)) and isinstance(v, Mapping) for k, v in tree.items()
-    )
+    return len(tree) > 1 and all(_COUNTER.fullmatch(str(k)) and isinstance(v, Mapping) for k, v in tree.items())
 
 
 def _flat_list(value: Any) -> list[Any] | None:

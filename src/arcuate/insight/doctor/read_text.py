@@ -59,9 +59,7 @@ class _Template:
 
     def counters(self, values: tuple[str, ...]) -> dict[str, str]:
         """The step and epoch of a line of this kind."""
-        counters = {
-            n: v.replace(",", "") for n, v in zip(self.names, values, strict=True) if n in ("step", "epoch")
-        }
+        counters = {n: v.replace(",", "") for n, v in zip(self.names, values, strict=True) if n in ("step", "epoch")}
         return {name: value for name, value in counters.items() if parse_number(value) is not None}
 
     def flush(self, collector: Collector) -> None:

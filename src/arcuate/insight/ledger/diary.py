@@ -36,9 +36,7 @@ _MAX_VALUE = 160  # characters
 _SPLITS = ("val", "dev", "test")
 
 
-def write_ledger(
-    folder: str | Path, out: str | Path | None = None, *, progress: Progress | None = None
-) -> str:
+def write_ledger(folder: str | Path, out: str | Path | None = None, *, progress: Progress | None = None) -> str:
     """Return the run diary of a folder as Markdown, and write it to `out` if that is given."""
     text = diary(list_runs(folder, progress=progress))
     if out is not None:
@@ -234,9 +232,7 @@ def _other_differences(entry: RunEntry, before: RunEntry) -> list[str]:
     ]
     if before.revision and entry.revision and before.revision != entry.revision:
         revisions = f"{escape_markdown(before.revision)} and {escape_markdown(entry.revision)}"
-        found.append(
-            f"They were trained with different code ({revisions}), which may contribute to the difference"
-        )
+        found.append(f"They were trained with different code ({revisions}), which may contribute to the difference")
     return found
 
 

@@ -315,9 +315,7 @@ def differ_only_in_seed(changes: Sequence[Change]) -> bool:
     return all(change.path in SEED_SETTINGS for change in changes)
 
 
-def _weights_parent(
-    entry: RunEntry, recipe: Recipe, weights_from: str, earlier: Sequence[RunEntry]
-) -> Parent:
+def _weights_parent(entry: RunEntry, recipe: Recipe, weights_from: str, earlier: Sequence[RunEntry]) -> Parent:
     path = Path(weights_from.partition("@")[0]).resolve()
     for other in reversed(earlier):
         if other.recipe and other.run.path.resolve() == path:

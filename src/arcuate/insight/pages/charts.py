@@ -53,9 +53,7 @@ def curve_of(rows: Sequence[Mapping[str, Any]], key: str, peak: str | None = Non
     return thin_curve([int(row["step"]) for row in rows], values, peaks)
 
 
-def thin_curve(
-    steps: Sequence[float], values: Sequence[float | None], peaks: Sequence[float | None]
-) -> Curve:
+def thin_curve(steps: Sequence[float], values: Sequence[float | None], peaks: Sequence[float | None]) -> Curve:
     size = max(1, -(-len(steps) // MAX_POINTS))
     at, median, low, high = [], [], [], []
     for i in range(0, len(steps), size):
@@ -96,8 +94,7 @@ def draw_curve(curve: Curve, x: Scale, y: Scale, kind: str) -> Html:
 
 def _points(steps: Sequence[float], values: Sequence[float | None], x: Scale, y: Scale) -> list[Point | None]:
     return [
-        None if v is None or (y.log and v <= SMALLEST) else (x(s), y(v))
-        for s, v in zip(steps, values, strict=True)
+        None if v is None or (y.log and v <= SMALLEST) else (x(s), y(v)) for s, v in zip(steps, values, strict=True)
     ]
 
 
@@ -143,9 +140,7 @@ class GroupedRun:
 
 def overlaid_curves(runs: Sequence[GroupedRun]) -> Html:
     """Validation error rate and training loss over steps."""
-    validation = [
-        rows_by_step(r for r in run.rows if r.get("split") != "train" and "per" in r) for run in runs
-    ]
+    validation = [rows_by_step(r for r in run.rows if r.get("split") != "train" and "per" in r) for run in runs]
     training = [rows_by_step(r for r in run.rows if r.get("split") == "train") for run in runs]
     charts = [
         _overlaid_chart("Phoneme error rate on validation", validation, "per", runs),
@@ -171,9 +166,7 @@ def _overlaid_chart(
     ]
     key = legend(*((_colour(i), name) for i, name in enumerate(groups)))
     label = f"{title} over steps, {len(runs)} runs: {', '.join(groups)}"
-    return steps_chart(
-        title, label, x, y, marks, key, tick=whole_percent if quantity == "per" else tick_label
-    )
+    return steps_chart(title, label, x, y, marks, key, tick=whole_percent if quantity == "per" else tick_label)
 
 
 def _colour(i: int) -> str:

@@ -60,9 +60,7 @@ def svg(width: float, height: float, label: str, *children: object, style: str |
     return tag("svg", *children, viewBox=size, role="img", aria_label=label, class_="plot", style=style)
 
 
-def figure(
-    title: str, drawing: Html, caption: object = None, legend: Html | None = None, wide: bool = False
-) -> Html:
+def figure(title: str, drawing: Html, caption: object = None, legend: Html | None = None, wide: bool = False) -> Html:
     """A titled drawing; a wide one scrolls sideways on a narrow screen instead of shrinking."""
     if wide:
         drawing = tag("div", drawing, class_="scroll", tabindex="0", role="group", aria_label=title)

@@ -150,8 +150,7 @@ def column_labels(places: Sequence[float], bottom: float, names: Sequence[str], 
     """Names below the columns of a chart, at 45 degrees where columns are narrow."""
     if rotated:
         return [
-            rotated_text(x + 3, bottom + 16, name, -45, anchor="end")
-            for x, name in zip(places, names, strict=True)
+            rotated_text(x + 3, bottom + 16, name, -45, anchor="end") for x, name in zip(places, names, strict=True)
         ]
     return [text(x, bottom + 20, name, anchor="middle") for x, name in zip(places, names, strict=True)]
 
@@ -187,9 +186,7 @@ def band(upper: Sequence[Point], lower: Sequence[Point], class_: str) -> Html:
     return tag("path", d=f"M{outline}Z", class_=class_)
 
 
-def heat_map(
-    values: np.ndarray, name: str, x: float, y: float, width: float, height: float, class_: str
-) -> Html:
+def heat_map(values: np.ndarray, name: str, x: float, y: float, width: float, height: float, class_: str) -> Html:
     """An array (rows, columns) of values in [0, 1], in the colour that the theme assigns to `class_`.
 
     The array is embedded as a greyscale image used as a mask, so the same bytes serve light and dark pages.

@@ -56,9 +56,7 @@ def _error_chart(data: RunData) -> Html | None:
     split, step, rate = data.best
     marks += draw_best(x, y, step, rate)
     entries.append(("best", f"best, step {count(step)}"))
-    label = (
-        f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
-    )
+    label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     caption = _gaps(*validation.values())
     return steps_chart("Phoneme error rate", label, x, y, marks, legend(*entries), caption, whole_percent)
 
@@ -100,9 +98,7 @@ def _steps(data: RunData) -> Scale:
     return steps_scale(data.last_step or 1)
 
 
-def _validation_marks(
-    curves: Mapping[str, Curve], x: Scale, y: Scale
-) -> tuple[list[Html], list[tuple[str, str]]]:
+def _validation_marks(curves: Mapping[str, Curve], x: Scale, y: Scale) -> tuple[list[Html], list[tuple[str, str]]]:
     """The curves of the validation splits with their legend entries."""
     shown = [
         (kind, split, curve)

@@ -34,9 +34,7 @@ def recipe_section(data: RunData) -> Html:
         return muted("This folder has no recipe.yaml.")
     recipe = data.recipe
     head = [
-        tag("p", str(recipe[key]))
-        for key in ("summary", "notes")
-        if isinstance(recipe.get(key), str) and recipe[key]
+        tag("p", str(recipe[key])) for key in ("summary", "notes") if isinstance(recipe.get(key), str) and recipe[key]
     ]
     cards = [
         tag("section", tag("h3", _TITLES.get(key, key)), definition_list(_settings(value)), class_="card")
@@ -96,9 +94,7 @@ def _differences(recipe: Mapping[str, Any]) -> Html:
     if not rows:
         return tag("p", "All settings are those of the packaged recipe ", tag("code", base), ".")
     verb = "differs" if len(rows) == 1 else "differ"
-    lead = tag(
-        "p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":"
-    )
+    lead = tag("p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":")
     return join([lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS])])
 
 

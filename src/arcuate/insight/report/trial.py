@@ -61,9 +61,7 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name
         ("probability", "probability"),
     ]
     if decoding and decoding.reference is not None:
-        caption += (
-            " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
-        )
+        caption += " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
         entries += [("sub", "substitution"), ("ins", "insertion"), ("del", "deletion")]
     return figure(title, _drawing(example, decoding, stride, name), caption, legend(*entries), wide=True)
 
@@ -202,9 +200,7 @@ def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) ->
     return labels
 
 
-def _label_row(
-    title: str, labels: Sequence[_Label], at: Callable[[float], float], y: float
-) -> tuple[Html, float]:
+def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float], y: float) -> tuple[Html, float]:
     """Labels side by side, on a second or third line where they would overlap; with the height of the row."""
     ends = [0.0, 0.0, 0.0]
     parts = [text(_LEFT - 8, y + 11, title, anchor="end")]

@@ -137,9 +137,7 @@ def _blocks(text: LineBuffer, order: int) -> Iterator[tuple[np.ndarray, np.ndarr
         numbers = np.empty((capacity, 2), np.float64)
         spans = np.empty((capacity, order, 2), np.int32)
         lines = np.empty(capacity, np.int64)
-        n, text.at, text.line, status = parse_lines(
-            text.buffer, text.at, text.line, order, numbers, spans, lines
-        )
+        n, text.at, text.line, status = parse_lines(text.buffer, text.at, text.line, order, numbers, spans, lines)
         if n:
             yield _to_nat(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
         if status != OK:
@@ -193,9 +191,7 @@ def _read_section(text: LineBuffer, order: int, vocabulary: Vocabulary) -> NGram
     return _make_table(ids, numbers, lines, order)
 
 
-def _make_table(
-    ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int
-) -> NGramTable:
+def _make_table(ids: list[np.ndarray], numbers: list[np.ndarray], lines: list[np.ndarray], order: int) -> NGramTable:
     if not ids:
         return NGramTable(np.zeros((0, order), np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32))
     log_probs = np.concatenate([values[:, 0] for values in numbers])
@@ -213,9 +209,7 @@ def _check_encoding(text: LineBuffer, vocabulary: Vocabulary, table: NGramTable)
         raise text.error("a word is not UTF-8; convert the file (e.g. with iconv)", line) from None
 
 
-def _without_repeats(
-    text: LineBuffer, vocabulary: Vocabulary, table: NGramTable
-) -> tuple[Vocabulary, NGramTable]:
+def _without_repeats(text: LineBuffer, vocabulary: Vocabulary, table: NGramTable) -> tuple[Vocabulary, NGramTable]:
     """Remove repeated words; a repetition with different values is an error."""
     assert table.lines is not None
     first = vocabulary.first_ids()
@@ -239,9 +233,7 @@ def _without_repeats(
     return make_vocabulary(vocabulary[int(i)] for i in kept), rest
 
 
-def write_arpa(
-    model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None
-) -> None:
+def write_arpa(model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write an ARPA file, gzipped if its name ends in .gz. Reading it back gives the same numbers."""
     tables = tables_from_model(model)
     total, done = sum(map(len, tables.orders)), 0

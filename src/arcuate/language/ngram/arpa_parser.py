@@ -52,9 +52,7 @@ def parse_lines(
 
 
 @njit(cache=True)
-def _parse_line(
-    text: np.ndarray, at: int, end: int, order: int, numbers: np.ndarray, spans: np.ndarray
-) -> int:
+def _parse_line(text: np.ndarray, at: int, end: int, order: int, numbers: np.ndarray, spans: np.ndarray) -> int:
     stop = _field_end(text, at, end)
     good, numbers[0] = parse_number(text, at, stop)
     if not good:
@@ -102,12 +100,7 @@ def parse_number(text: np.ndarray, at: int, end: int) -> tuple[bool, float]:
     negative = at < end and text[at] == _MINUS
     if at < end and (text[at] == _MINUS or text[at] == _PLUS):
         at += 1
-    if (
-        end - at == 3
-        and text[at] | _LOWER == _I
-        and text[at + 1] | _LOWER == _N
-        and text[at + 2] | _LOWER == _F
-    ):
+    if end - at == 3 and text[at] | _LOWER == _I and text[at + 1] | _LOWER == _N and text[at + 2] | _LOWER == _F:
         return negative, -np.inf
     mantissa, n_digits, exponent, seen_point = 0.0, 0, 0, False
     while at < end:

@@ -88,11 +88,7 @@ def count_ngrams(corpus: Corpus, order: int, progress: Progress | None = None) -
     ids, n_words = corpus.ids, len(corpus.words)
     unigrams = np.bincount(ids, minlength=n_words)
     word_ids = np.arange(n_words)
-    tables = [
-        Counts(
-            np.zeros(n_words, np.int64), word_ids, unigrams, np.zeros(n_words, np.int64), word_ids == BOS_ID
-        )
-    ]
+    tables = [Counts(np.zeros(n_words, np.int64), word_ids, unigrams, np.zeros(n_words, np.int64), word_ids == BOS_ID)]
     rows = ids.copy()  # row of the (k − 1)-gram that starts at each position; -1 if it crosses a sentence end
     keys = np.zeros(0, np.int64)
     for k in range(2, order + 1):
@@ -113,9 +109,7 @@ def _batches(n: int) -> Iterator[slice]:
         yield slice(start, min(start + _BATCH, n))
 
 
-def _keys(
-    rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice
-) -> tuple[np.ndarray, np.ndarray]:
+def _keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice) -> tuple[np.ndarray, np.ndarray]:
     """(positions, keys) of the k-grams that start in a batch and end within their sentence."""
     start, end = batch.start, min(batch.stop, len(ids) - k + 1)
     if end <= start:
@@ -138,9 +132,7 @@ def _distinct(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int) -> tuple[
     return runs[0]
 
 
-def _merged(
-    a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _merged(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     keys = np.concatenate([a[0], b[0]])
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], np.concatenate([a[1], b[1]])[order]

@@ -180,9 +180,7 @@ class _Smoothed:
     """Smoothed probabilities of one order; rows as in its Counts."""
 
     probs: np.ndarray  # (n,) float64, interpolated
-    gammas: (
-        np.ndarray
-    )  # (rows one order below,) float64, interpolation weight of the lower order, per context
+    gammas: np.ndarray  # (rows one order below,) float64, interpolation weight of the lower order, per context
     kept: np.ndarray  # (n,) bool
 
 
@@ -212,9 +210,7 @@ def estimate_tables(
             progress(k, order, f"smoothing {k}-grams")
         below = smoothed[-1] if smoothed else None
         smoothed.append(_smooth(k, counts, adjusted[k - 1], discounts[k - 1], thresholds[k - 1], below))
-    tables = NGramTables(
-        index_words(*join_bytes(corpus.words)), tuple(_tables(counts, smoothed)), source=name
-    )
+    tables = NGramTables(index_words(*join_bytes(corpus.words)), tuple(_tables(counts, smoothed)), source=name)
     return tables, discounts
 
 
@@ -222,13 +218,9 @@ def _prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
     """One threshold per order: n-grams with at most this count are pruned. The last one given is repeated."""
     given = list(prune) or [0]
     if len(given) > order:
-        raise UserError(
-            f"--prune has {len(given)} thresholds for a model of order {order}; give at most {order}"
-        )
+        raise UserError(f"--prune has {len(given)} thresholds for a model of order {order}; give at most {order}")
     if given[0] != 0 or any(b < a for a, b in pairwise(given)):
-        raise UserError(
-            "--prune starts with 0 (words are always kept) and must not decrease, as in --prune 0 0 1"
-        )
+        raise UserError("--prune starts with 0 (words are always kept) and must not decrease, as in --prune 0 0 1")
     return given + [given[-1]] * (order - len(given)) if order > 1 else [0]
 
 

@@ -59,9 +59,7 @@ def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         if error.errno in _DISK_FULL:
-            message = (
-                f"the disk is full; free some space and write {path} again (the partial file was removed)"
-            )
+            message = f"the disk is full; free some space and write {path} again (the partial file was removed)"
         else:
             message = f"cannot write {path}: {error.strerror or error}; check the folder and its permissions"
         raise UserError(message) from error

@@ -80,9 +80,7 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("ARCUATE_CACHE") or Path(base) / "arcuate")
 
 
-def write_model(
-    model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None
-) -> None:
+def write_model(model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a model file, which processes can map and share."""
     check_can_write(path, force)
     arrays: dict[str, np.ndarray] = {name: getattr(model.arrays, name) for name in NGramArrays._fields}
@@ -197,9 +195,7 @@ def model_info(name: str | Path, *, check: bool = False, progress: Progress | No
     path = None if str(name) in _EMBEDDED else Path(name)
     if check and path is not None:
         if path.is_file() and not is_model_file(path):
-            raise UserError(
-                f"--check verifies model files, and {name} is not one; import it first: arcuate lm import"
-            )
+            raise UserError(f"--check verifies model files, and {name} is not one; import it first: arcuate lm import")
         check_model_file(path)
     return InfoResult(str(name), ModelInfo.of(open_model(name, progress), path), check)
 

@@ -121,9 +121,7 @@ def tune_weights(
     probs = np.stack([np.where(s.known, np.exp(s.log_probs), 0.0) for s in scores])  # (M, n_tokens)
     probs = probs[:, probs.sum(0) > 0]
     if not probs.size:
-        raise UserError(
-            "no word of the held-out text is in any of the models; choose another text for --tune"
-        )
+        raise UserError("no word of the held-out text is in any of the models; choose another text for --tune")
     weights = np.full(len(models), 1 / len(models))
     for iteration in range(max_iterations):
         if progress:
@@ -168,9 +166,7 @@ def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
     """Scale weights to sum to one."""
     total = sum(weights)
     if len(weights) != n_models or min(weights) < 0 or not 0 < total < float("inf"):
-        raise UserError(
-            f"give one non-negative weight for each of the {n_models} models, at least one above zero"
-        )
+        raise UserError(f"give one non-negative weight for each of the {n_models} models, at least one above zero")
     return [weight / total for weight in weights]
 
 

@@ -60,9 +60,7 @@ class LanguageModel:
         """Map a model file. Takes milliseconds at any size, and processes share its memory."""
         path = Path(path)
         if not path.is_file():
-            raise UserError(
-                f"no language model {path}; make one with `arcuate lm import` or `lm build`"
-            )
+            raise UserError(f"no language model {path}; make one with `arcuate lm import` or `lm build`")
         parts, metadata = map_arrays(path, _LAYOUT, _OPTIONAL)
         for name in _VOCABULARY_ARRAYS:
             check_crc(name, parts[name], metadata, path)
@@ -146,9 +144,7 @@ def _check_shapes(path: Path, arrays: NGramArrays, words: Vocabulary, metadata: 
     ends = (int(arrays.firsts[0]), int(arrays.firsts[1]), int(arrays.firsts[-1]))
     if ends[:2] != (1, n_words + 1) or ends[2] != n_nodes or not np.array_equal(unigrams, np.arange(n_words)):
         raise damaged(path, "its unigrams are not in order")
-    if not (
-        words.offsets[0] == 0 and words.offsets[-1] == len(words.blob) and (np.diff(words.offsets) >= 0).all()
-    ):
+    if not (words.offsets[0] == 0 and words.offsets[-1] == len(words.blob) and (np.diff(words.offsets) >= 0).all()):
         raise damaged(path, "its words are not in order")
 
 

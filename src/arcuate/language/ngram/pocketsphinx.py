@@ -32,9 +32,7 @@ def embedded_path() -> Path:
         path = Path(folder) / "model" / "en-us" / "en-us.lm.bin"
         if path.is_file():
             return path
-    raise UserError(
-        "the English language model is missing; run `pip install pocketsphinx`, which contains it"
-    )
+    raise UserError("the English language model is missing; run `pip install pocketsphinx`, which contains it")
 
 
 def is_sphinx_file(path: Path) -> bool:

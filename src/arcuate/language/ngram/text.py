@@ -59,9 +59,7 @@ def decode_line(line: bytes, path: Path, number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        raise UserError(
-            f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)"
-        ) from None
+        raise UserError(f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)") from None
 
 
 def read_sentences(path: str | Path, progress: Progress | None = None) -> list[str]:

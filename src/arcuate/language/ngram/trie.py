@@ -86,9 +86,7 @@ class _Levels:
         self.tables = tables
         n_words, n_nodes = len(tables.vocabulary), 1 + sum(map(len, orders))
         if n_nodes > _MAX_NODES:
-            raise UserError(
-                f"{tables.source}: {n_nodes:,} n-grams exceed the limit of {_MAX_NODES:,}; prune the model"
-            )
+            raise UserError(f"{tables.source}: {n_nodes:,} n-grams exceed the limit of {_MAX_NODES:,}; prune the model")
         n_inner = n_nodes - len(orders[-1])
         self.words = np.full(n_nodes, -1, np.int32)
         self.log_probs = np.zeros(n_nodes, np.float32)

@@ -94,9 +94,7 @@ def _fill_slots(blob: np.ndarray, offsets: np.ndarray, slots: np.ndarray) -> Non
 
 
 @njit(cache=True)
-def find_word(
-    text: np.ndarray, start: int, end: int, blob: np.ndarray, offsets: np.ndarray, slots: np.ndarray
-) -> int:
+def find_word(text: np.ndarray, start: int, end: int, blob: np.ndarray, offsets: np.ndarray, slots: np.ndarray) -> int:
     """Id of the word text[start:end], or -1. Linear probing, bounded so that a damaged table cannot loop."""
     size = slots.shape[0]
     at = np.int64(_hash_bytes(text, start, end) & np.uint64(size - 1))

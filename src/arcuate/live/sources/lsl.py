@@ -52,15 +52,11 @@ def _open_inlet(name: str, n_channels: int) -> Any:
         ) from None
     found = pylsl.resolve_byprop("name", name, timeout=_TIMEOUT_S)
     if not found:
-        raise UserError(
-            f"no LSL stream named {name!r} was found within {_TIMEOUT_S:g} s; start it and try again"
-        )
+        raise UserError(f"no LSL stream named {name!r} was found within {_TIMEOUT_S:g} s; start it and try again")
     if found[0].channel_count() != n_channels:
         raise UserError(
             f"the LSL stream {name!r} has {found[0].channel_count()} channels, but the model expects {n_channels}"
         )
-    inlet = pylsl.StreamInlet(
-        found[0], max_buflen=_BUFFER_S, recover=True, processing_flags=pylsl.proc_clocksync
-    )
+    inlet = pylsl.StreamInlet(found[0], max_buflen=_BUFFER_S, recover=True, processing_flags=pylsl.proc_clocksync)
     inlet.open_stream(timeout=_TIMEOUT_S)  # buffers from now on, while the clocks are synchronised
     return inlet

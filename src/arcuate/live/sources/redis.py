@@ -57,9 +57,7 @@ def connect(url: str) -> Any:
     try:
         import redis
     except ImportError:
-        raise UserError(
-            "the Redis client is missing; install it with: pip install 'arcuate[redis]'"
-        ) from None
+        raise UserError("the Redis client is missing; install it with: pip install 'arcuate[redis]'") from None
     try:
         client = redis.Redis.from_url(url, socket_timeout=10)
         client.ping()
@@ -123,9 +121,7 @@ class _StreamReader(ABC):
 class RedisBins(_StreamReader):
     """A stream of bins: fields `bins` (float32 bytes), optionally `time_s` and `first`; `end` ends a sentence."""
 
-    def __init__(
-        self, url: str, n_channels: int, put: Put, publish: Publish, stream: str = BINS_STREAM
-    ) -> None:
+    def __init__(self, url: str, n_channels: int, put: Put, publish: Publish, stream: str = BINS_STREAM) -> None:
         super().__init__(url, (stream,), put, publish)
         self.n_channels = n_channels
 
@@ -210,9 +206,7 @@ class _StreamWriter:
             self._queue.put_nowait((stream, fields))
         except queue.Full:  # the page and the recording still receive everything
             if not self._full:
-                self.publish(
-                    _fault("the Redis server is unavailable and the queue of answers is full", "dropped")
-                )
+                self.publish(_fault("the Redis server is unavailable and the queue of answers is full", "dropped"))
             self._full = True
             return
         self._full = False
@@ -241,14 +235,10 @@ def sort_entries(found: list[tuple[bytes, list[tuple[bytes, _Fields]]]]) -> list
     for the next read.
     """
     entries = [(entry_id, name.decode(), fields) for name, rows in found for entry_id, fields in rows]
-    incomplete = [
-        (_parse_id(rows[-1][0])[0], name.decode()) for name, rows in found if len(rows) >= READ_COUNT
-    ]
+    incomplete = [(_parse_id(rows[-1][0])[0], name.decode()) for name, rows in found if len(rows) >= READ_COUNT]
     for horizon, incomplete_name in incomplete:
         entries = [e for e in entries if _parse_id(e[0])[0] < horizon or e[1] == incomplete_name]
-    return sorted(
-        entries, key=lambda e: (_parse_id(e[0])[0], _RANK.get(e[1], _RANK[INPUT]), _parse_id(e[0])[1])
-    )
+    return sorted(entries, key=lambda e: (_parse_id(e[0])[0], _RANK.get(e[1], _RANK[INPUT]), _parse_id(e[0])[1]))
 
 
 def _parse_id(entry_id: bytes) -> tuple[int, int]:

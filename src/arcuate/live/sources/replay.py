@@ -56,9 +56,7 @@ def open_replay(
     """Open the trials to replay; with adaptation in recording order, including sessions new to the model."""
     store = open_store(run, data)
     if store.n_channels != decoder.n_channels:
-        raise UserError(
-            f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}"
-        )
+        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
     front_end, adapts = decoder.engine.model.config.settings.front_end, decoder.adapter is not None
     sessions = store.sessions if adapts else decoder.sessions
     chosen = None if split == "all" else split

@@ -30,26 +30,20 @@ _UNKNOWN = 0xFFFFFFFF
 
 def pack_frames(bins: np.ndarray, first: int | None = None, time_s: float | None = None) -> bytes:
     """Encode bins (t, C) as a message for `/frames`."""
-    header = _HEADER.pack(
-        bins.shape[1], _UNKNOWN if first is None else first, math.nan if time_s is None else time_s
-    )
+    header = _HEADER.pack(bins.shape[1], _UNKNOWN if first is None else first, math.nan if time_s is None else time_s)
     return header + np.ascontiguousarray(bins, "<f4").tobytes()
 
 
 def _parse_frames(message: bytes, limits: Limits) -> Chunk:
     if not _HEADER.size <= len(message) <= limits.frame_bytes:
-        raise UserError(
-            f"a message of bins must have {_HEADER.size} to {limits.frame_bytes} bytes, got {len(message)}"
-        )
+        raise UserError(f"a message of bins must have {_HEADER.size} to {limits.frame_bytes} bytes, got {len(message)}")
     n_channels, first, time_s = _HEADER.unpack_from(message)
     n_bytes = len(message) - _HEADER.size
     if not 1 <= n_channels <= 65536 or n_bytes % (4 * n_channels):
         raise UserError(f"{n_bytes} bytes are not a multiple of bins of {n_channels} float32 channels")
     bins = np.frombuffer(message, "<f4", offset=_HEADER.size).reshape(-1, n_channels)
     if len(bins) * BIN_SECONDS > limits.chunk_s:
-        raise UserError(
-            f"{len(bins)} bins in one message are too many; send at most {limits.chunk_s:g} s at once"
-        )
+        raise UserError(f"{len(bins)} bins in one message are too many; send at most {limits.chunk_s:g} s at once")
     return Chunk(bins, time_s if math.isfinite(time_s) else None, None if first == _UNKNOWN else first)
 
 
@@ -95,9 +89,7 @@ class FrameReceiver:
         try:
             if not self._bucket.take():
                 rate = self.limits.frames_per_s
-                raise UserError(
-                    f"too many messages: send several bins at once, at most {rate:g} messages per second"
-                )
+                raise UserError(f"too many messages: send several bins at once, at most {rate:g} messages per second")
             item: Item
             if isinstance(data, bytes):
                 item = _parse_frames(data, self.limits)

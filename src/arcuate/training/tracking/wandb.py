@@ -104,9 +104,7 @@ def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offlin
             notes=settings.notes or None,
             config=to_tree(recipe),
             allow_val_change=True,
-            settings=wandb.Settings(
-                **_METRICS_ONLY, quiet=True, silent=offline, finish_timeout=_FINISH_TIMEOUT_S
-            ),
+            settings=wandb.Settings(**_METRICS_ONLY, quiet=True, silent=offline, finish_timeout=_FINISH_TIMEOUT_S),
         )
     except (wandb.Error, OSError) as error:
         raise UserError(
