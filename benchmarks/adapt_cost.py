@@ -66,14 +66,14 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--copies", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--one", action="store_true", help="only the first of each, as JSON")
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(cost(asked.recipes[0], asked.copies[0])))
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(cost(args.recipes[0], args.copies[0])))
         return
     print("| recipe | parameters | copies | s to decode a trial | s to adapt to it | additional MB |")
     print("|---|---|---|---|---|---|")
-    for name in asked.recipes:
-        for n in asked.copies:
+    for name in args.recipes:
+        for n in args.copies:
             command = [sys.executable, __file__, "--one", "--recipes", name, "--copies", str(n)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             result = json.loads(done.stdout)

@@ -70,7 +70,7 @@ def judge(cases: Iterable[Case]) -> list[Judged]:
         try:
             judged.append(Judged(case, diagnose(case.path, allow_pickle=True).primary))
         except UserError as error:
-            print(f"refused: {case.path.name}: {error}")
+            print(f"rejected: {case.path.name}: {error}")
             judged.append(Judged(case, "refused"))
     return judged
 
@@ -96,12 +96,12 @@ def summary(judged: Sequence[Judged]) -> dict[str, float | int]:
 def show(title: str, judged: Sequence[Judged]) -> None:
     s = summary(judged)
     print(
-        f"\n{title}: {s['right']} of {s['logs']} right ({100 * s['accuracy']:.1f} %), "
+        f"\n{title}: {s['right']} of {s['logs']} correct ({100 * s['accuracy']:.1f} %), "
         f"{100 * s['accuracy_by_group']:.1f} % averaged over {s['groups']} groups, "
         f"{100 * s['exactly_primary']:.1f} % exactly the primary"
     )
     print(
-        f"healthy runs not called healthy: {s['false_alarms']} of {s['healthy']}, "
+        f"false alarms: {s['false_alarms']} of {s['healthy']}, "
         f"with a verdict that the label does not list either: {s['false_alarms_unlisted']}"
     )
     table = Counter((j.case.listed[0], j.verdict) for j in judged)
@@ -117,7 +117,7 @@ def show(title: str, judged: Sequence[Judged]) -> None:
 
 def in_dialects(cases: Sequence[Case]) -> None:
     """The verdict on the same values in other formats, against the label and the verdict on the original."""
-    print("\n| dialect | logs | right | same verdict as the original |\n|---|---|---|---|")
+    print("\n| format | logs | correct | same verdict as the original |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         originals = [
             (case, log, diagnose(case.path).primary) for case in cases for log in read_logs(case.path).logs[:1]

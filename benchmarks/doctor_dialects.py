@@ -14,7 +14,7 @@ Row = dict[str, float]
 
 
 def rows(log: TrainingLog) -> list[Row]:
-    """One row per logged moment: step, and whatever was logged there."""
+    """One row per step with all quantities logged at it."""
     moments: dict[float, Row] = {}
     for name in ("per", "val_loss", "train_loss", "grad_norm", "lr"):
         series = getattr(log, name)
@@ -195,5 +195,5 @@ DIALECTS: dict[str, Callable[[TrainingLog, Path], None]] = {
 
 
 def thinned(log: TrainingLog) -> bool:
-    """Whether a log is too long to be written in every dialect."""
+    """Whether a log is too long to be written in every format."""
     return max(len(log.train_loss), len(log.per)) > 20_000 or bool(np.any(np.diff(log.judged.steps) <= 0))

@@ -1,8 +1,8 @@
-"""Ten million lines: how long the doctor takes over them, and how much memory.
+"""Time and memory of the doctor on logs of ten million lines.
 
     python benchmarks/doctor_long_log.py [--lines 10000000] [--kinds jsonl csv text wandb]
 
-Writes a made-up log of each kind into a temporary folder, runs `arcuate doctor` on it in a fresh process, and prints
+Writes a synthetic log of each kind into a temporary folder, runs `arcuate doctor` on it in a fresh process, and prints
 seconds and the peak resident memory of that process.
 """
 
@@ -21,7 +21,7 @@ EVERY = 1000  # training rows between two evaluations
 
 
 def numbers(n_lines: int) -> Iterator[tuple[int, float, float | None]]:
-    """Step, training loss, and now and then an error rate, falling as a healthy run's do."""
+    """Step and training loss, and at intervals an error rate, which fall as in a healthy run."""
     for step in range(n_lines):
         share = step / n_lines
         loss = 7.0 / (1 + 20 * share) * (1 + 0.1 * ((step * 7919) % 101 - 50) / 50)
@@ -82,19 +82,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=10_000_000)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    asked = parser.parse_args()
-    print("| format | lines | size | seconds | of them CPU | peak memory | verdict |\n|---|---|---|---|---|---|---|")
-    for kind in asked.kinds:
+    args = parser.parse_args()
+    print("| format | lines | size | seconds | CPU seconds | peak memory | verdict |\n|---|---|---|---|---|---|---|")
+    for kind in args.kinds:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "log"
             with path.open("w", encoding="utf-8") as file:
                 if kind == "csv":
                     file.write("step,train_loss,val_per\n")
-                file.writelines(KINDS[kind](*row) for row in numbers(asked.lines))
+                file.writelines(KINDS[kind](*row) for row in numbers(args.lines))
             size = path.stat().st_size / 1024**2
             m = measure(path)
         print(
-            f"| {kind} | {asked.lines:,} | {size:.0f} MB | {m['seconds']:.0f} | {m['cpu_s']:.0f} "
+            f"| {kind} | {args.lines:,} | {size:.0f} MB | {m['seconds']:.0f} | {m['cpu_s']:.0f} "
             f"| {m['peak_mb']:.0f} MB | {m['verdict']} |",
             flush=True,
         )

@@ -38,7 +38,7 @@ def chosen(series: Series, kept: np.ndarray) -> Series:
 
 
 def every(n: int) -> Change:
-    """Every n-th evaluation, the last one always among them; a log with too few of them is left alone."""
+    """Every n-th evaluation and the last one; a log with too few of them is left unchanged."""
 
     def thin(series: Series) -> Series:
         return chosen(series, (len(series) - 1 - np.arange(len(series))) % n == 0)
@@ -47,7 +47,7 @@ def every(n: int) -> Change:
 
 
 def shorter(share: float, least: int) -> Change:
-    """Without its last evaluations; a log that would become too short is left alone."""
+    """Without its last evaluations; a log that would become too short is left unchanged."""
 
     def cut(log: TrainingLog) -> TrainingLog:
         n = max(least, round(share * len(log.judged)))
@@ -80,7 +80,7 @@ def stretched(factor: float) -> Change:
 
 
 def numbered(log: TrainingLog) -> TrainingLog:
-    """Evaluations counted 0, 1, 2…, everything else on the same axis."""
+    """Steps replaced by the numbers 0, 1, 2… of the evaluations, on all axes."""
     at = log.judged.steps
     if len(at) < 2:
         return log
@@ -97,12 +97,12 @@ def without(*parts: str) -> Change:
 
 
 def headless(log: TrainingLog) -> TrainingLog:
-    """The first evaluation, of the untrained model, was not logged."""
+    """Without the first evaluation, that of the untrained model."""
     return each(log, lambda s: chosen(s, np.arange(len(s)) > 0), HELD) if len(log.judged) > 8 else log
 
 
 def last_raised(share: float) -> Change:
-    """The very last evaluation is a little unlucky."""
+    """With a slightly worse last evaluation."""
 
     def raised(series: Series) -> Series:
         values = series.values.copy()
@@ -161,7 +161,7 @@ def study(cases: list[Case], names: list[str]) -> None:
     logs = [(case, log) for case, log in logs if len(log.judged) and not thinned(log)]
     before: dict[Path, str] = {}
     moved: list[str] = []
-    print("| change | logs | listed verdict | same verdict | healthy called otherwise |\n|---|---|---|---|---|")
+    print("| change | logs | listed verdict | same verdict | false alarms |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             right = same = alarms = n = 0

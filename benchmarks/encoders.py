@@ -1,12 +1,12 @@
-"""Which encoder, and with session layers or without: error rate at an equal budget of CPU seconds, and what each costs.
+"""Encoders with and without session layers: error rate at an equal budget of CPU seconds, and cost of each.
 
 arcuate simulate data/real --sessions 6 --trials 250 --electrodes 64 --difficulty real
 arcuate prepare data/real data/store
 python benchmarks/encoders.py --data data/store --out runs/encoders --budget 75 --width 64 --seeds 3
 
 Steps are timed first, in CPU time of one thread, so that other programs on the machine do not count; every run then
-gets as many steps as fit into the budget, its schedule laid out for them. Each run is an ordinary run folder, scored
-once, at its end. The same command goes on where it stopped; --table only prints what is there.
+gets as many steps as fit into the budget, with a schedule of that length. Each run is an ordinary run folder, scored
+once, at its end. The same command resumes where it stopped; --table only prints existing results.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def make_arms(width: int) -> list[Arm]:
 
 
 def seconds_per_step(arm: Arm, data: Path) -> float:
-    """CPU seconds of a step: the mean over batches of the quickest of several tries, for busy neighbours slow some."""
+    """CPU seconds of a step: the minimum over repetitions, which other programs slow down, averaged over batches."""
     torch.set_num_threads(1)
     recipe, store = load_recipe(arm.recipe, arm.overrides), Store.open(data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
@@ -118,7 +118,7 @@ def step(model: Model, optimizer: torch.optim.Optimizer, recipe: Recipe, batch: 
 
 
 def timed(arm: Arm, data: Path, out: Path) -> float:
-    """Measured once and kept, so that a run gone on with has the steps it began with."""
+    """Measured once and stored, so that a resumed run keeps its number of steps."""
     file = out / arm.name / "cost.json"
     if not file.exists():
         write_json(file, {"seconds_per_step": seconds_per_step(arm, data)})
@@ -126,7 +126,7 @@ def timed(arm: Arm, data: Path, out: Path) -> float:
 
 
 def train(arm: Arm, seed: int, n_steps: int, data: Path, out: Path) -> Run:
-    """One run to its end; finished ones are left as they are."""
+    """Train one run to its end; complete runs are left unchanged."""
     run = Run(out / arm.name / f"seed-{seed}")
     state = run.checkpoints / "last" / "state.json"
     if state.is_file() and read_json(state)["step"] == n_steps:
@@ -174,7 +174,7 @@ def streaming_cost(run: Run, data: Path) -> float:
 
 
 def published_streams() -> None:
-    """What a streamed frame costs at full size, early and late in a stream; weights do not matter."""
+    """Cost of a streamed frame at full size, early and late in a stream; it does not depend on the weights."""
     torch.set_num_threads(1)
     print("| recipe | parameters | CPU ms per frame, frames 51–100 | frames 251–300 |\n|---|---|---|---|")
     for name in PUBLISHED:
@@ -236,21 +236,21 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=sorted(RECIPES), default=sorted(RECIPES))
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--streaming", action="store_true", help="only time streams at the published sizes")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if asked.streaming:
+    if args.streaming:
         published_streams()
         return
-    arms = [arm for arm in make_arms(asked.width) if arm.kind.split()[0] in asked.kinds]
-    if not asked.table:
-        steps = {arm: max(20, round(asked.budget / timed(arm, asked.data, asked.out))) for arm in arms}
-        for seed in range(asked.seeds):  # seed by seed, so that what is there can be compared at any time
+    arms = [arm for arm in make_arms(args.width) if arm.kind.split()[0] in args.kinds]
+    if not args.table:
+        steps = {arm: max(20, round(args.budget / timed(arm, args.data, args.out))) for arm in arms}
+        for seed in range(args.seeds):  # seed by seed, so that what is there can be compared at any time
             for arm in arms:
-                run = train(arm, seed, steps[arm], asked.data, asked.out)
+                run = train(arm, seed, steps[arm], args.data, args.out)
                 per = final_per(run)
                 shown = "–" if per is None else f"{100 * per:.1f} %"
                 print(f"{arm.name} seed {seed}: {steps[arm]} steps, PER {shown}", file=sys.stderr, flush=True)
-    print(table(arms, asked.data, asked.out, asked.seeds))
+    print(table(arms, args.data, args.out, args.seeds))
 
 
 if __name__ == "__main__":

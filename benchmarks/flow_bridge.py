@@ -1,8 +1,8 @@
-"""How much of what noise does to an encoder's frames a flow bridge can take back.
+"""Fraction of the effect of noise on an encoder's frames that a flow bridge removes.
 
     python benchmarks/flow_bridge.py --data data/demo/store --run runs/mode-ssm/ssm-ctc-mode-s0 [--width 64]
 
-Frames of augmented and of clean bins by a trained encoder; a new bridge learns on some batches and is judged on others.
+Frames of augmented and clean bins by a trained encoder; a new bridge is trained on some batches, scored on others.
 """
 
 import argparse
@@ -59,13 +59,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--width", type=int, default=64)
-    asked = parser.parse_args()
-    pairs = make_pairs(asked.run, asked.data)
+    args = parser.parse_args()
+    pairs = make_pairs(args.run, args.data)
     apart = [distance(noisy, clean, n) for noisy, clean, n in pairs]
     size = [float(clean.var()) for _, clean, _ in pairs]
     print(f"noise changes {100 * sum(apart) / sum(size):.1f} % of the frames' variance")
     torch.manual_seed(0)
-    bridge = Denoiser(DenoiserSettings(enabled=True, width=asked.width), pairs[0][0].shape[-1], causal=True)
+    bridge = Denoiser(DenoiserSettings(enabled=True, width=args.width), pairs[0][0].shape[-1], causal=True)
     optimizer = torch.optim.AdamW(bridge.parameters(), lr=3e-3)
     for step in range(N_STEPS):
         noisy, clean, n = pairs[step % N_TRAIN]
@@ -77,7 +77,7 @@ def main() -> None:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
     with torch.no_grad():
         left = [distance(bridge(noisy, n), clean, n) for noisy, clean, n in pairs[N_TRAIN:]]
-    print(f"held out: {sum(left) / sum(apart[N_TRAIN:]):.3f} of the squared difference is left")
+    print(f"held out: {sum(left) / sum(apart[N_TRAIN:]):.3f} of the squared difference remains")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The whole '25 release in size: 45 sessions × 240 trials × 18 s × 512 channels, 20 GB. Peak memory of each command.
+"""Peak memory of each command at the size of the '25 release: 45 sessions × 240 trials × 18 s × 512 channels, 20 GB.
 
-    python benchmarks/full_cohort_memory.py [--sessions 45] [--trials 240] [--steps 2] [--folder PLACE]
+    python benchmarks/full_cohort_memory.py [--sessions 45] [--trials 240] [--steps 2] [--folder FOLDER]
 
 Fabricates the recordings, runs `arcuate prepare` and `arcuate train b2t25-gru` (official batch of 64) on them in fresh
 processes, and prints the peak resident memory and the seconds of each. Needs 40 GB of disk; removes what it wrote.
@@ -19,7 +19,7 @@ from prepare_memory import make_b2t25
 
 
 def run(*arguments: str) -> None:
-    """Run one command and print what it took."""
+    """Run one command; print its peak memory and time."""
     start = time.perf_counter()
     child = subprocess.Popen([sys.executable, "-m", "arcuate", *arguments], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)

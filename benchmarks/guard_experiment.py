@@ -1,8 +1,8 @@
-"""What the guard is worth: rates at which `tiny` learns nothing, with and without it, beside the healthy recipe.
+"""Effect of the guard: learning rates at which `tiny` diverges, with and without the guard, and the healthy recipe.
 
 python benchmarks/guard_experiment.py --data data/demo/store --out runs/guard --figure docs/images/guard.svg
 
-Finished runs in --out are not trained again.
+Complete runs in --out are not trained again.
 """
 
 import argparse
@@ -77,15 +77,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="a prepared store")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--figure", type=Path, help="SVG to write")
-    asked = parser.parse_args()
-    runs = {arm: train(arm, asked.data, asked.out) for arm in ARMS}
+    args = parser.parse_args()
+    runs = {arm: train(arm, args.data, args.out) for arm in ARMS}
     last = {arm: validations(read_jsonl(run.metrics_file))[-1] for arm, run in runs.items()}
     healthy = last[ARMS[0]][1]
-    print("| | steps kept | PER | against healthy |\n|---|---|---|---|")
+    print("| | steps kept | PER | relative to healthy |\n|---|---|---|---|")
     for arm, (step, per) in last.items():
         print(f"| {arm.label} | {step} | {per:.1f} % | {100 * (per / healthy - 1):+.0f} % |")
-    if asked.figure:
-        draw(runs, asked.figure)
+    if args.figure:
+        draw(runs, args.figure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What guard and logging add to a training step of the demo model. One thread, interleaved, CPU time.
+"""Overhead of guard and logging per training step of the demo model. One thread, interleaved, CPU time.
 
 python benchmarks/guard_overhead.py --data data/demo/store
 """

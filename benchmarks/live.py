@@ -3,10 +3,10 @@
 python benchmarks/live.py full --scores ../shared/real/words/t15/dev.npz     # b2t25-gru, 5 x 768, 600 s in real time
 python benchmarks/live.py run --run runs/demo                                 # a trained run, in real time
 python benchmarks/live.py streams --run runs/demo                             # eight streams at once in real time
-python benchmarks/live.py socket --run runs/demo                              # what the WebSocket adds
-python benchmarks/live.py memory --run runs/demo                              # an hour of replay as fast as it goes
+python benchmarks/live.py socket --run runs/demo                              # latency that the WebSocket adds
+python benchmarks/live.py memory --run runs/demo                              # an hour of replay as fast as possible
 
-On a busy machine the clock measures the others too: `--first` (as root) puts this program before them.
+On a busy machine wall time includes other programs: `--first` (as root) gives this one real-time priority.
 
 `full` has random weights, because its time does not depend on their values; its search gets real frame scores of T15,
 one per frame of the model, because the time of the search depends on them. Lexicon 126,052 words, 3-gram, beam 200.
@@ -68,9 +68,9 @@ def full_model(script: Iterator[np.ndarray]) -> ScriptedModel:
     return model
 
 
-def full(asked: argparse.Namespace) -> dict[str, Any]:
+def full(args: argparse.Namespace) -> dict[str, Any]:
     """Sentences as long as real ones: the model gets the number of bins that gives as many frames."""
-    scores = read_log_probs(asked.scores)
+    scores = read_log_probs(args.scores)
     script: list[np.ndarray] = []
     even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
     model = full_model(script.pop(0) if script else even for _ in itertools.count())
@@ -89,20 +89,20 @@ def full(asked: argparse.Namespace) -> dict[str, Any]:
 
             yield bins, begin
 
-    go_first(asked)
-    timings = [time_stream(decoder, sentences(), asked.seconds, real_time=not asked.fast) for _ in range(asked.repeat)]
+    go_first(args)
+    timings = [time_stream(decoder, sentences(), args.seconds, real_time=not args.fast) for _ in range(args.repeat)]
     least = 1000 * np.min([found.cpu for found in timings], axis=0)  # of each frame, over the repetitions
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         **timings[-1].summary(80.0),
-        "repetitions": asked.repeat,
+        "repetitions": args.repeat,
         "least_cpu_ms": {f"p{q}": float(np.percentile(least, q)) for q in (50, 99, 100)},
     }
 
 
-def go_first(asked: argparse.Namespace) -> None:
-    """After loading: one core, before every other program on this machine."""
-    if asked.first:
+def go_first(args: argparse.Namespace) -> None:
+    """Pin this process to one core with real-time priority; called after loading."""
+    if args.first:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
@@ -119,24 +119,24 @@ def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
     return decoder, select_trials(store, decoder.sessions, front_end.normalise, front_end.log1p)
 
 
-def run(asked: argparse.Namespace) -> dict[str, Any]:
-    decoder, prepared = open_both(asked.run)
-    go_first(asked)
-    return time_stream(decoder, replay_sentences(decoder, prepared), asked.seconds, not asked.fast).summary(80.0)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    decoder, prepared = open_both(args.run)
+    go_first(args)
+    return time_stream(decoder, replay_sentences(decoder, prepared), args.seconds, not args.fast).summary(80.0)
 
 
-def streams(asked: argparse.Namespace) -> dict[str, Any]:
+def streams(args: argparse.Namespace) -> dict[str, Any]:
     """Several streams of one set of weights, bin after bin in turn, all in real time."""
-    first, prepared = open_both(asked.run)
-    decoders = [first.stream() for _ in range(asked.streams)]
+    first, prepared = open_both(args.run)
+    decoders = [first.stream() for _ in range(args.streams)]
     feeds = [itertools.islice(replay_sentences(d, prepared), k, None) for k, d in enumerate(decoders)]
     left: list[list[np.ndarray]] = [[] for _ in decoders]
     found, due = FrameTimings(), time.perf_counter()
     gc.collect()
     gc.freeze()
-    if asked.first:  # all cores
+    if args.first:  # all cores
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    for _ in range(round(asked.seconds / BIN_SECONDS)):
+    for _ in range(round(args.seconds / BIN_SECONDS)):
         due += BIN_SECONDS
         found.n_late += wait_until(due)
         for k, decoder in enumerate(decoders):
@@ -146,22 +146,22 @@ def streams(asked: argparse.Namespace) -> dict[str, Any]:
                 begin()
                 left[k] = list(bins)
             push_bin(decoder, left[k].pop(0), found)
-    return {"streams": asked.streams, **found.summary(80.0)}
+    return {"streams": args.streams, **found.summary(80.0)}
 
 
-def memory(asked: argparse.Namespace) -> dict[str, Any]:
+def memory(args: argparse.Namespace) -> dict[str, Any]:
     """Megabytes in use after each tenth of the recording."""
     import psutil
 
-    decoder, prepared = open_both(asked.run)
+    decoder, prepared = open_both(args.run)
     feed, used = replay_sentences(decoder, prepared), []
     for _ in range(10):
-        time_stream(decoder, feed, asked.seconds / 10, real_time=False)
+        time_stream(decoder, feed, args.seconds / 10, real_time=False)
         used.append(round(psutil.Process().memory_info().rss / 1e6, 1))
-    return {"recording_s": asked.seconds, "rss_mb": used, "grown_mb": round(used[-1] - used[2], 1)}
+    return {"recording_s": args.seconds, "rss_mb": used, "grown_mb": round(used[-1] - used[2], 1)}
 
 
-def socket(asked: argparse.Namespace) -> dict[str, Any]:
+def socket(args: argparse.Namespace) -> dict[str, Any]:
     """Round trips on loopback while a trial is replayed: to the sender's socket and back, to a viewer's and back.
 
     The messages are invalid, so that the server answers them without decoding.
@@ -174,20 +174,20 @@ def socket(asked: argparse.Namespace) -> dict[str, Any]:
     from arcuate.live.server import LiveServer, make_app
     from arcuate.live.sources.replay import Replay
 
-    decoder, prepared = open_both(asked.run)
+    decoder, prepared = open_both(args.run)
     settings = LiveSettings(endpoints=Endpoints(enabled=False))
     live = LiveServer(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
-    if asked.first:
+    if args.first:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
-    server = uvicorn.Server(uvicorn.Config(make_app(live), port=asked.port, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(make_app(live), port=args.port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.05)
 
     async def measure(path: str, message: str | bytes) -> list[float]:
-        found, until = [], time.perf_counter() + asked.seconds / 2
-        async with websockets.connect(f"ws://127.0.0.1:{asked.port}{path}", max_size=None) as wire:
+        found, until = [], time.perf_counter() + args.seconds / 2
+        async with websockets.connect(f"ws://127.0.0.1:{args.port}{path}", max_size=None) as wire:
             while time.perf_counter() < until:
                 began = time.perf_counter()
                 await wire.send(message)
@@ -221,12 +221,12 @@ def main() -> None:
         "--repeat", type=int, default=1, help="full: the same frames again; what a busy machine adds goes"
     )
     parser.add_argument("--fast", action="store_true", help="not in real time")
-    asked = parser.parse_args()
-    asked.seconds = asked.seconds or {"full": 600.0, "memory": 3600.0}.get(asked.what, 60.0)
+    args = parser.parse_args()
+    args.seconds = args.seconds or {"full": 600.0, "memory": 3600.0}.get(args.what, 60.0)
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
-    result = globals()[asked.what](asked)
-    print(json.dumps({"what": asked.what, **result, "load_before": load, "load_after": os.getloadavg()[0]}))
+    result = globals()[args.what](args)
+    print(json.dumps({"what": args.what, **result, "load_before": load, "load_after": os.getloadavg()[0]}))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def wait_for(address: str, seconds: float = 120.0) -> None:
 
 
 def take(browser: Any, address: str, name: str, out: Path, sentences: int) -> None:
-    """Pause within a sentence that has both final and pale words, and show alternatives."""
+    """Pause within a sentence that has both final and preliminary words, and show alternatives."""
     context = browser.new_context(**SHOTS[name], bypass_csp=True)
     page = context.new_page()
     page.goto(address)
@@ -66,18 +66,18 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--port", type=int, default=8797)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
     found = os.environ.get("CHROMIUM") or shutil.which("chromium") or sys.exit("no chromium on this machine")
-    command = [sys.executable, "-m", "arcuate", "live", str(asked.run), "--port", str(asked.port)]
-    server, address = subprocess.Popen(command), f"http://127.0.0.1:{asked.port}/"
+    command = [sys.executable, "-m", "arcuate", "live", str(options.run), "--port", str(options.port)]
+    server, address = subprocess.Popen(command), f"http://127.0.0.1:{options.port}/"
     try:
         wait_for(address)
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=found, args=ARGS)
             for name in SHOTS:
-                take(browser, address, name, asked.out, sentences=2)
+                take(browser, address, name, options.out, sentences=2)
             browser.close()
     finally:
         server.terminate()

@@ -1,4 +1,4 @@
-"""How fast batches come from the store, against how fast the demo model consumes them: one worker, CPU time.
+"""Time to load a batch from the store, compared with a training step of the demo model: one worker, CPU time.
 
 python benchmarks/loading.py --data data/demo/store
 """

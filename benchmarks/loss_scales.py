@@ -1,7 +1,7 @@
-"""How large the CTC and transducer losses of a fresh model are, by reduction, and what padded label lengths do to them.
+"""Size of the CTC and transducer losses of an untrained model by reduction, and the effect of padded label lengths.
 
-The first part asks an untrained `mode-ssm-small` with a transducer on real batches of a store; the second computes both
-losses of a model that knows nothing (all classes equally likely) for lengths as they are and as if padding were labels.
+The first part evaluates an untrained `mode-ssm-small` with a transducer on batches of a store; the second computes
+both losses at chance level (all classes equally likely) with true label lengths and with padding counted as labels.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def show_fresh(store: Store, bins: int, stride: int, n_trials: int) -> None:
     batch = collate(store, trials, places, recipe.front_end.statistics_spec)
     outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, batch.tokens)
     n_frames, n_tokens = outputs.n_frames.float().mean(), batch.n_tokens.float().mean()
-    print(f"fresh model, patches {bins}/{stride}: {n_frames:.0f} frames, {n_tokens:.0f} tokens on average")
+    print(f"untrained model, patches {bins}/{stride}: {n_frames:.0f} frames, {n_tokens:.0f} tokens on average")
     for ctc, rnnt in PAIRS:
         settings = LossSettings(ctc=CTCSettings(reduction=ctc), rnnt=RNNTSettings(reduction=rnnt))
         losses = {
@@ -74,7 +74,7 @@ def main() -> None:
     store = Store.open(arguments.data)
     show_fresh(store, 14, 4, arguments.trials)
     show_fresh(store, 1, 1, arguments.trials)
-    print("a model that knows nothing")
+    print("chance level")
     for sizes in ((1000, 35), (1000, 500), (300, 500)):
         show_ignorant(*sizes)
 

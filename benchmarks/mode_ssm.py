@@ -1,9 +1,9 @@
-"""What each part of MODE-SSM buys on simulated recordings at equal budget: trains, evaluates and tabulates.
+"""Contribution of each component of MODE-SSM on simulated recordings at an equal budget.
 
     python benchmarks/mode_ssm.py --data data/demo/store --out runs/mode-ssm [--seeds 0 1 2] [--only ssm-ctc ...]
 
-Every row is an ordinary run folder below OUT; whatever is finished there is not done again, so that the command can be
-stopped and given anew. The recordings are those of `arcuate demo` (six sessions, 64 electrodes, difficulty real).
+Every row is an ordinary run folder below OUT; complete runs are not repeated, so the command can be
+stopped and resumed. The recordings are those of `arcuate demo` (six sessions, 64 electrodes, difficulty real).
 """
 
 import argparse
@@ -56,7 +56,7 @@ VARIANTS = {
     "ssm-ctc-deeper": [*SSM, "encoder.depth=4"],  # is the bridge more than another layer?
 }
 ARCUATE = [sys.executable, "-m", "arcuate"]
-READINGS = {  # name: how it is asked for
+DECODINGS = {  # name: how it is args for
     "ctc": (),
     "ctc-beam": ("--search", "beam", "--beam", "20"),
     "transducer": ("--head", "transducer"),
@@ -69,9 +69,9 @@ def arguments(variant: str, seed: int) -> list[str]:
 
 
 def train(variant: str, seed: int, data: Path, out: Path) -> None:
-    """Go on where that is not finished."""
-    asked = ["--data", str(data), "--run", str(out / f"{variant}-s{seed}"), "--resume"]
-    subprocess.run([*ARCUATE, "train", "tiny", *asked, *arguments(variant, seed)], check=True)
+    """Train one run, or resume it."""
+    args = ["--data", str(data), "--run", str(out / f"{variant}-s{seed}"), "--resume"]
+    subprocess.run([*ARCUATE, "train", "tiny", *args, *arguments(variant, seed)], check=True)
 
 
 def evaluate(variant: str, seed: int, reading: str, data: Path, out: Path) -> None:
@@ -79,8 +79,8 @@ def evaluate(variant: str, seed: int, reading: str, data: Path, out: Path) -> No
     folder = out / f"{variant}-s{seed}"
     has_head = reading.startswith("ctc") or "transducer.enabled=true" in VARIANTS[variant]
     if has_head and not Run(folder).results_file("val", reading, "json").exists():
-        asked = ["--data", str(data), *READINGS[reading], "--label", reading, "--checkpoint", "last"]
-        subprocess.run([*ARCUATE, "evaluate", folder, *asked], check=True, stdout=subprocess.DEVNULL)
+        args = ["--data", str(data), *DECODINGS[reading], "--label", reading, "--checkpoint", "last"]
+        subprocess.run([*ARCUATE, "evaluate", folder, *args], check=True, stdout=subprocess.DEVNULL)
 
 
 def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:
@@ -136,22 +136,22 @@ def spread(values: list[float]) -> str:
 
 def table(out: Path, seeds: list[int]) -> str:
     lines = [
-        "| | seeds | CTC | CTC, beam 20 | transducer | both | silent | vocalised | mode told | parameters | s/step |"
-        " ms/frame |",
+        "| | seeds | CTC | CTC, beam 20 | transducer | both | silent | vocalised | mode accuracy |"
+        " parameters | s/step | ms/frame |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for variant in VARIANTS:
-        found = {r: [s for n in seeds if (s := summary(out / f"{variant}-s{n}", r))] for r in READINGS}
+        found = {r: [s for n in seeds if (s := summary(out / f"{variant}-s{n}", r))] for r in DECODINGS}
         ctc = found["ctc"]
         modes = [spread([s["per_by_mode"][m] for s in ctc]) for m in ("silent", "vocalised")]
-        told = spread([s["mode_accuracy"] for s in ctc if "mode_accuracy" in s])
+        accuracy = spread([s["mode_accuracy"] for s in ctc if "mode_accuracy" in s])
         n, step, frame = costs(variant)
         cells = [
             variant,
             str(len(ctc)),
-            *(spread([s["per"] for s in found[r]]) for r in READINGS),
+            *(spread([s["per"] for s in found[r]]) for r in DECODINGS),
             *modes,
-            told,
+            accuracy,
         ]
         lines.append("| " + " | ".join([*cells, f"{n:,}", f"{step:.2f}", f"{frame:.2f}"]) + " |")
     return "\n".join(lines)
@@ -164,16 +164,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="*", choices=sorted(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--table", action="store_true", help="only the table of what is there")
-    asked = parser.parse_args()
-    for seed in () if asked.table else asked.seeds:
-        for variant in asked.only:
-            train(variant, seed, asked.data, asked.out)
-            evaluate(variant, seed, "ctc", asked.data, asked.out)
-    for reading in list(READINGS)[1:] if not asked.table else ():
-        for seed in asked.seeds:
-            for variant in asked.only:
-                evaluate(variant, seed, reading, asked.data, asked.out)
-    print(table(asked.out, asked.seeds))
+    args = parser.parse_args()
+    for seed in () if args.table else args.seeds:
+        for variant in args.only:
+            train(variant, seed, args.data, args.out)
+            evaluate(variant, seed, "ctc", args.data, args.out)
+    for reading in list(DECODINGS)[1:] if not args.table else ():
+        for seed in args.seeds:
+            for variant in args.only:
+                evaluate(variant, seed, reading, args.data, args.out)
+    print(table(args.out, args.seeds))
 
 
 if __name__ == "__main__":

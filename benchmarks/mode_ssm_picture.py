@@ -1,4 +1,4 @@
-"""Draws docs/images/mode-ssm.svg: the parts of MODE-SSM, and which of them learn in which stage.
+"""Draw docs/images/mode-ssm.svg: the components of MODE-SSM and the stages in which they are trained.
 
 python benchmarks/mode_ssm_picture.py docs/images/mode-ssm.svg
 """
@@ -44,7 +44,7 @@ def box(text: str, component: str | None, x: int, y: int, width: int) -> list[st
 
 
 def arrow(a: tuple, b: tuple) -> str:
-    """From the right edge to the left one, or from below to above where boxes stand on top of each other."""
+    """From right edge to left edge, or upwards between boxes on top of each other."""
     ax, ay, aw = a[3:]
     bx, by, _ = b[3:]
     start = (ax + aw, ay + HEIGHT / 2)
@@ -53,7 +53,7 @@ def arrow(a: tuple, b: tuple) -> str:
 
 
 def stages() -> list[str]:
-    """One row per stage of the recipe: its losses, and a block for every component that learns."""
+    """One row per stage of the recipe: its losses, and a block for every trained component."""
     recipe = load_recipe("mode-ssm")
     drawn, y = (
         ['<text x="10" y="278" font-weight="bold">stages of the recipe: losses, and what learns</text>'],

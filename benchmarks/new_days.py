@@ -35,7 +35,7 @@ def arcuate(*words: object) -> None:
 
 
 def cohort(out: Path, kind: str, seed: int) -> tuple[Path, Path]:
-    """Store and run of one seed, made where they are missing."""
+    """Store and run of one seed, created if missing."""
     source, store, run = out / f"source-{seed}", out / f"store-{seed}", out / f"{RECIPES[kind]}-{seed}"
     if not (store / "manifest.json").exists():
         size = ("--sessions", 6, "--trials", 250, "--electrodes", 64, "--difficulty", "real")
@@ -56,7 +56,7 @@ def finished(run: Path) -> bool:
 
 
 def evaluate(store: Path, run: Path, split: str, label: str, *words: object) -> dict[str, Any]:
-    """The summary of an evaluation, computed where it is missing."""
+    """Summary of an evaluation, computed if missing."""
     file = run / "results" / f"{split}.{label}.json"
     if not file.exists():
         arcuate("evaluate", run, "--data", store, "--split", split, "--label", label, "--json", *words)
@@ -143,7 +143,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def sentences(results: list[dict[str, Any]], gap: int, n: int, floor: float) -> str:
-    """Error rate after n sentences, and the share of the gap to known days that they close."""
+    """Error rate after n sentences, and the fraction of the gap to known sessions that they close."""
     curves = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
     if not curves:
         return "–"
@@ -217,16 +217,16 @@ def main() -> None:
     parser.add_argument("--lm", help="also learn from words, through this language model")
     parser.add_argument("--figure", type=Path, help="SVG to write")
     parser.add_argument("--table", type=Path, help="Markdown to write")
-    asked = parser.parse_args()
-    arms = tuple(asked.methods), asked.lm, tuple(asked.calibrate)
-    results = [measure(asked.out, asked.kind, seed, *arms) for seed in asked.seeds]
-    (asked.out / f"new_days.{asked.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
+    args = parser.parse_args()
+    arms = tuple(args.methods), args.lm, tuple(args.calibrate)
+    results = [measure(args.out, args.kind, seed, *arms) for seed in args.seeds]
+    (args.out / f"new_days.{args.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)
-    if asked.table:
-        asked.table.write_text(text)
-    if asked.figure:
-        draw(results, asked.figure)
+    if args.table:
+        args.table.write_text(text)
+    if args.figure:
+        draw(results, args.figure)
 
 
 if __name__ == "__main__":

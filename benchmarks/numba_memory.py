@@ -9,7 +9,7 @@ import numpy as np
 
 
 def print_peak(label: str) -> None:
-    print(f"{label:26} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:4.0f} MB at its peak")
+    print(f"{label:26} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:4.0f} MB peak memory")
 
 
 def total(values: np.ndarray) -> float:

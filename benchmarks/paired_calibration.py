@@ -3,7 +3,7 @@
     python benchmarks/paired_calibration.py [--repeats 1000]
 
 Two recipes are scored on the same 120 trials of 12 sessions. Trials differ in difficulty, by recipe too, and each seed
-raises or lowers the errors of all its trials. Prints a Markdown table: the share of false positives at 5 % for equal
+raises or lowers the errors of all its trials. Prints a Markdown table: the rate of false positives at 5 % for equal
 recipes, and the coverage of the 95 % interval for unequal ones.
 """
 
@@ -43,13 +43,13 @@ def results(
 
 
 def true_difference(rates: list[float], seed_sd: float) -> float:
-    """The difference over very many seeds and trials."""
+    """The difference in the limit of many seeds and trials."""
     large = [results(np.random.default_rng(10_000 + i), rates, 40, seed_sd, 4000) for i in range(5)]
     return float(np.mean([b.rate - a.rate for a, b in large]))
 
 
 def calibrate(n_runs: int, seed_sd: float, by_session: bool, n_repeats: int) -> tuple[float, float]:
-    """Share of false positives for equal recipes, and coverage of the interval for unequal ones."""
+    """Rate of false positives for equal recipes, and coverage of the interval for unequal ones."""
     groups = np.repeat(np.arange(N_SESSIONS), N_TRIALS // N_SESSIONS) if by_session else None
     positives, covered, unequal = 0, 0, [0.2, 0.26]
     truth = true_difference(unequal, seed_sd)

@@ -1,8 +1,8 @@
-"""Does preparing (and reading) a large data set stay small in memory?
+"""Peak memory of preparing and reading a large data set.
 
 Fabricates '25 recordings with the full 512 channels and '24 recordings of full session size in a temporary
 folder, prepares each at two sizes in a fresh process, and prints the peak resident memory of that process.
-What it grows by from the smaller to the larger data set is extrapolated in a straight line to 45 sessions.
+Its growth from the smaller to the larger data set is extrapolated linearly to 45 sessions.
 
     python benchmarks/prepare_memory.py [--trials 240] [--sessions 1 4]
 """

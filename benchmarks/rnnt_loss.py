@@ -1,8 +1,8 @@
-"""The transducer loss against the same sums traced by autograd: time and peak memory, forward and backward.
+"""The transducer loss compared with the same recursion under autograd: time and peak memory, forward and backward.
 
-`loss` starts from logits that are there already, `joined` from frames and predictions of width 512 and includes the
-joiner; `reusing` lets the gradient take the place of the logits. Memory is the peak resident size of a process of its
-own, less what it held before the loss began (logits or inputs included in that base).
+`loss` starts from given logits, `joined` from frames and predictions of width 512 and includes the
+joiner; `reusing` writes the gradient into the logits. Memory is the peak resident size of a separate
+process, minus its size before the loss is computed (which includes logits or inputs).
 """
 
 import argparse
@@ -29,7 +29,7 @@ CASES = ("loss naive", "loss arcuate", "loss reusing", "joined naive", "joined a
 
 
 def naive_loss(logits: Tensor, targets: Tensor, n_frames: Tensor, n_tokens: Tensor) -> Tensor:
-    """Log-softmax, then the forward recursion by anti-diagonals, all left to autograd; equal lengths only."""
+    """Log-softmax, then the forward recursion by anti-diagonals, differentiated by autograd; equal lengths only."""
     log_probs = logits.log_softmax(-1)
     blank = log_probs[..., 0]  # (B, T, U + 1)
     emit = log_probs[:, :, :-1].gather(-1, targets[:, None, :, None].expand(-1, logits.shape[1], -1, 1))[..., 0]
@@ -70,7 +70,7 @@ def make(case: str) -> Callable[[], Tensor]:
 
 
 def warm_up() -> None:
-    """Everything once at a small size, so that code being loaded is not taken for memory in use."""
+    """Run everything once at a small size, so that loaded code is not counted."""
     global N_FRAMES, N_TOKENS, WIDTH
     size, (N_FRAMES, N_TOKENS, WIDTH) = (N_FRAMES, N_TOKENS, WIDTH), (3, 2, 8)
     for case in CASES:

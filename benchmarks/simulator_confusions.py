@@ -25,14 +25,14 @@ DELETED, INSERTED = "<del>", "<ins>"
 
 @dataclass(frozen=True)
 class Errors:
-    """A confusion table: (said, heard) to count, with <del> and <ins> as partners."""
+    """A confusion table: (reference, decoded) to count, with <del> and <ins> as partners."""
 
     name: str
     counts: Counter[tuple[str, str]]
 
     @property
     def n_phonemes(self) -> int:
-        return sum(n for (said, _), n in self.counts.items() if said != INSERTED)
+        return sum(n for (expected, _), n in self.counts.items() if expected != INSERTED)
 
     def rate(self, kind: str) -> float:
         return sum(n for pair, n in self.counts.items() if kind_of(pair) == kind) / self.n_phonemes
@@ -44,34 +44,34 @@ class Errors:
     def confusions(self) -> Counter[tuple[str, str]]:
         """Substitutions, both directions of a pair together."""
         pairs: Counter[tuple[str, str]] = Counter()
-        for (said, heard), n in self.counts.items():
-            if kind_of((said, heard)) == "S":
-                pairs[(min(said, heard), max(said, heard))] += n
+        for (expected, decoded), n in self.counts.items():
+            if kind_of((expected, decoded)) == "S":
+                pairs[(min(expected, decoded), max(expected, decoded))] += n
         return pairs
 
     def per_phoneme(self) -> dict[str, float]:
-        """Share of each phoneme's tokens that were not heard as such."""
-        said: Counter[str] = Counter()
+        """Error rate of each phoneme: fraction of its tokens decoded as another or deleted."""
+        expected: Counter[str] = Counter()
         right: Counter[str] = Counter()
-        for (phoneme, heard), n in self.counts.items():
+        for (phoneme, decoded), n in self.counts.items():
             if phoneme != INSERTED:
-                said[phoneme] += n
-                right[phoneme] += n * (phoneme == heard)
-        return {phoneme: 1 - right[phoneme] / n for phoneme, n in said.items()}
+                expected[phoneme] += n
+                right[phoneme] += n * (phoneme == decoded)
+        return {phoneme: 1 - right[phoneme] / n for phoneme, n in expected.items()}
 
 
 def kind_of(pair: tuple[str, str]) -> str:
-    said, heard = pair
-    return "I" if said == INSERTED else "D" if heard == DELETED else "S" if said != heard else "="
+    expected, decoded = pair
+    return "I" if expected == INSERTED else "D" if decoded == DELETED else "S" if expected != decoded else "="
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Pairs (said, heard) of one best alignment."""
+    """Pairs (reference, decoded) of one best alignment."""
     for step in Levenshtein.opcodes(reference, hypothesis):
         if step.tag == "insert":
-            yield from ((INSERTED, heard) for heard in hypothesis[step.dest_start : step.dest_end])
+            yield from ((INSERTED, decoded) for decoded in hypothesis[step.dest_start : step.dest_end])
         elif step.tag == "delete":
-            yield from ((said, DELETED) for said in reference[step.src_start : step.src_end])
+            yield from ((expected, DELETED) for expected in reference[step.src_start : step.src_end])
         else:
             yield from zip(
                 reference[step.src_start : step.src_end],
@@ -95,7 +95,7 @@ def read_results(path: Path) -> tuple[Errors, dict[str, float]]:
 
 
 def read_real() -> list[Errors]:
-    """The real tables; one of sentences seen in training, with hardly an error in it, has nothing to compare."""
+    """The real tables, except that of sentences seen in training, which has hardly any errors."""
     if not CONFUSIONS.is_file():
         return []
     real: list[Errors] = []
@@ -110,11 +110,11 @@ def read_real() -> list[Errors]:
 
 
 def pair(key: str) -> tuple[str, str]:
-    """ "T>D", "<ins>>L" and "EH><del>" to (said, heard)."""
+    """ "T>D", "<ins>>L" and "EH><del>" to (reference, decoded)."""
     if key.startswith(INSERTED):
         return INSERTED, key[len(INSERTED) + 1 :]
-    said, _, heard = key.partition(">")
-    return said, heard
+    expected, _, decoded = key.partition(">")
+    return expected, decoded
 
 
 def likeness(a: Errors, b: Errors) -> tuple[float, float]:

@@ -2,8 +2,8 @@
 
     python benchmarks/simulator_statistics.py [--markdown FILE] [--seed N]
 
-The real column is measured again where the real trials lie beside the checkout (`../shared/real`), else it
-shows the values measured once and kept in this file.
+The real column is measured again if the real trials are beside the checkout (`../shared/real`); otherwise it
+shows the values stored in this file.
 """
 
 import argparse
@@ -90,8 +90,8 @@ def describe_bins(trials: list[np.ndarray]) -> Summary:
         crossings, power = bins[:, :n][:, alive], bins[:, n:][:, alive]
         counts = np.stack([recover_counts(crossings[:, i]) for i in range(crossings.shape[1])], axis=1)
         pool("rate", counts.mean(axis=0) / 0.02)
-        heard = counts.mean(axis=0) > 0
-        pool("fano", counts.var(axis=0)[heard] / counts.mean(axis=0)[heard])
+        active = counts.mean(axis=0) > 0
+        pool("fano", counts.var(axis=0)[active] / counts.mean(axis=0)[active])
         pool("max", [counts[:, counts.max(axis=0) < 20].max()])
         for lag in (1, 5):
             pool(f"crossings {lag}", autocorrelation(crossings, lag))

@@ -1,7 +1,7 @@
 """The state-space encoder against the GRU at equal width and depth, on one thread: training steps and streaming.
 
-A training step is forward, loss, backward, clipping and optimizer of a whole model; the sides take turns, so that a
-busy machine hurts all alike. Streaming is timed after a short and after a long past.
+A training step is forward, loss, backward, clipping and optimizer of a complete model; the models alternate, so that
+a busy machine affects all alike. Streaming is timed after a short and after a long history.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """One training step of the '25 model against the plain formulation, on one thread: time and peak memory.
 
-Plain means: depthwise convolution, day weights gathered per trial, patches written out, torch.nn.GRU. Both
+Plain means: depthwise convolution, session weights gathered per trial, patches written out, torch.nn.GRU. Both
 sides use the same batch, loss, clipping and optimizer.
 """
 
@@ -103,7 +103,7 @@ def make_step(side: str) -> Callable[[], float]:
 
 
 def measure_times(repeats: int) -> dict[str, float]:
-    """Median CPU seconds of one thread; the sides take turns, so that a busy machine hurts both alike."""
+    """Median CPU seconds of one thread; the two alternate, so that a busy machine affects both alike."""
     steps = {side: make_step(side) for side in ("plain", "ours")}
     times: dict[str, list[float]] = {side: [] for side in steps}
     for repeat in range(repeats + 1):
@@ -116,7 +116,7 @@ def measure_times(repeats: int) -> dict[str, float]:
 
 
 def measure_memory(side: str) -> float:
-    """Peak resident megabytes of a process of its own that trains three steps."""
+    """Peak resident megabytes of a separate process that trains three steps."""
     done = subprocess.run([sys.executable, __file__, "--memory", side], capture_output=True, text=True, check=True)
     return float(done.stdout)
 

@@ -1,10 +1,10 @@
-"""The word search and flashlight-text on the same frames, lexicon and n-gram: errors, and CPU time of one thread.
+"""Word search and flashlight-text on the same frames, lexicon and n-gram: error rates and CPU time of one thread.
 
 python benchmarks/word_search.py --words ../shared/real/words --lm lm4.alm --arpa lm4.arpa
 
 `--lm` is the n-gram as `arcuate lm import` writes it; `--arpa` the same, unpacked, for flashlight-text (without it only
 arcuate runs). The weights of both are tuned on these trials: those of arcuate from `--config` (default settings without
-it), those of flashlight-text from its table in the material.
+it), those of flashlight-text from the table shipped with the frames.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def p_value(a: Point, b: Point, n_draws: int = 10_000, seed: int = 0) -> float:
 
 
 def nearest(point: Point, others: Sequence[Point]) -> Point:
-    """The fastest setting with the same or lower WER, or else the best one."""
+    """The fastest setting with the same or a lower WER, otherwise the one with the lowest WER."""
     good = [o for o in others if o.wer <= point.wer + 1e-9]
     return min(good, key=lambda o: o.seconds_per_sentence) if good else min(others, key=lambda o: o.wer)
 
@@ -202,9 +202,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"rows": rows, "load_s": loaded, "peak_rss_mb_arcuate": memory}))
         return
-    print(
-        f"{len(scores.trials)} trials; lexicon and n-gram loaded in {loaded:.1f} s; {memory:.0f} MB at most (arcuate)"
-    )
+    print(f"{len(scores.trials)} trials; lexicon and n-gram loaded in {loaded:.1f} s; peak memory {memory:.0f} MB")
     for row in rows:
         line = f"{row['decoder']:22} WER {100 * row['wer']:6.2f} %  oracle {100 * (row['oracle'] or 0):6.2f} %"
         line += f"  {row['ms']:7.2f} ms (p95 {row['ms_p95']:.1f})"

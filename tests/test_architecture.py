@@ -32,7 +32,7 @@ def modules() -> list[tuple[str, Path]]:
     return [(p.relative_to(SRC).with_suffix("").parts[0], p) for p in sorted(files)]
 
 
-def test_the_page_lists_what_is_there() -> None:
+def test_the_page_lists_all_packages() -> None:
     assert set(layers()) == {name for name, _ in modules()}
 
 

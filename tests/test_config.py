@@ -20,7 +20,7 @@ class Outer(Settings):
     inner: Inner = Inner()
 
 
-def test_a_renamed_setting_is_refused_with_its_new_name() -> None:
+def test_a_renamed_setting_is_rejected_with_its_new_name() -> None:
     with pytest.raises(UserError, match="inner: rate is now called lr"):
         parse_settings(Outer, {"inner": {"rate": 0.5}}, "mine")
     with pytest.raises(UserError, match="schedule: anew is now called restart"):

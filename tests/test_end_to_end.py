@@ -156,7 +156,7 @@ def test_python_gives_the_same_phonemes_as_the_command_line(run: Path, cohort_st
         assert model.log_probs(bins, info.session, store.block_statistics(info)).shape[1] == 41
 
 
-def test_python_refuses_what_does_not_fit(run: Path) -> None:
+def test_python_rejects_invalid_input(run: Path) -> None:
     model = package.load(run)
     with pytest.raises(package.errors.UserError, match="shape"):
         model.log_probs(np.zeros((10, 3)), model.sessions[0])

@@ -65,12 +65,12 @@ def test_a_pipe_is_written_into(write: Callable[[Path], None], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_folder_is_refused_by_name(write: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_folder_is_rejected_by_name(write: Callable[[Path], None], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path.name} is a folder"):
         write(tmp_path)
 
 
-def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("link")
     with pytest.raises(UserError, match="broken link"):
         write_page(tmp_path / "link")
@@ -82,7 +82,7 @@ def test_model_files_keep_their_contents(tmp_path: Path) -> None:
     assert parts["x"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_inputs_and_impossible_places_are_refused(tmp_path: Path) -> None:
+def test_inputs_and_impossible_places_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("x")
     check_writable(tmp_path / "new" / "out", tmp_path / "in", "default", None)
     check_writable(None, tmp_path / "in")
@@ -131,7 +131,7 @@ with exclusive_lock(Path(sys.argv[1]), "busy"):
 """
 
 
-def test_the_kernel_releases_the_lock_of_a_killed_process_though_its_child_lives(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_released_though_its_child_lives(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

@@ -1,4 +1,4 @@
-"""."""
+"""Run the command line: `python -m arcuate`."""
 
 from arcuate.cli import main
 

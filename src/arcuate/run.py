@@ -13,12 +13,13 @@ from arcuate.config import Settings, to_yaml
 from arcuate.errors import UserError
 from arcuate.files import describe_error, exclusive_lock, read_json, read_jsonl, write_json, write_text
 
-_INITIAL_FILES = {  # of a run folder before the first step
-    *("recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "modes.jsonl", ".lock"),
+RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
+_INITIAL_FILES = {  # content of a run folder before the first step
+    *(*RUN_FILES, "incidents.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
 }
 
-RunLike = str | os.PathLike[str]  # a path, a `Run`, or the result of a training
+RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], res
 
 @contextmanager
 def lock_run(run: Run) -> Iterator[None]:
-    """Hold the lock of a run folder, so that one process writes it. A lock that guards nothing else is removed."""
+    """Hold the lock of a run folder, so that one process writes it. The lock file of an empty folder is removed."""
     is_new = not run.path.exists()
     busy = f"another process is training into {run.path}; wait for it to end, or choose another --run"
     with exclusive_lock(run.lock_file, busy):
@@ -158,7 +159,7 @@ def lock_run(run: Run) -> Iterator[None]:
 
 
 def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) -> None:
-    """Check that a folder is new or empty, or a run to resume. `can_resume`: mention --resume in the message."""
+    """Check that a folder is new, empty or, with `resume`, a run. `can_resume`: mention --resume in the message."""
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -179,5 +180,5 @@ def is_untouched(run: Run) -> bool:
     unknown = {p.name for p in run.path.iterdir() if p.suffix != ".part"} - _INITIAL_FILES
     rows = [f for f in (run.metrics_file, run.incidents_file) if f.exists() and f.stat().st_size]
     trained = rows or any(run.checkpoints.glob("[!.]*")) or any((run.path / "results").glob("*"))
-    third_party = run.recipe_file.exists() and not run.environment_file.exists()  # the recipe is written last
-    return not (trained or unknown or third_party)
+    not_ours = run.recipe_file.exists() and not run.environment_file.exists()  # `create_run` writes the recipe last
+    return not (trained or unknown or not_ours)

@@ -80,7 +80,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, arguments: list[st
     assert not list(tmp_path.iterdir())
 
 
-def test_a_recipe_for_other_channels_is_refused_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:
+def test_a_recipe_for_other_channels_is_rejected_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:
     done = arcuate("train", "b2t25-gru", "--data", cohort_store, "--run", tmp_path / "run")
     assert_refused(done, "512", "32")
     assert not (tmp_path / "run").exists()

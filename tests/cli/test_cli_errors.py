@@ -39,9 +39,7 @@ def test_extends_is_read_from_the_folder_of_the_recipe(tmp_path: Path, monkeypat
     assert official_ancestor("../mine/child.yaml") == "b2t25-gru"
 
 
-def test_the_working_folder_does_not_stand_in_for_the_recipes_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extends_is_not_read_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "child.yaml").write_text("extends: base.yaml\n")
     (tmp_path / "base.yaml").write_text("extends: tiny\n")
@@ -61,7 +59,7 @@ def test_the_recipe_of_a_run_needs_no_file_elsewhere(tmp_path: Path) -> None:
     assert again == recipe and again.extends == "b2t25-gru"
 
 
-def test_a_recipe_that_extends_itself_by_another_path_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_that_extends_itself_by_another_path_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: ./b.yaml\n")
     (tmp_path / "b.yaml").write_text(f"extends: {tmp_path}/./a.yaml\n")
     with pytest.raises(UserError, match="extends itself"):
@@ -85,7 +83,7 @@ def test_a_recipe_that_extends_itself_by_another_path_is_refused(tmp_path: Path)
     ],
     ids=lambda a: a[0] + a[1][:8],
 )
-def test_simulate_refuses_before_a_progress_bar_appears(tmp_path: Path, arguments: list[str]) -> None:
+def test_simulate_rejects_before_a_progress_bar_appears(tmp_path: Path, arguments: list[str]) -> None:
     done = arcuate("simulate", tmp_path / "out", *arguments)
     assert_refused(done)
     assert not bars(done.stderr), done.stderr
@@ -106,13 +104,13 @@ def into_a_closed_pipe(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("arguments", [["recipes", "list"], ["recipes", "list", "--json"]])
-def test_a_broken_pipe_is_no_traceback(arguments: list[str]) -> None:
+def test_a_broken_pipe_prints_no_traceback(arguments: list[str]) -> None:
     assert into_a_closed_pipe(*arguments) == (141, "")
 
 
-def test_help_into_a_broken_pipe_is_no_traceback() -> None:
-    code, said = into_a_closed_pipe("--help")
-    assert code != 0 and said == ""
+def test_help_into_a_broken_pipe_prints_no_traceback() -> None:
+    code, stderr = into_a_closed_pipe("--help")
+    assert code != 0 and stderr == ""
 
 
 def shell(line: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -120,7 +118,7 @@ def shell(line: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_stdout_prints_no_traceback(tmp_path: Path) -> None:
     done = shell('"$@" >&-', "recipes", "list", "--json")
     assert done.returncode == 2 and "stdout is closed" in done.stderr and "Traceback" not in done.stderr
     done = shell('"$@" >&-', "simulate", tmp_path / "out", "--sessions", 1, "--trials", 4, "--electrodes", 4)
@@ -133,7 +131,7 @@ def test_a_closed_stderr_keeps_the_exit_code(tmp_path: Path) -> None:
     assert shell('"$@" 2>&-', "recipes", "show", "nothing").returncode == 2
 
 
-def test_work_goes_on_when_nobody_reads_the_messages(tmp_path: Path) -> None:
+def test_a_command_continues_when_stderr_is_closed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     arguments = ["simulate", str(tmp_path / "out"), "--sessions", "1", "--trials", "8", "--electrodes", "4"]
@@ -169,20 +167,20 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("override", "word"),
     [("train.stepz=5", "train.steps"), ("runtime.device=cuda:77", "device"), ("nonsense", "key.sub=value")],
 )
-def test_demo_refuses_overrides_before_it_removes_anything(old_demo: Path, override: str, word: str) -> None:
+def test_demo_rejects_overrides_before_it_removes_anything(old_demo: Path, override: str, word: str) -> None:
     before = sorted(old_demo.rglob("*"))
     assert_refused(demo(old_demo, override), word)
     assert sorted(old_demo.rglob("*")) == before
 
 
-def test_demo_removes_nothing_when_either_place_is_not_its_own(old_demo: Path) -> None:
+def test_demo_removes_nothing_if_either_folder_is_not_its_own(old_demo: Path) -> None:
     (old_demo / "data" / ".made-by-demo").unlink()
     before = sorted(old_demo.rglob("*"))
     assert_refused(demo(old_demo), "--data")
     assert sorted(old_demo.rglob("*")) == before
 
 
-def test_demo_refuses_a_file_and_folders_within_one_another(tmp_path: Path) -> None:
+def test_demo_rejects_a_file_and_folders_within_one_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for run, data in (("file", "data"), ("run", "file"), ("same", "same"), ("data/run", "data")):
         assert_refused(arcuate("demo", "--run", tmp_path / run, "--data", tmp_path / data))
@@ -192,7 +190,7 @@ def test_demo_refuses_a_file_and_folders_within_one_another(tmp_path: Path) -> N
 # --- train -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_in_use_is_refused_before_anything_is_announced(cohort_store: Path, tmp_path: Path) -> None:
+def test_a_run_folder_in_use_is_rejected_before_any_message(cohort_store: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").touch()
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "run")

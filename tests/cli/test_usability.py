@@ -19,7 +19,7 @@ from arcuate.evaluation.metrics import Score
 from arcuate.evaluation.results import PhonemeMetrics
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
-from arcuate.experiments.recipe_summary import compare_recipes
+from arcuate.experiments.recipe_reference import compare_recipes
 from arcuate.experiments.train import train, worker_count
 from arcuate.run import Run
 from support.forking import arcuate
@@ -118,7 +118,7 @@ def test_runs_can_be_compared(tmp_path: Path) -> None:
 # --- words and numbers -------------------------------------------------------------------------------------
 
 
-def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_item_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
     report = prepare_store(tmp_path / "source", tmp_path / "store")
@@ -163,7 +163,7 @@ def test_more_workers_than_cores_are_reported_and_not_started(
     assert "data.workers=200 exceeds the number of cores; using 3 workers" in messages
 
 
-def test_curves_stand_two_by_two_at_most() -> None:
+def test_curves_are_placed_two_by_two_at_most() -> None:
     """A column takes more than a third of the width, so a third one never fits beside two."""
     style = (files("arcuate") / "insight" / "pages" / "style.css").read_text("utf-8")
     (share,) = re.findall(r"\.pair \{[^}]*auto-fit, minmax\(min\(100%, max\([^,]+, (\d+)%\)\), 1fr\)", style)

@@ -67,7 +67,7 @@ def test_colon_in_a_value_is_not_a_factor() -> None:
         ([f"f{i}:optimizer.eps=1" for i in range(13)], "too many"),
     ],
 )
-def test_bad_factors_are_refused(given: list[str], words: str) -> None:
+def test_bad_factors_are_rejected(given: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_factors(given)
 
@@ -85,7 +85,7 @@ def test_bad_factors_are_refused(given: list[str], words: str) -> None:
         (["a:schedule.min_lr=0.01", "b:schedule.peak_lr=0.001"], "min_lr"),
     ],
 )
-def test_untestable_factors_are_refused(given: list[str], words: str) -> None:
+def test_untestable_factors_are_rejected(given: list[str], words: str) -> None:
     factors, overrides = parse_factors(given)
     with pytest.raises(UserError, match=words):
         check_factors("tiny", overrides, factors)
@@ -112,7 +112,7 @@ def fabricate(tmp_path: Path, truth: dict[str, float], n_seeds: int = 3, given: 
     factors, overrides = parse_factors(given)
     experiment = Experiment("tiny", overrides, factors, tmp_path / "store", tmp_path / "out", n_seeds, "val", "best")
     for i, cell in enumerate(cells(experiment)):
-        run = make_run(cell.path, cell.overrides, results=False)
+        run = make_run(cell.run.path, cell.overrides, results=False)
         write_val(run, truth.get(cell.arm.name, 0.3), seed=i)
     return judge_ablation(experiment)
 
@@ -179,7 +179,7 @@ def test_page_figures_and_json(tmp_path: Path) -> None:
         assert drawing.startswith("<svg") and 'xmlns="http://www.w3.org/2000/svg"' in drawing
 
 
-def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) -> None:
+def test_seeds_change_the_data_order_unless_it_selects_dev_trials(tmp_path: Path) -> None:
     factors, _ = parse_factors(FACTORS[:1])
     for overrides, expected in (((), True), (("data.dev_fraction=0.2",), False)):
         experiment = Experiment("tiny", overrides, factors, tmp_path, tmp_path, 2)
@@ -187,7 +187,7 @@ def test_seeds_change_the_data_order_unless_it_carves_out_dev(tmp_path: Path) ->
         assert ("data.seed" in settings) == expected and "train.seed" in settings
 
 
-def test_folder_of_another_experiment_is_refused(tmp_path: Path, cohort_store: Path) -> None:
+def test_folder_of_another_experiment_is_rejected(tmp_path: Path, cohort_store: Path) -> None:
     factors, _ = parse_factors(FACTORS)
     first = Experiment("tiny", (), factors, cohort_store, tmp_path / "out", 2)
     open_experiment(first)
@@ -219,17 +219,17 @@ def command(store: Path, out: Path, *more: str) -> list[str]:
 
 def test_ablate_command_resumes(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
-    asked = command(cohort_store, out, *FEW)
-    planned = one_object(arcuate(*asked, "--dry-run", "--json").stdout)
+    arguments = command(cohort_store, out, *FEW)
+    planned = one_object(arcuate(*arguments, "--dry-run", "--json").stdout)
     assert len(planned["runs"]) == 2 and planned["n_steps"] == 12 and not out.exists()
-    done = arcuate(*asked, "--json")
+    done = arcuate(*arguments, "--json")
     found = one_object(done.stdout)
     assert done.returncode == 0 and found["missing"] == [] and found["failed"] == {}
     assert [(a["arm"], len(a["per_by_run"])) for a in found["arms"]] == [("base", 1), ("eps", 1)]
     for name in ("ablation.json", "ablation.html", "effects.svg", "arms.svg"):
         assert (out / name).is_file()
     before = (out / "eps" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
-    again = one_object(arcuate(*asked, "--json").stdout)
+    again = one_object(arcuate(*arguments, "--json").stdout)
     assert again["effects"] == found["effects"]
     assert (out / "eps" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
     listed = json.loads(arcuate("runs", out, "--json").stdout)
@@ -240,20 +240,20 @@ def test_ablate_command_resumes(tmp_path: Path, cohort_store: Path) -> None:
 def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     few = [*FEW[1:], "train.steps=100000", "train.checkpoint_every=5"]
-    asked = [sys.executable, "-m", "arcuate", *command(cohort_store, out, *few)]
-    process = subprocess.Popen(asked, stderr=subprocess.PIPE, text=True)
+    program = [sys.executable, "-m", "arcuate", *command(cohort_store, out, *few)]
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
     metrics = out / "base" / "seed-0" / "metrics.jsonl"
     for _ in range(6000):
         if process.poll() is not None or (metrics.exists() and metrics.stat().st_size):
             break
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=240)
-    assert process.returncode == 143 and "run the same command again" in said, said
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 143 and "run the same command again" in stderr, stderr
     factors, _ = parse_factors(["eps:optimizer.eps=0.1"])
     experiment = Experiment("tiny", tuple(few), factors, cohort_store, out, 1)
     base, eps = cells(experiment)
-    assert (base.run.checkpoints / "last").exists() and not is_trained(base) and not eps.path.exists()
+    assert (base.run.checkpoints / "last").exists() and not is_trained(base) and not eps.run.path.exists()
     with claim_cell(base) as free:
         assert free
     assert {row["state"] for row in overview(experiment)} == {"missing"}

@@ -54,7 +54,7 @@ def edit(path: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("data", [[], "here", 5, None])
-def test_malformed_environment_is_refused(run: Path, data: object) -> None:
+def test_malformed_environment_is_rejected(run: Path, data: object) -> None:
     edit(run / "environment.json", data=data)
     with pytest.raises(UserError, match=r"environment\.json"):
         evaluate(run)
@@ -63,13 +63,13 @@ def test_malformed_environment_is_refused(run: Path, data: object) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"hashes": []}, {"hashes": {"val": 5}}, {"leakage": 3}, {"splits": []}])
-def test_malformed_manifest_is_refused(store: Path, changes: dict[str, object]) -> None:
+def test_malformed_manifest_is_rejected(store: Path, changes: dict[str, object]) -> None:
     edit(store / "manifest.json", **changes)
     with pytest.raises(UserError, match="damaged"):
         Store.open(store)
 
 
-def test_more_channels_than_in_the_files_are_refused_at_opening(store: Path) -> None:
+def test_more_channels_than_in_the_files_are_rejected_at_opening(store: Path) -> None:
     edit(store / "manifest.json", n_channels=65536)
     with pytest.raises(UserError, match="65536 channels"):
         Store.open(store)
@@ -196,12 +196,12 @@ def test_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "xpu", "toaster", ""])
-def test_unknown_device_is_refused(run: Path, device: str) -> None:
+def test_unknown_device_is_rejected(run: Path, device: str) -> None:
     with pytest.raises(UserError, match="device"):
         package.load(run, device=device)
 
 
-def test_unavailable_cuda_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_cuda_is_rejected(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match="device"):
         package.load(run, device="cuda")
@@ -213,7 +213,7 @@ def test_invalid_date_does_not_prevent_a_report(run: Path) -> None:
     assert write_report(Run(run)).is_file()
 
 
-def test_invalid_date_in_official_settings_is_refused(tmp_path: Path) -> None:
+def test_invalid_date_in_official_settings_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "args.yaml").write_text("began: 2024-13-45\n")
     with pytest.raises(UserError, match=r"args\.yaml"):
         _Args.read_yaml(tmp_path / "args.yaml")
@@ -234,7 +234,7 @@ def test_documented_log_fields_are_complete(trained: Path) -> None:
     assert set(re.findall(r"`([\w.]+)`", cells)) | {"step", "split"} == written
 
 
-def test_modified_weights_are_refused(run: Path) -> None:
+def test_modified_weights_are_rejected(run: Path) -> None:
     weights = (run / "checkpoints" / "best").resolve() / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[5000] ^= 1
@@ -245,7 +245,7 @@ def test_modified_weights_are_refused(run: Path) -> None:
         package.load(run)
 
 
-def test_model_with_invalid_state_is_refused(run: Path) -> None:
+def test_model_with_invalid_state_is_rejected(run: Path) -> None:
     ((run / "checkpoints" / "best").resolve() / "state.json").write_text('{"files": []}')
     with pytest.raises(UserError, match="damaged"):
         package.load(run)

@@ -71,7 +71,7 @@ def test_a_recipe_states_only_its_differences(name: str) -> None:
     assert bool(stated) == bool(diff_recipes(load_recipe(parent), recipe))
 
 
-def test_the_law_sees_a_redundant_key() -> None:
+def test_a_redundant_setting_is_detected() -> None:
     own = {"extends": "diary-run08", "train": {"clip_norm": 5.0}, "schedule": {"kind": "constant"}}
     recipe = load_recipe("diary-run08")
     assert is_redundant(own, ("train", "clip_norm"), "diary-run08", recipe)
@@ -79,14 +79,14 @@ def test_the_law_sees_a_redundant_key() -> None:
 
 
 @pytest.mark.parametrize("name", [*RUNS, *EXACT])
-def test_every_run_says_what_it_is_and_what_is_known(name: str) -> None:
+def test_every_run_has_a_summary_and_notes(name: str) -> None:
     own = read_tree(Place(name))
     assert own["summary"] and "\n" not in own["summary"]
     assert len(own["notes"]) > 100
     assert official_ancestor(name) == ("b2t24-gru" if name in RUNS else "b2t25-gru")
 
 
-def test_every_run_of_the_diary_is_there() -> None:
+def test_every_run_of_the_diary_has_a_recipe() -> None:
     assert {*RUNS, *EXACT} <= set(recipe_names())
 
 
@@ -139,7 +139,7 @@ def test_documented_optimizers(numbers: tuple[int, ...], kind: str, decay: float
         assert set(optimizer.weight_decay.model_dump().values()) == {decay}
 
 
-def test_eps_is_the_official_one_until_another_optimizer_or_the_diary_says_otherwise() -> None:
+def test_eps_is_official_unless_the_optimizer_or_the_diary_differs() -> None:
     eps = {n: load_recipe(f"diary-run{n:02d}").optimizer.eps for n in range(1, 14)}
     assert {n for n, value in eps.items() if value == 0.1} == {1, 2, 8, 9, 10}
     assert {n for n, value in eps.items() if value == 1e-8} == {3, 4, 5, 6, 7, 11, 12, 13}

@@ -50,7 +50,7 @@ def test_another_kind_replaces_a_component() -> None:
         ("optimizer.clip_norm=3", "optimizer.clip_norm", "train.clip_norm"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_known_one(override: str, path: str, hint: str) -> None:
+def test_an_unknown_key_is_rejected_with_the_nearest_known_one(override: str, path: str, hint: str) -> None:
     with pytest.raises(UserError) as refusal:
         load_recipe("tiny", [override])
     assert f"'{path}'" in str(refusal.value)
@@ -72,7 +72,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(override: str, pat
         "train.clip_norm=.nan",
     ],
 )
-def test_values_out_of_range_are_refused_in_words(override: str) -> None:
+def test_values_out_of_range_are_rejected_with_a_message(override: str) -> None:
     with pytest.raises(UserError):
         load_recipe("tiny", [override])
 
@@ -81,7 +81,7 @@ def test_values_out_of_range_are_refused_in_words(override: str) -> None:
     "override",
     ["encoder.width=true", "train.steps=on", "train.seed=false", "loss.intermediate.layers=[true]"],
 )
-def test_a_truth_value_is_no_number(override: str) -> None:
+def test_a_boolean_is_not_accepted_as_a_number(override: str) -> None:
     with pytest.raises(UserError, match="expected a value, got true or false"):
         load_recipe("tiny", [override])
 
@@ -104,7 +104,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "\x00", "a: &a [*a]"])
-def test_files_that_are_no_recipes_are_refused(tmp_path, text: str) -> None:
+def test_files_that_are_not_recipes_are_rejected(tmp_path, text: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(UserError):
         load_recipe(str(tmp_path / "r.yaml"))
@@ -118,7 +118,7 @@ def test_extends_states_only_differences(tmp_path) -> None:
     assert recipe.train.clip_norm == parent.train.clip_norm
 
 
-def test_a_setting_given_twice_is_refused(tmp_path) -> None:
+def test_a_setting_given_twice_is_rejected(tmp_path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(
         "extends: tiny\nschedule: {kind: constant, lr: 1}\nschedule: {kind: linear, peak_lr: 1, min_lr: 0}\n"
@@ -161,18 +161,18 @@ def test_every_number_has_a_range() -> None:
     assert not endless
 
 
-def test_extending_oneself_is_refused(tmp_path) -> None:
+def test_extending_oneself_is_rejected(tmp_path) -> None:
     path = tmp_path / "loop.yaml"
     path.write_text(f"extends: {path}\n")
     with pytest.raises(UserError, match="extends itself"):
         load_recipe(str(path))
 
 
-def test_merge_goes_down_mappings() -> None:
+def test_merge_is_recursive() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
 
 
-def test_official_25_rates_to_the_last_digit() -> None:
+def test_official_25_learning_rates_are_exact() -> None:
     """Warm-up from zero, peak after 1,000 steps, floor at 120,000 and beyond."""
     recipe = load_recipe("b2t25-gru")
     rates = [learning_rate(recipe.schedule, s, recipe.train.steps) for s in (0, 1, 500, 1000, 60500, 120000, 130000)]

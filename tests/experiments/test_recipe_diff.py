@@ -15,7 +15,7 @@ from arcuate.experiments.recipe import (
     official_ancestor,
     recipe_names,
 )
-from arcuate.experiments.recipe_summary import compare_recipes
+from arcuate.experiments.recipe_reference import compare_recipes
 from arcuate.training.checks import coupling_warnings
 from support.cli import one_object
 from support.forking import arcuate
@@ -62,12 +62,12 @@ def test_another_optimizer_with_the_same_settings_is_compared_setting_by_setting
     assert changes["optimizer.eps"] == (0.1, 1e-8)
 
 
-def test_what_a_recipe_says_about_itself_is_no_difference() -> None:
+def test_descriptive_settings_are_not_compared() -> None:
     recipe = load_recipe("tiny")
     assert diff_recipes(recipe, recipe.model_copy(update={"name": "other", "summary": "s", "notes": "n"})) == []
 
 
-def test_descent_is_followed_to_the_root(tmp_path: Path) -> None:
+def test_ancestry_reaches_the_root(tmp_path: Path) -> None:
     assert ancestry("diary-run04") == (
         "diary-run04",
         "diary-run03",
@@ -87,7 +87,7 @@ def test_the_resolved_recipe_of_a_run_still_knows_its_ancestor(tmp_path: Path) -
         assert official_ancestor(str(tmp_path / "recipe.yaml")) == ancestor
 
 
-def test_a_recipe_that_descends_from_itself_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_that_descends_from_itself_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "loop.yaml").write_text(f"extends: {tmp_path / 'loop.yaml'}\n")
     with pytest.raises(UserError, match="extends itself"):
         official_ancestor(str(tmp_path / "loop.yaml"))
@@ -116,7 +116,7 @@ def test_one_changed_without_the_others_is_warned_about(override: str, words: li
         assert word in text
 
 
-def test_any_part_of_the_unit_left_behind_is_warned_about() -> None:
+def test_a_partial_change_of_coupled_settings_is_warned_about() -> None:
     parts = ("schedule.lr=0.002", "optimizer.eps=0.03", "loss.ctc.reduction=sum_per_trial")
     for n in (1, 2):
         for overrides in combinations(parts, n):
@@ -138,7 +138,7 @@ def test_an_eps_that_follows_the_reduction_is_fine() -> None:
     )
 
 
-def test_the_rate_of_the_session_layers_is_watched_too() -> None:
+def test_the_learning_rate_of_session_layers_is_checked_too() -> None:
     (text,) = warnings("b2t25-gru", "session_schedule.peak_lr=0.05")
     assert "session layers (0.005 → 0.05)" in text
     assert len(warnings("b2t25-gru", "schedule.peak_lr=0.05", "session_schedule.peak_lr=0.05")) == 1

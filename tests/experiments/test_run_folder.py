@@ -41,7 +41,7 @@ def held_elsewhere(run: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_second_process_is_refused_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+def test_a_second_process_is_rejected_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     with held_elsewhere(run.path) as process:
         with pytest.raises(UserError, match="another process"), lock_run(run):
@@ -70,7 +70,7 @@ def test_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_training_into_a_run_in_use_is_refused(cohort_store: Path, tmp_path: Path, resume: bool) -> None:
+def test_training_into_a_run_in_use_is_rejected(cohort_store: Path, tmp_path: Path, resume: bool) -> None:
     run = tmp_path / "run"
     if resume:
         create_run(run, TINY, {"data": {}})
@@ -83,7 +83,7 @@ def test_training_into_a_run_in_use_is_refused(cohort_store: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("n_made", range(7))
-def test_a_half_made_folder_is_new_when_resumed(tmp_path: Path, n_made: int) -> None:
+def test_an_incomplete_folder_is_new_when_resumed(tmp_path: Path, n_made: int) -> None:
     run = create_run(tmp_path / "run", TINY, {"data": {}})
     made = ["results", "checkpoints", "metrics.jsonl", "incidents.jsonl", "environment.json", "recipe.yaml"]
     for name in made[n_made:]:
@@ -97,7 +97,7 @@ def test_a_half_made_folder_is_new_when_resumed(tmp_path: Path, n_made: int) -> 
 
 
 @pytest.mark.parametrize("theirs", ["recipe.yaml", "thesis.tex", "results/table.csv", "checkpoints/step-1/x"])
-def test_what_is_somebodys_is_never_taken_for_half_made(tmp_path: Path, theirs: str) -> None:
+def test_a_folder_with_other_files_is_not_untouched(tmp_path: Path, theirs: str) -> None:
     run = Run(tmp_path / "run")
     path = run.path / theirs
     path.parent.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_what_is_somebodys_is_never_taken_for_half_made(tmp_path: Path, theirs: 
     assert path.read_text() == "mine"
 
 
-def test_a_run_with_rows_is_no_half_made_one(tmp_path: Path) -> None:
+def test_a_run_with_rows_is_not_untouched(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", TINY, {"data": {}})
     assert is_untouched(run)
     append_jsonl(run.metrics_file, {"step": 1})
@@ -123,7 +123,7 @@ def test_a_refusal_under_the_lock_leaves_nothing(tmp_path: Path, exists: bool) -
     assert [p.name for p in tmp_path.rglob("*")] == (["run"] if exists else [])
 
 
-def test_resuming_a_folder_that_is_no_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
+def test_resuming_a_folder_that_is_not_a_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path, "--resume")
     assert_refused(done, "not a run folder")

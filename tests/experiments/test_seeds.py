@@ -68,7 +68,7 @@ def test_a_folder_of_seeds_is_not_a_run_and_the_message_names_one(ensemble):
 def test_combine_reads_the_seeds_as_they_are(ensemble):
     run, output = ensemble
     seeds = [run / "seed-0", run / "seed-1"]
-    pooled = one_object(arcuate("combine", *seeds, "--json").stdout)  # nobody decoded words yet
+    pooled = one_object(arcuate("combine", *seeds, "--json").stdout)  # no words are decoded yet
     assert (pooled["method"], pooled["n_models"]) == ("geometric", 2)
     single = [s["best_per"] for s in output["seeds"]]
     assert pooled["single_per"] == pytest.approx(single, abs=0.03)  # scores are kept in half precision
@@ -145,7 +145,7 @@ def test_dry_run_writes_nothing(cohort_store, tmp_path):
     assert not run.exists()
 
 
-def test_no_seeds_are_refused(cohort_store, tmp_path):
+def test_no_seeds_are_rejected(cohort_store, tmp_path):
     done = arcuate("train", "tiny", "--seeds", 0, "--data", cohort_store, "--run", tmp_path / "run")
     assert done.returncode == 2
     assert "--seeds" in done.stderr
@@ -159,7 +159,7 @@ def refusal(data: Path, run: Path, overrides: Sequence[str] = SMALL, resume: boo
     return str(error.value)
 
 
-def test_existing_seed_folders_are_refused(ensemble, cohort_store):
+def test_existing_seed_folders_are_rejected(ensemble, cohort_store):
     run, _ = ensemble
     assert "--resume" in refusal(cohort_store, run)
 
@@ -167,8 +167,8 @@ def test_existing_seed_folders_are_refused(ensemble, cohort_store):
 def test_seeds_are_not_written_into_a_run_folder(ensemble, cohort_store):
     run, _ = ensemble
     for resume in (False, True):
-        said = refusal(cohort_store, run / "seed-0", resume=resume)
-        assert "is a run folder" in said
+        message = refusal(cohort_store, run / "seed-0", resume=resume)
+        assert "is a run folder" in message
 
 
 def test_another_recipe_cannot_resume(ensemble, cohort_store):
@@ -184,7 +184,7 @@ def test_other_files_are_left_alone(cohort_store, tmp_path):
 
 
 @pytest.mark.parametrize("size", ["2", "x", ""])
-def test_several_processes_are_refused(cohort_store, tmp_path, monkeypatch, size):
+def test_several_processes_are_rejected(cohort_store, tmp_path, monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     assert "torchrun" in refusal(cohort_store, tmp_path / "run")
 

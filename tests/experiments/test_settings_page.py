@@ -4,7 +4,7 @@ from pathlib import Path
 
 from arcuate.config import known_paths
 from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
-from arcuate.experiments.recipe_settings import list_components, to_markdown
+from arcuate.experiments.recipe_reference import list_components, to_markdown
 from support.cli import one_object
 from support.forking import arcuate
 
@@ -27,7 +27,7 @@ def test_the_command_prints_the_page_and_the_same_as_json() -> None:
     )
 
 
-def test_every_setting_is_there_and_has_a_meaning() -> None:
+def test_every_setting_is_listed_with_a_description() -> None:
     settings = [setting for part in list_components() for setting in part.settings]
     listed = {setting.path for setting in settings}
     leaves = {p for p in known_paths(Recipe) if not any(q.startswith(f"{p}.") for q in known_paths(Recipe))}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,23 @@ import pytest
 
 from arcuate.config import to_yaml_line
 from arcuate.errors import UserError
-from arcuate.experiments.search_space import Dimension, Range, read_space
 from arcuate.training.interrupts import Stop
 from support.cli import assert_refused, one_object
 from support.forking import arcuate
+
+pytest.importorskip("optuna", reason="Optuna is not installed")
+from arcuate.experiments.sweep import (
+    Choices,
+    Dimension,
+    Range,
+    SweepPlan,
+    claim_trial,
+    open_study,
+    read_space,
+    run_trial,
+    summarise_study,
+    to_distribution,
+)
 
 FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
 SPACE = "schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
@@ -54,7 +68,7 @@ def space_file(tmp_path: Path, text: str) -> Path:
         ("{", ["YAML"]),
     ],
 )
-def test_bad_spaces_are_refused(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_bad_spaces_are_rejected(tmp_path: Path, text: str, words: list[str]) -> None:
     with pytest.raises(UserError) as refusal:
         read_space(space_file(tmp_path, text), "tiny", FEW[:1])
     for word in words:
@@ -74,27 +88,22 @@ def test_ranges_are_integer_if_the_setting_is(tmp_path: Path) -> None:
 def test_values_survive_the_command_line(tmp_path: Path) -> None:
     text = "schedule: {choices: [{kind: constant, lr: 1.0e-5}, {kind: linear, peak_lr: 0.1, min_lr: 0.0}]}"
     (schedule,) = read_space(space_file(tmp_path, text), "tiny")
-    assert schedule.to_override(schedule.choice_texts()[0]) == "schedule={kind: constant, lr: 1.0e-05}"
+    assert isinstance(schedule.values, Choices)
+    assert schedule.to_override(schedule.values.texts[0]) == "schedule={kind: constant, lr: 1.0e-05}"
     assert Dimension("optimizer.eps", Range(low=0, high=1)).to_override(1e-8) == "optimizer.eps=1.0e-08"
     assert to_yaml_line("16") != to_yaml_line(16)
 
 
 # Studies without training
 
-optuna = pytest.importorskip("optuna", reason="Optuna is not installed")
-
 
 @pytest.fixture
 def sweep(cohort_store: Path, tmp_path: Path) -> Any:
-    from arcuate.experiments.sweep import SweepPlan
-
     space = read_space(space_file(tmp_path, SPACE), "tiny", FEW)
     return SweepPlan("tiny", tuple(FEW), space, cohort_store, tmp_path / "out", n_trials=2)
 
 
 def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) -> None:
-    from arcuate.experiments.sweep import claim_trial, open_study, summarise_study
-
     study = open_study(sweep)
     with claim_trial(sweep, study) as first, claim_trial(sweep, open_study(sweep)) as second:
         assert (first.number, second.number) == (0, 1)  # the second worker leaves the first one's alone
@@ -107,11 +116,7 @@ def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) 
     assert states == ["fail", "fail", "running"]
 
 
-def test_another_sweep_is_refused_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from arcuate.experiments.sweep import open_study
-
+def test_another_sweep_is_rejected_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:
     open_study(sweep)
     open_study(replace(sweep, overrides=(*FEW, "runtime.threads=1")))
     with pytest.raises(UserError, match="another recipe"):
@@ -133,19 +138,17 @@ time.sleep(60)
 
 
 def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arcuate.experiments import sweep as module
-
     monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", HOPELESS))
-    study = module.open_study(sweep)
-    dimensions = {d.path: module.to_distribution(d) for d in sweep.space}
+    study = open_study(sweep)
+    dimensions = {d.path: to_distribution(d) for d in sweep.space}
     for per in (0.5, 0.4, 0.3, 0.2, 0.1):
         trial = study.ask(dimensions)
         trial.report(per, 2)
         study.tell(trial, per)
     trial, started = study.ask(dimensions), time.monotonic()
-    module.run_trial(sweep, study, trial, Stop())
+    run_trial(sweep, study, trial, Stop())
     assert time.monotonic() - started < 30
-    result = module.summarise_study(sweep, study)
+    result = summarise_study(sweep, study)
     assert (result.trials[-1].state, result.trials[-1].per) == ("pruned", 1.0)
     assert result.best is not None
     assert (result.best.number, result.best.per) == (4, 0.1)
@@ -172,7 +175,7 @@ def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     assert (output["best_per"], output["best_overrides"]) == (best["per"], best["overrides"])
     rows = [json.loads(line) for line in (Path(best["run"]) / "metrics.jsonl").read_text().splitlines()]
     assert min(r["per"] for r in rows if r["split"] == "val") == best["per"]
-    again = arcuate(*(a for a in program[3:] if a != "--json"))  # enough trials: only says what is known
+    again = arcuate(*(a for a in program[3:] if a != "--json"))  # enough trials: only prints the results
     assert f"best: trial {best['number']}," in again.stdout
     assert f"arcuate train tiny --data {cohort_store} --run runs/best {' '.join(FEW)}" in again.stdout
 

@@ -4,68 +4,17 @@ import errno
 import io
 import os
 import sys
+from importlib import import_module
 from typing import NoReturn
 
-from arcuate.cli import (
-    ablate,
-    average,
-    bench,
-    calibrate,
-    combine,
-    compare,
-    decode,
-    demo,
-    doctor,
-    drift,
-    evaluate,
-    import_,
-    ledger,
-    live,
-    lm,
-    prepare,
-    recipes,
-    report,
-    rescore,
-    runs,
-    simulate,
-    submit,
-    sweep,
-    train,
-    tune,
-)
-from arcuate.cli.app import app
+from arcuate.cli.app import COMMANDS, app
 from arcuate.cli.console import show_log_messages
 from arcuate.errors import UserError
 
-__all__ = [
-    "app",
-    "main",
-    "ablate",
-    "average",
-    "bench",
-    "calibrate",
-    "combine",
-    "compare",
-    "decode",
-    "demo",
-    "doctor",
-    "drift",
-    "evaluate",
-    "import_",
-    "ledger",
-    "live",
-    "lm",
-    "prepare",
-    "recipes",
-    "report",
-    "rescore",
-    "runs",
-    "simulate",
-    "submit",
-    "sweep",
-    "train",
-    "tune",
-]
+__all__ = ["app", "main"]
+
+for _command in COMMANDS:  # each module registers its commands with `app`
+    import_module(f"arcuate.cli.{'import_' if _command == 'import' else _command}")
 
 
 def main() -> NoReturn:

@@ -15,7 +15,7 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] runs all steps in a few minutes.
 """
 
-_ORDER = (
+COMMANDS = (  # in the order of the workflow; every command has a module of its name
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
     *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "live", "bench"),
@@ -28,11 +28,11 @@ _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the b
 
 
 class _OrderedGroup(typer.core.TyperGroup):
-    """Lists the commands in the order of the workflow."""
+    """Lists the commands in the order of `COMMANDS`, groups of commands included."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         known = super().list_commands(ctx)
-        return sorted(known, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+        return sorted(known, key=lambda name: COMMANDS.index(name) if name in COMMANDS else len(COMMANDS))
 
 
 class SeveralNumbers(typer.core.TyperCommand):

@@ -1,7 +1,5 @@
 """`arcuate lm`: import, build, score, mix, describe and export n-gram language models."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,19 +7,18 @@ import typer
 
 from arcuate.cli.app import Force, Json, SeveralNumbers, app
 from arcuate.cli.console import emit_json, out, percent, progress
-from arcuate.progress import Progress
 
-lm_app = typer.Typer(help="Language models: import, build, score, mix, describe, export.", no_args_is_help=True)
+_lm_app = typer.Typer(help="Language models: import, build, score, mix, describe, export.", no_args_is_help=True)
 
-ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
-OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
-Against = Annotated[Path | None, typer.Option(help="Evaluation text: count its sentences in the training text.")]
+_ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
+_OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
+_Against = Annotated[Path | None, typer.Option(help="Evaluation text: count its sentences in the training text.")]
 
 
-@lm_app.command("import")
+@_lm_app.command("import")
 def lm_import(
     source: Annotated[str, typer.Argument(help="ARPA file, plain or gzipped, or `default`.")],
-    out: OutFile,
+    out: _OutFile,
     recount: Annotated[bool, typer.Option("--recount", help="Accept a file whose header has wrong counts.")] = False,
     force: Force = False,
     as_json: Json = False,
@@ -34,10 +31,10 @@ def lm_import(
     _print(result.to_dict(), as_json)
 
 
-@lm_app.command("build", cls=SeveralNumbers)
+@_lm_app.command("build", cls=SeveralNumbers)
 def lm_build(
     corpus: Annotated[Path, typer.Argument(help="Text with one sentence per line, plain or gzipped.")],
-    out: OutFile,
+    out: _OutFile,
     order: Annotated[int, typer.Option(help="Length of the longest n-grams.")] = 4,
     prune: Annotated[
         list[int] | None,
@@ -48,7 +45,7 @@ def lm_build(
         bool, typer.Option("--normalise", help="Normalise sentences as for the word error rate.")
     ] = False,
     leave_out: Annotated[Path | None, typer.Option(help="Text whose sentences are excluded from training.")] = None,
-    against: Against = None,
+    against: _Against = None,
     no_hashes: Annotated[
         bool,
         typer.Option("--no-hashes", help="Do not store sentence hashes; leakage cannot be measured later."),
@@ -75,14 +72,14 @@ def lm_build(
     _print(result.to_dict(), as_json)
 
 
-@lm_app.command("score")
+@_lm_app.command("score")
 def lm_score(
-    model: ModelName,
+    model: _ModelName,
     text: Annotated[str, typer.Argument(help="Text with one sentence per line; - for standard input.")] = "-",
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Normalise sentences as for the word error rate.")
     ] = False,
-    against: Against = None,
+    against: _Against = None,
     as_json: Json = False,
 ) -> None:
     """Perplexity of a text, unknown words, and sentences of the model's training text."""
@@ -105,7 +102,7 @@ def lm_score(
         )
 
 
-@lm_app.command("mix", cls=SeveralNumbers)
+@_lm_app.command("mix", cls=SeveralNumbers)
 def lm_mix(
     models: Annotated[list[str], typer.Argument(help="Two or more models, then the file to write.")],
     tune: Annotated[Path | None, typer.Option(help="Held-out text to tune the weights on.")] = None,
@@ -121,23 +118,23 @@ def lm_mix(
     _print(result.to_dict(), as_json)
 
 
-@lm_app.command("info")
+@_lm_app.command("info")
 def lm_info(
-    model: ModelName,
+    model: _ModelName,
     check: Annotated[bool, typer.Option("--check", help="Read the complete file and verify it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Order, sizes and origin of a model."""
     from arcuate.language.ngram.io import model_info
 
-    with _progress_if_needed("opening") as report:
+    with progress("opening") as report:
         result = model_info(model, check=check, progress=report)
     _print(result.to_dict(), as_json)
 
 
-@lm_app.command("export")
+@_lm_app.command("export")
 def lm_export(
-    model: ModelName,
+    model: _ModelName,
     out: Annotated[Path, typer.Argument(help="ARPA file to write, .arpa or .arpa.gz.")],
     force: Force = False,
     as_json: Json = False,
@@ -148,20 +145,6 @@ def lm_export(
     with progress("exporting") as report:
         result = export_model(model, out, force=force, progress=report)
     _print(result.to_dict(), as_json)
-
-
-@contextmanager
-def _progress_if_needed(description: str) -> Iterator[Progress]:
-    """A progress bar that appears with the first report: most models open at once."""
-    with ExitStack() as stack:
-        bars: list[Progress] = []
-
-        def report(done: int, total: int, what: str) -> None:
-            if not bars:
-                bars.append(stack.enter_context(progress(description)))
-            bars[0](done, total, what)
-
-        yield report
 
 
 def _print(result: dict[str, Any], as_json: bool) -> None:
@@ -192,4 +175,4 @@ def _format(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-app.add_typer(lm_app, name="lm")
+app.add_typer(_lm_app, name="lm")

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from arcuate.cli.app import Force, Json, app
+from arcuate.cli.console import counted, emit_json, out, percent, progress, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from arcuate.data.prepare import PrepareReport
     from arcuate.data.splits import Leakage
 
@@ -36,7 +37,6 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Convert recording files to a store: checked, hashed, with random access."""
-    from arcuate.cli.console import emit_json, progress
     from arcuate.data.prepare import inspect_source, prepare_store
 
     with progress("scanning files") as report_progress:
@@ -52,10 +52,6 @@ def prepare(
 
 
 def print_report(report: "PrepareReport", store: Path) -> None:
-    from rich.table import Table
-
-    from arcuate.cli.console import out
-
     if not report.written:
         out.print(_files_table(report))
     out.print(_splits_table(report))
@@ -72,9 +68,7 @@ def print_report(report: "PrepareReport", store: Path) -> None:
 
 def print_summary(report: "PrepareReport", store: Path) -> None:
     """Size of the store in one line, after notes and skipped files."""
-    from arcuate.cli.console import out, say
     from arcuate.data.store import QUALITY_FILE
-    from arcuate.progress import counted
 
     for note in report.notes:
         say(f"note: {note}")
@@ -94,8 +88,6 @@ def print_summary(report: "PrepareReport", store: Path) -> None:
 
 def leakage_line(leakage: "Leakage") -> str:
     """Leakage between the splits in one line."""
-    from arcuate.progress import counted
-
     recordings = counted(sum(leakage["trials"].values()), "recording")
     texts = ", ".join(
         f"{overlap['n']} of {overlap['of']} {pair.replace(' in ', ' sentences in ')}"
@@ -105,9 +97,7 @@ def leakage_line(leakage: "Leakage") -> str:
     return f"leakage: {recordings} in two splits; {texts or 'no sentences to compare'}"
 
 
-def _files_table(report: "PrepareReport") -> "Table":
-    from rich.markup import escape
-
+def _files_table(report: "PrepareReport") -> Table:
     from arcuate.data.trial import SPLITS
 
     table = _table("session", *SPLITS)
@@ -117,7 +107,7 @@ def _files_table(report: "PrepareReport") -> "Table":
     return table
 
 
-def _splits_table(report: "PrepareReport") -> "Table":
+def _splits_table(report: "PrepareReport") -> Table:
     from arcuate.data.trial import BIN_SECONDS
 
     table = _table("split", "trials", "usable", "hours", "hash")
@@ -129,9 +119,7 @@ def _splits_table(report: "PrepareReport") -> "Table":
     return table
 
 
-def _leakage_table(leakage: "Leakage") -> "Table":
-    from arcuate.progress import percent
-
+def _leakage_table(leakage: "Leakage") -> Table:
     table = _table("leakage", "n", "share")
     for pair, n in leakage["trials"].items():
         table.add_row(f"same recording in {pair.replace('-', ' and ')}", str(n), "")
@@ -141,9 +129,7 @@ def _leakage_table(leakage: "Leakage") -> "Table":
     return table
 
 
-def _table(first: str, *numbers: str) -> "Table":
-    from rich.table import Table
-
+def _table(first: str, *numbers: str) -> Table:
     table = Table(first, *numbers, box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"

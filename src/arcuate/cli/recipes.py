@@ -8,20 +8,20 @@ from arcuate.cli.app import Json, WithSettings, app, complete_recipe
 from arcuate.cli.console import emit_json, out
 from arcuate.cli.options import OverrideList, RecipeName
 
-recipes_app = typer.Typer(help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True)
-app.add_typer(recipes_app, name="recipes")
+_recipes_app = typer.Typer(help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True)
+app.add_typer(_recipes_app, name="recipes")
 
 
-@recipes_app.command("list")
+@_recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
     """List the packaged recipes."""
     from rich.table import Table
 
-    from arcuate.experiments.recipe_summary import list_recipes
+    from arcuate.experiments.recipe_reference import list_recipes
 
     entries = list_recipes()
     if as_json:
-        emit_json({"recipes": [entry.to_dict() for entry in entries]})
+        emit_json({"recipes": entries})
         return
     table = Table(box=None, header_style="bold")
     for heading in ("recipe", "extends", "summary"):
@@ -31,13 +31,13 @@ def recipes_list(as_json: Json = False) -> None:
     out.print(table)
 
 
-@recipes_app.command("show", cls=WithSettings)
+@_recipes_app.command("show", cls=WithSettings)
 def recipes_show(name: RecipeName, overrides: OverrideList = None, as_json: Json = False) -> None:
     """Print a complete recipe, inherited settings included, and its number of parameters."""
     from rich.syntax import Syntax
 
     from arcuate.config import to_yaml
-    from arcuate.experiments.recipe_summary import describe_recipe
+    from arcuate.experiments.recipe_reference import describe_recipe
 
     described = describe_recipe(name, overrides or [])
     if as_json:
@@ -51,7 +51,7 @@ def recipes_show(name: RecipeName, overrides: OverrideList = None, as_json: Json
         out.print(text, markup=False, soft_wrap=True)
 
 
-@recipes_app.command("diff")
+@_recipes_app.command("diff")
 def recipes_diff(
     a: RecipeName,
     b: Annotated[
@@ -68,7 +68,7 @@ def recipes_diff(
     from rich.text import Text
 
     from arcuate.config import format_value
-    from arcuate.experiments.recipe_summary import compare_recipes
+    from arcuate.experiments.recipe_reference import compare_recipes
 
     comparison = compare_recipes(a, b)
     if as_json:
@@ -89,10 +89,10 @@ def recipes_diff(
         out.print(f"\nwarning: {warning}", markup=False)
 
 
-@recipes_app.command("settings")
+@_recipes_app.command("settings")
 def recipes_settings(as_json: Json = False) -> None:
     """Print every setting with its type, default, range and description, as Markdown."""
-    from arcuate.experiments.recipe_settings import list_settings, to_markdown
+    from arcuate.experiments.recipe_reference import list_settings, to_markdown
 
     if as_json:
         emit_json({"settings": list_settings()})

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Force, Json, app, complete_from
+from arcuate.cli.console import counted, emit_json, progress, say
+from arcuate.errors import UserError
 
 
 @app.command()
@@ -34,10 +36,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate recordings, as files in the layout of a release."""
-    from arcuate.cli.console import emit_json, progress, say
     from arcuate.data.simulation import simulate as simulate_cohort
-    from arcuate.errors import UserError
-    from arcuate.progress import counted
 
     try:
         days = [int(part) for part in later.split(",")] if later else []

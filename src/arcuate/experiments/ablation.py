@@ -101,26 +101,18 @@ class Cell:
 
     arm: Arm
     seed: int
-    path: Path
+    run: Run
     overrides: tuple[str, ...]
     n_steps: int
-
-    @property
-    def run(self) -> Run:
-        return Run(self.path)
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.lock")
 
 
 @dataclass(frozen=True)
 class AblationRuns:
-    """The runs of an ablation, trained or, of a dry run, planned."""
+    """The runs of an ablation: trained, or planned by a dry run."""
 
     experiment: Experiment
     failed: Mapping[Path, str] = field(default_factory=dict)  # run folder -> reason
-    signal: Signals | None = None  # that interrupted the training
+    signal: Signals | None = None  # signal that interrupted the training
 
     @property
     def n_steps(self) -> int:
@@ -253,7 +245,7 @@ def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
 
 
 def _check_experiment(experiment: Experiment) -> None:
-    """Reject at once what would otherwise fail after hours of training."""
+    """Raise at once for what would otherwise fail after hours of training."""
     if experiment.checkpoint not in _CHECKPOINTS:
         raise UserError(f"--checkpoint must be {' or '.join(_CHECKPOINTS)}, got {experiment.checkpoint}")
     if experiment.split not in _SPLITS:
@@ -268,7 +260,7 @@ def _check_experiment(experiment: Experiment) -> None:
 
 
 def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Factor]) -> Recipe:
-    """Check that every factor changes something of its own and leaves the scored trials alone; the baseline."""
+    """Check that each factor changes settings of its own and not the scored trials; return the baseline recipe."""
     base = load_recipe(recipe, overrides)
     factor_of: dict[str, str] = {}
     for factor in factors:
@@ -315,8 +307,8 @@ def cells(experiment: Experiment) -> list[Cell]:
                 *(*experiment.overrides, *arm.overrides(experiment.factors)),
                 *(*seed_overrides(recipe, i), f"notes={to_yaml_line(note)}"),
             )
-            folder = experiment.out / arm.name / f"seed-{seed}"
-            planned.append(Cell(arm, seed, folder, overrides, recipe.train.steps))
+            run = Run(experiment.out / arm.name / f"seed-{seed}")
+            planned.append(Cell(arm, seed, run, overrides, recipe.train.steps))
     return planned
 
 
@@ -351,9 +343,10 @@ def is_scored(experiment: Experiment, cell: Cell) -> bool:
 @contextmanager
 def claim_cell(cell: Cell) -> Iterator[bool]:
     """Whether this worker holds the cell while the context lasts; False if another one does."""
+    path = cell.run.path
     with ExitStack() as stack:
         try:
-            stack.enter_context(exclusive_lock(cell.lock_file, f"{cell.path} is in use"))
+            stack.enter_context(exclusive_lock(path.with_name(f".{path.name}.lock"), f"{path} is in use"))
         except LockHeld:
             yield False
             return
@@ -361,12 +354,11 @@ def claim_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) -> dict[Path, str]:
-    """Train and score the remaining cells; the runs that failed, with the reason."""
+    """Train and score the remaining cells; return the runs that failed, with the reason."""
     planned = cells(experiment)
     n_steps = sum(c.n_steps for c in planned)
     failed: dict[Path, str] = {}
     done = 0
-
     for cell in planned:
         if stop.requested:
             break
@@ -378,10 +370,11 @@ def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) 
                 if stop.requested:
                     break
                 if failure is not None:
-                    failed[cell.path] = failure
+                    failed[cell.run.path] = failure
                     logger.info(f"{name}: {failure}")
                 if (cell.run.checkpoints / "last").exists() and not is_scored(experiment, cell):
-                    _score_cell(experiment, cell)
+                    checkpoint, label = experiment.checkpoint, experiment.label
+                    evaluate(cell.run, split=experiment.split, data=experiment.data, checkpoint=checkpoint, label=label)
         done += cell.n_steps
         if progress is not None:
             progress(done, n_steps, "training")
@@ -393,33 +386,15 @@ def _report_step(progress: Progress, before: int, n_steps: int, name: str, rows:
 
 
 def _train_cell(
-    experiment: Experiment,
-    cell: Cell,
-    stop: Stop,
-    on_metrics: Callable[[list[dict[str, Any]]], None] | None,
+    experiment: Experiment, cell: Cell, stop: Stop, on_metrics: Callable[[list[dict[str, Any]]], None] | None
 ) -> str | None:
-    """Train one cell to its last step; the reason if that fails."""
+    """Train one cell to its last step; return the reason if that fails."""
     if is_trained(cell):
         return None
-    for file in (cell.path / "results").glob("*.json*"):
+    for file in (cell.run.path / "results").glob("*.json*"):
         file.unlink()  # scores of an earlier checkpoint
-    outcome = train_in_subprocess(
-        *(experiment.recipe, experiment.data, cell.run, cell.overrides),
-        stop=stop,
-        on_metrics=on_metrics or (lambda rows: None),
-        resume=True,
-    )
-    return outcome.failure
-
-
-def _score_cell(experiment: Experiment, cell: Cell) -> None:
-    evaluate(
-        cell.run,
-        split=experiment.split,
-        data=experiment.data,
-        checkpoint=experiment.checkpoint,
-        label=experiment.label,
-    )
+    arguments = (experiment.recipe, experiment.data, cell.run, cell.overrides)
+    return train_in_subprocess(*arguments, stop=stop, on_metrics=on_metrics or (lambda rows: None), resume=True).failure
 
 
 def overview(experiment: Experiment) -> list[dict[str, Any]]:
@@ -428,7 +403,7 @@ def overview(experiment: Experiment) -> list[dict[str, Any]]:
         {
             "arm": cell.arm.name,
             "seed": cell.seed,
-            "run": str(cell.path),
+            "run": str(cell.run.path),
             "overrides": [o for o in cell.overrides if not o.startswith("notes=")],
             "state": "scored" if is_scored(experiment, cell) else "trained" if is_trained(cell) else "missing",
         }

@@ -8,7 +8,7 @@ recorded after those.
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -24,6 +24,7 @@ from arcuate.adaptation.calibration import (
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
 from arcuate.data.batching import PlannedBatches, training_batches
+from arcuate.data.config import DataConfig
 from arcuate.data.selection import select
 from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
@@ -40,8 +41,6 @@ from arcuate.models.model import (
     Model,
     add_session,
     copy_session_layer,
-    count_parameters,
-    enable_session_layers,
     parameter_groups,
     single_session_model,
 )
@@ -74,7 +73,7 @@ class CalibrationResult:
     curve: tuple[CurvePoint, ...] = ()
     dry_run: bool = False
     interrupted: bool = False  # nothing was written
-    signal: Signals | None = None  # that interrupted it
+    signal: Signals | None = None  # signal that interrupted it
 
     @property
     def path(self) -> Path:
@@ -84,9 +83,8 @@ class CalibrationResult:
         return os.fspath(self.run)
 
     def to_dict(self) -> dict[str, Any]:
-        return self._setup() | (
-            {"dry_run": True} if self.dry_run else {"curve": [point.to_dict() for point in self.curve]}
-        )
+        curve = [point.to_dict() for point in self.curve]
+        return self._setup() | ({"dry_run": True} if self.dry_run else {"curve": curve})
 
     def _setup(self) -> dict[str, Any]:
         return {
@@ -129,50 +127,24 @@ def calibrate(
     plan = _make_plan(Path(run), data, session, out, sentences, curve, settings, checkpoint, dry_run)
     _announce(plan, sentences)
     if dry_run:
-        return plan.result(dry_run=True)
-    with handle_signals(stop) as stop, lock_run(plan.run):
-        check_run_folder(plan.run.path, can_resume=False)  # it may have been written since
-        points = _calibrate(plan, stop, progress)
-    if points is None:
-        return plan.result(interrupted=True, signal=stop.signal)
-    return plan.result(curve=tuple(points))
+        return replace(plan.setup, dry_run=True)
+    with handle_signals(stop) as stop, lock_run(plan.setup.run):
+        check_run_folder(plan.setup.path, can_resume=False)  # it may have been written since
+        result = _calibrate(plan, stop, progress)
+    return result or replace(plan.setup, interrupted=True, signal=stop.signal)
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Everything that is fixed before the first step."""
+    """Everything that is fixed before the first step; `setup` is the result without its curve."""
 
-    parent: Path
-    session: str
-    run: Run
+    setup: CalibrationResult
     source: ModelSource
     store: Store
     model: Model
     recipe: Recipe
-    settings: Calibration
     split: CalibrationSplit
     known_trials: tuple[TrialInfo, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def initial_session(self) -> str:
-        return initial_session(self.model, self.session, self.settings)
-
-    def result(self, **outcome: Any) -> CalibrationResult:
-        nearest = nearest_session(self.session, self.model.config.sessions)
-        return CalibrationResult(
-            run=self.run,
-            parent=self.parent,
-            session=self.session,
-            initial_session=self.initial_session,
-            days_later=days_between(self.session, nearest),
-            n_sentences=len(self.split.calibration),
-            n_held_out=len(self.split.held_out),
-            n_known_trials=len(self.known_trials),
-            settings=self.settings,
-            sizes=self.sizes,
-            **outcome,
-        )
 
 
 def _make_plan(
@@ -212,8 +184,20 @@ def _make_plan(
     store.check_unchanged((*split.calibration, *split.held_out))
     known = _known_trials(source, store, model) if settings.other_lr_factor else ()
     recipe = derive_recipe(_parent_recipe(source), model.config, session, settings)
-    sizes = _curve_sizes(curve, len(split.calibration))
-    return _Plan(parent, session, run, source, store, model, recipe, settings, split, known, sizes)
+    nearest = nearest_session(session, model.config.sessions)
+    setup = CalibrationResult(
+        run=run,
+        parent=parent,
+        session=session,
+        initial_session="mean" if settings.init == "mean" else nearest,
+        days_later=days_between(session, nearest),
+        n_sentences=len(split.calibration),
+        n_held_out=len(split.held_out),
+        n_known_trials=len(known),
+        settings=settings,
+        sizes=_curve_sizes(curve, len(split.calibration)),
+    )
+    return _Plan(setup, source, store, model, recipe, split, known)
 
 
 def _curve_sizes(curve: Sequence[int] | None, n_sentences: int) -> tuple[int, ...]:
@@ -238,64 +222,62 @@ def _known_trials(source: ModelSource, store: Store, model: Model) -> tuple[Tria
     known = tuple(s for s in store.sessions if s in model.config.sessions)
     if not known:
         return ()
-    limits = {"sessions": known, "max_sessions": None, "n_sessions": None}
-    data = source.config.data.model_copy(update=limits)
-    return select(store, data, source.config.front_end.patch.count_frames).train
+    return select(
+        store, _restrict_sessions(source.config.data, known), source.config.front_end.patch.count_frames
+    ).train
 
 
 def _announce(plan: _Plan, n_requested: int) -> None:
-    session, model, n_sentences = plan.session, plan.model, len(plan.split.calibration)
-    initial = plan.initial_session
+    session, initial, n_sentences = plan.setup.session, plan.setup.initial_session, plan.setup.n_sentences
     gap = days_between(session, initial) if initial != "mean" else None
     when = "" if gap is None else f", {counted(abs(gap), 'day')} {'before' if gap > 0 else 'after'} it"
-    if not model.config.settings.front_end.session_layer.enabled:
+    if not plan.model.config.settings.front_end.session_layer.enabled:
         logger.info(
             "the model has no session layers: known sessions get identity layers, the new session its own layer"
         )
     source = "the mean of all layers" if initial == "mean" else f"the layer of {initial}{when}"
     logger.info(f"{session}: {counted(n_sentences, 'sentence')}, starting from {source}")
     if n_sentences < n_requested:
-        logger.info(f"note: {n_requested} sentences were requested, the session has {n_sentences}")
-    warn_about_recording(plan.store, session, nearest_session(session, model.config.sessions))
-    if plan.settings.other_lr_factor and not plan.known_trials:
-        logger.info(
-            "note: this store has no trials of known sessions to mix in; the other weights are trained without them"
-        )
+        logger.info(f"{n_requested} sentences were requested, the session has {n_sentences}")
+    warn_about_recording(plan.store, session, nearest_session(session, plan.model.config.sessions))
+    if plan.setup.settings.other_lr_factor and not plan.known_trials:
+        logger.info("this store has no trials of known sessions to mix in; the other weights are trained without them")
     if not plan.split.held_out:
-        logger.info("note: there are no labelled sentences after these, so no curve is computed")
+        logger.info("there are no labelled sentences after these, so no curve is computed")
 
 
-def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> list[CurvePoint] | None:
-    """Measure the curve, then put the run folder in place; None, and nothing written, if interrupted."""
-    temporary = plan.run.path.with_name(f".{plan.run.path.name}.part")
+def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> CalibrationResult | None:
+    """Measure the curve, then move the run folder to its place; None, and nothing written, if interrupted."""
+    path = plan.setup.path
+    temporary = path.with_name(f".{path.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     runtime, width = plan.source.config.runtime, plan.recipe.encoder.width
-    plan.model.to(configure_runtime(runtime, width, plan.settings.batch_size).device)
+    plan.model.to(configure_runtime(runtime, width, plan.setup.settings.batch_size).device)
     try:
         points = _measure_curve(plan, temporary, stop, progress)
         if points is None:
             return None
-        finished = Run(temporary / "last")
-        write_json(finished.calibration_file, plan.result(curve=tuple(points)).to_dict())
+        result, finished = replace(plan.setup, curve=tuple(points)), Run(temporary / "last")
+        write_json(finished.calibration_file, result.to_dict())
         # The run folder contains nothing but the lock, which is held and moves along.
-        plan.run.lock_file.rename(finished.lock_file)
-        finished.path.rename(plan.run.path)
+        plan.setup.run.lock_file.rename(finished.lock_file)
+        finished.path.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return points
+    return result
 
 
 def _measure_curve(plan: _Plan, folder: Path, stop: Stop, progress: Progress | None) -> list[CurvePoint] | None:
     points: list[CurvePoint] = []
     uncalibrated: list[TrialResult] = []
     held_out, n_all = plan.split.held_out, len(plan.split.calibration)
-    fitted = [n for n in plan.sizes if n == n_all or (n and held_out)]  # the others cannot be scored
+    fitted = [n for n in plan.setup.sizes if n == n_all or (n and held_out)]  # the others cannot be scored
     for n in (0, *fitted):
         if n == 0:
-            layer = copy_session_layer(plan.model, plan.initial_session)
-            model = single_session_model(plan.model, plan.session, *layer).eval()
+            layer = copy_session_layer(plan.model, plan.setup.initial_session)
+            model = single_session_model(plan.model, plan.setup.session, *layer).eval()
         else:
-            report = _StepProgress(progress, fitted.index(n), len(fitted), plan.settings.steps, n)
+            report = _StepProgress(progress, fitted.index(n), len(fitted), plan.setup.settings.steps, n)
             model = _fit(plan, n, folder / ("last" if n == n_all else f"sentences-{n}"), report, stop)
         if stop.requested:
             return None
@@ -307,19 +289,19 @@ def _measure_curve(plan: _Plan, folder: Path, stop: Stop, progress: Progress | N
 
 def _fit(plan: _Plan, n: int, folder: Path, callback: "_StepProgress", stop: Stop) -> Model:
     """Train on the first `n` sentences, in a new run folder."""
+    settings, new = plan.setup.settings, plan.split.calibration[:n]
+    model = add_session(plan.model, plan.setup.session, plan.setup.initial_session)
     environment = describe_environment(
-        parent=f"{plan.parent.resolve()}@{plan.source.checkpoint.name}",
-        calibration=plan.result()._setup(),
-        data=describe_store(plan.store, (*plan.model.config.sessions, plan.session)),
-        n_parameters=count_parameters(_calibrated_config(plan)),
+        parent=f"{plan.setup.parent.resolve()}@{plan.source.checkpoint.name}",
+        calibration=plan.setup._setup(),
+        data=describe_store(plan.store, model.config.sessions),
+        n_parameters=sum(p.numel() for p in model.parameters()),
         selected_on=None,
         device=str(plan.model.head.weight.device),
     )
-    settings, new = plan.settings, plan.split.calibration[:n]
-    model = add_session(plan.model, plan.session, plan.initial_session)
     _freeze(model, settings)
     training = TrainingState(model, plan.recipe, create_run(folder, plan.recipe, environment), "fp32")
-    known = plan.known_trials if settings.other_lr_factor else ()
+    known = plan.known_trials
     fraction = settings.replay_fraction if known else 0.0
     mixed = MixedBatches(len(new), len(known), settings.batch_size, fraction, settings.seed)
     planned = PlannedBatches(
@@ -328,16 +310,6 @@ def _fit(plan: _Plan, n: int, folder: Path, callback: "_StepProgress", stop: Sto
     batches = training_batches(planned, 0, None, 0)
     train_loop(training, batches, None, model.head.weight.device, callback, stop)
     return model.eval()
-
-
-def _calibrated_config(plan: _Plan) -> ModelConfig:
-    config = plan.model.config
-    return ModelConfig(
-        settings=enable_session_layers(config.settings),
-        n_channels=config.n_channels,
-        sessions=(*config.sessions, plan.session),
-        classes=config.classes,
-    )
 
 
 def _freeze(model: Model, settings: Calibration) -> None:
@@ -350,18 +322,19 @@ def _freeze(model: Model, settings: Calibration) -> None:
             parameter.requires_grad_(trains)
 
 
+def _restrict_sessions(data: DataConfig, sessions: Sequence[str]) -> DataConfig:
+    return data.model_copy(update={"sessions": tuple(sessions), "max_sessions": None, "n_sessions": None})
+
+
 def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
     """The parent's recipe with the new session, and with the loss, optimizer and schedule of calibration."""
-    data = parent.data.model_copy(
-        update={"sessions": (*config.sessions, session), "max_sessions": None, "n_sessions": None}
-    )
     layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
     other_lr = settings.other_lr_factor * settings.lr
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
         "summary": f"{parent.name}, calibrated to {session}",
-        "data": data,
+        "data": _restrict_sessions(parent.data, (*config.sessions, session)),
         "front_end": parent.front_end.model_copy(update={"session_layer": layer}),
         "loss": LossSettings(
             ctc=CTCSettings(reduction="mean_per_token", zero_infinity=True, weight=parent.loss.ctc.weight),
@@ -387,11 +360,6 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         ),
     }
     return Recipe.model_validate(parent.model_copy(update=changes).model_dump(by_alias=True))
-
-
-def initial_session(model: Model, session: str, settings: Calibration) -> str:
-    """The known session whose layer a new one starts from, or "mean"."""
-    return "mean" if settings.init == "mean" else nearest_session(session, model.config.sessions)
 
 
 class _StepProgress(Callback):

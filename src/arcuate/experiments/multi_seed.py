@@ -57,7 +57,7 @@ class SeedsResult:
     n_seeds: int
     seeds: tuple[SeedRun, ...]
     plan: TrainResult | None = None  # dry run of the first seed; None if trained
-    signal: Signals | None = None  # that interrupted the series
+    signal: Signals | None = None  # signal that interrupted the series
 
     @property
     def complete(self) -> list[SeedRun]:
@@ -82,12 +82,7 @@ class SeedsResult:
     def to_dict(self) -> dict[str, Any]:
         if self.plan is not None:
             planned = [{"seed": seed.seed, "run": str(seed.run.path)} for seed in self.seeds]
-            return {
-                **self.plan.to_dict(),
-                "run": str(self.path),
-                "n_seeds": self.n_seeds,
-                "seeds": planned,
-            }
+            return {**self.plan.to_dict(), "run": str(self.path), "n_seeds": self.n_seeds, "seeds": planned}
         return {
             "run": str(self.path),
             "recipe": self.recipe.name,
@@ -137,15 +132,13 @@ def train_seeds(
     """
     folder, base = Path(run), load_recipe(recipe, overrides)
     listed = override_list(overrides)
-    planned: dict[int, list[str]] = {}
-    for i in range(n_seeds):
-        planned[base.train.seed + i] = [*listed, *seed_overrides(base, i)]
+    planned = {base.train.seed + i: [*listed, *seed_overrides(base, i)] for i in range(n_seeds)}
     recipes = {seed: load_recipe(recipe, changed) for seed, changed in planned.items()}
     _check_folder(folder, recipes, resume, dry_run)
     options: dict[str, Any] = {"resume": resume, "parent": parent, "keep_optimizer": keep_optimizer}
     if dry_run:
         first = next(iter(planned))
-        plan = train(*(recipe, data, _seed_folder(folder, first)), overrides=planned[first], dry_run=True, **options)
+        plan = train(recipe, data, _seed_folder(folder, first), overrides=planned[first], dry_run=True, **options)
         seeds = tuple(SeedRun(seed, Run(_seed_folder(folder, seed))) for seed in planned)
         return SeedsResult(folder, base, n_seeds, seeds, plan)
     options |= {"callbacks": callbacks, "stop": stop, "progress": progress}
@@ -181,7 +174,7 @@ def _seed_folder(folder: Path, seed: int) -> Path:
 
 
 def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_run: bool) -> None:
-    """Report before the first seed is trained whatever would stop a later one."""
+    """Raise before the first seed is trained for whatever would stop a later one."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             "--seeds trains one run after another in one process; start it without torchrun, or train every seed"
@@ -210,8 +203,8 @@ def _score(run: Run, data: Store | str | Path, split: str) -> None:
     """Write results and frame scores of the best checkpoint, unless they are up to date."""
     results, scores = run.results_file(split, None, "json"), run.results_file(split, None, "scores.npz")
     best = run.checkpoints / "best"
-    is_there = results.is_file() and scores.is_file() and best.is_symlink()
-    if is_there and read_json(results).get("checkpoint") == best.readlink().name:
+    exist = results.is_file() and scores.is_file() and best.is_symlink()
+    if exist and read_json(results).get("checkpoint") == best.readlink().name:
         return
     evaluate(run, split=split, data=data.path if isinstance(data, Store) else data, scores=scores)
 

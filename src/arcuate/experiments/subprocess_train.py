@@ -27,7 +27,7 @@ class SubprocessResult:
 
 
 def train_arguments(recipe: str, data: Path, run: Path | str, overrides: Sequence[str]) -> list[str]:
-    """Arguments of `arcuate` that train these settings."""
+    """Command-line arguments of `arcuate` that train these settings."""
     return ["train", recipe, "--data", str(data), "--run", str(run), *overrides]
 
 

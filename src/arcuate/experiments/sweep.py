@@ -7,20 +7,22 @@ whose worker died are tried again.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from arcuate.config import Overrides, override_list, to_tree
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, to_tree, to_yaml_line
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe
-from arcuate.experiments.search_space import Choices, Dimension, read_space
 from arcuate.experiments.subprocess_train import train_arguments, train_in_subprocess
-from arcuate.files import LockHeld, exclusive_lock, read_json, to_frame, write_json
+from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, read_json, to_frame, write_json
 from arcuate.progress import logger, percent
 from arcuate.run import Run
 from arcuate.seeds import derive_seed
@@ -37,6 +39,7 @@ except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
 _INTERRUPTED = "interrupted"
+_EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
 _FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when a sweep is continued
 
 
@@ -53,7 +56,7 @@ class SweepTrial:
     seconds: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "overrides": list(self.overrides)}
+        return fields_to_dict(self)
 
 
 @dataclass(frozen=True)
@@ -63,19 +66,17 @@ class SweepResult:
     out: Path
     recipe: str
     trials: tuple[SweepTrial, ...]
-    best: SweepTrial | None  # of the complete ones
-    command: tuple[str, ...] | None  # that trains the best settings again
-    signal: Signals | None = None  # that interrupted this worker
+    best: SweepTrial | None  # among the complete trials
+    command: tuple[str, ...] | None  # command that trains the best settings again
+    signal: Signals | None = None  # signal that interrupted this worker
 
     def to_dict(self) -> dict[str, Any]:
-        best = self.best
+        best = {} if self.best is None else self.best.to_dict()
         return {
             "out": str(self.out),
             "recipe": self.recipe,
-            "best_trial": best.number if best else None,
-            "best_per": best.per if best else None,
-            "best_overrides": list(best.overrides) if best else None,
-            "best_run": best.run if best else None,
+            "best_trial": best.get("number"),
+            **{f"best_{key}": best.get(key) for key in ("per", "overrides", "run")},
             "command": list(self.command) if self.command else None,
             "trials": [trial.to_dict() for trial in self.trials],
         }
@@ -114,6 +115,142 @@ def sweep(
     return summarise_study(plan, study, stop.signal)
 
 
+# --- Search space: a range or choices per setting, validated by parsing recipes at the ends --------------
+
+
+class Range(Settings):
+    low: float = Field(description="Lowest value.")
+    high: float = Field(description="Highest value.")
+    log: bool = Field(False, description="Sample uniformly in the logarithm.")
+    step: float | None = Field(None, gt=0.0, description="Distance between values, starting at `low`.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Range":
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log needs a low above 0, got {self.low:g}")
+        if self.log and self.step is not None:
+            raise ValueError("log and step cannot be combined; leave one of them out")
+        if self.step is not None:
+            n_steps = (self.high - self.low) / self.step
+            if abs(n_steps - round(n_steps)) > 1e-6 * n_steps:
+                reached = self.low + int(n_steps) * self.step
+                raise ValueError(f"steps of {self.step:g} miss high {self.high:g}; use high: {reached:g}")
+        return self
+
+    @property
+    def _inner_value(self) -> float:
+        """A value inside the range; an integer only if every value is."""
+        return self.low + (self.step if self.step is not None else 0.37 * (self.high - self.low))
+
+
+class Choices(Settings):
+    choices: tuple[Any, ...] = Field(min_length=2, description="Values to choose from.")
+
+    @property
+    def texts(self) -> list[str]:
+        """Every choice as YAML on one line."""
+        return [to_yaml_line(choice) for choice in self.choices]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting that a sweep varies."""
+
+    path: str
+    values: Range | Choices
+    is_integer: bool = False  # of a range
+
+    def to_override(self, value: Any) -> str:
+        """`path=value` for the command line. A choice is given as its text."""
+        return f"{self.path}={value if isinstance(self.values, Choices) else to_yaml_line(value)}"
+
+
+def read_space(
+    space: Mapping[str, Any] | str | Path, recipe: str | Path, overrides: Overrides = ()
+) -> tuple[Dimension, ...]:
+    """The dimensions of a mapping or YAML file, each validated against the recipe that it varies."""
+    if isinstance(space, Mapping):
+        tree, where = dict(space), "search space"
+    else:
+        tree, where = _read_file(Path(space)), str(space)
+    listed = override_list(overrides)
+    fixed = [o.partition("=")[0].strip() for o in listed]
+    known = known_paths(Recipe)
+    for path in tree:
+        _check_path(where, path, known)
+        for other in [p for p in tree if p != path] + fixed:
+            if path == other or path.startswith(f"{other}."):
+                raise UserError(f"{where}: {path} is varied, but {other} is also set; leave one of them out")
+    return tuple(_read_dimension(where, path, values, recipe, listed) for path, values in tree.items())
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"search space {file} cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{file} is not valid YAML: {first}") from None
+    if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
+        raise UserError(f"{file} should name the settings to vary, such as '{_EXAMPLE}'")
+    return tree
+
+
+def _check_path(where: str, path: str, known: set[str]) -> None:
+    if path in DESCRIPTIVE_KEYS:
+        raise UserError(f"{where}: {path} only describes a recipe; vary a setting")
+    if path not in known:
+        near = nearest(path, sorted(known))
+        hint = f"; did you mean {near!r}?" if near else "; see: arcuate recipes show"
+        raise UserError(f"{where}: no setting {path!r}{hint}")
+
+
+def _read_dimension(where: str, path: str, given: Any, recipe: str | Path, overrides: list[str]) -> Dimension:
+    if not isinstance(given, Mapping):
+        raise UserError(f"{where}: {path} needs a range or choices, such as '{_EXAMPLE}'")
+    kind = Choices if "choices" in given else Range
+    try:
+        values = kind.model_validate(dict(given))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise UserError(
+            f"{where}: {path}{f'.{key}' if key else ''}: {problem['msg'].removeprefix('Value error, ')};"
+            " a range has low, high, log and step, a choice has choices"
+        ) from None
+
+    def find_problem(text: str) -> str | None:
+        try:
+            load_recipe(recipe, [*overrides, f"{path}={text}"])
+        except UserError as error:
+            return str(error)
+        return None
+
+    if isinstance(values, Choices):
+        dimension, texts = Dimension(path, values), values.texts
+        if len(set(texts)) < len(texts):
+            raise UserError(f"{where}: {path} lists a choice twice")
+    else:
+        numbers = [values.low, values.high] + ([values.step] if values.step is not None else [])
+        # A range of integers, unless the setting also accepts a value between two of them.
+        is_integer = all(n == int(n) for n in numbers) and (
+            values.step is not None or find_problem(to_yaml_line(values._inner_value)) is not None
+        )
+        dimension = Dimension(path, values, is_integer)
+        ends = (values.low, values.high) if is_integer else (values.low, values.high, values._inner_value)
+        texts = [to_yaml_line(int(v) if is_integer else v) for v in ends]
+    for text in texts:
+        if problem_text := find_problem(text):
+            raise UserError(f"{where}: {path} cannot be {text}: {problem_text}")
+    return dimension
+
+
+# --- Trials ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class SweepPlan:
     """Settings to vary, fixed settings, data and output folder of a sweep."""
@@ -149,7 +286,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
         raise UserError(f"{plan.out} exists and is not a sweep folder; choose another --out")
     identity = {
         "recipe": {key: value for key, value in to_tree(recipe).items() if key not in _FREE},
-        "space": {dimension.path: dimension.to_dict() for dimension in plan.space},
+        "space": {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space},
         "data": hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest(),
     }
     file = plan.out / "sweep.json"
@@ -170,32 +307,26 @@ def open_study(plan: SweepPlan) -> optuna.Study:
         )
 
 
-@contextmanager
-def _study_lock(plan: SweepPlan) -> Iterator[None]:
+def _study_lock(plan: SweepPlan) -> AbstractContextManager[None]:
     """Serialise the decisions that workers take together."""
-    with exclusive_lock(plan.out / "locks" / "study", "the study is in use", wait=True):
-        yield
+    return exclusive_lock(plan.out / "locks" / "study", "the study is in use", wait=True)
 
 
 @contextmanager
 def claim_trial(plan: SweepPlan, study: optuna.Study) -> Iterator[optuna.Trial | None]:
     """Reserve a new trial for this worker while the context lasts; None if there are enough trials."""
+    trial = None
     with ExitStack() as held:
-        yield _reserve(plan, study, held)
-
-
-def _reserve(plan: SweepPlan, study: optuna.Study, held: ExitStack) -> optuna.Trial | None:
-    with _study_lock(plan):
-        _fail_abandoned(plan, study)
-        trials = study.get_trials(deepcopy=False)
-        if sum(_counts(t) for t in trials) >= plan.n_trials:
-            return None
-        seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
-        study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        trial = study.ask({d.path: to_distribution(d) for d in plan.space})
-        trial.set_user_attr("reason", _INTERRUPTED)  # overwritten when it ends otherwise
-        held.enter_context(exclusive_lock(plan.lock_file(trial.number), f"trial {trial.number} is in use"))
-        return trial
+        with _study_lock(plan):
+            _fail_abandoned(plan, study)
+            trials = study.get_trials(deepcopy=False)
+            if sum(_counts(t) for t in trials) < plan.n_trials:
+                seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
+                study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+                trial = study.ask({d.path: to_distribution(d) for d in plan.space})
+                trial.set_user_attr("reason", _INTERRUPTED)  # overwritten when it ends otherwise
+                held.enter_context(exclusive_lock(plan.lock_file(trial.number), f"trial {trial.number} is in use"))
+        yield trial
 
 
 def _fail_abandoned(plan: SweepPlan, study: optuna.Study) -> None:
@@ -221,7 +352,7 @@ def _counts(trial: FrozenTrial) -> bool:
 def to_distribution(dimension: Dimension) -> distributions.BaseDistribution:
     values = dimension.values
     if isinstance(values, Choices):
-        return distributions.CategoricalDistribution(dimension.choice_texts())
+        return distributions.CategoricalDistribution(values.texts)
     if dimension.is_integer:
         low, high, step = int(values.low), int(values.high), int(values.step or 1)
         return distributions.IntDistribution(low, high, log=values.log, step=step)
@@ -247,11 +378,9 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         pruned = 0 < reported < n_steps and trial.should_prune()
         return pruned
 
+    settings = [*plan.overrides, *overrides]
     outcome = train_in_subprocess(
-        *(plan.recipe, plan.data, run, [*plan.overrides, *overrides]),
-        stop=stop,
-        on_metrics=report,
-        should_stop=prune,
+        plan.recipe, plan.data, run, settings, stop=stop, on_metrics=report, should_stop=prune
     )
     if stop.requested:
         _requeue(study, trial.number, trial.params)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -52,7 +53,7 @@ class TrainResult:
     n_parameters: int
     n_train: int
     n_validation: int
-    steps: int  # done; of a dry run, planned
+    steps: int  # completed, or planned by a dry run
     selected_on: str  # split that checkpoints are selected on
     best_per: float | None = None
     best_step: int | None = None
@@ -60,7 +61,7 @@ class TrainResult:
     seconds: float = 0.0
     dry_run: bool = False
     interrupted: bool = False  # stopped by request; resume to continue
-    signal: Signals | None = None  # that interrupted it
+    signal: Signals | None = None  # signal that interrupted it
     is_main: bool = True  # False in all processes but one under torchrun
 
     @property
@@ -71,25 +72,12 @@ class TrainResult:
         return os.fspath(self.run)
 
     def to_dict(self) -> dict[str, Any]:
-        common = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
-        if self.dry_run:
-            return {
-                **common,
-                "dry_run": True,
-                "n_train": self.n_train,
-                "n_validation": self.n_validation,
-                "steps": self.steps,
-                "stages": {stage.name: stage.steps for stage in self.recipe.stages},
-            }
-        return {
-            **common,
-            "steps": self.steps,
-            "best_per": self.best_per,
-            "best_step": self.best_step,
-            "selected_on": self.selected_on,
-            "rewinds": self.rewinds,
-            "seconds": self.seconds,
-        }
+        values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
+        if not self.dry_run:
+            keys = ("steps", "best_per", "best_step", "selected_on", "rewinds", "seconds")
+            return values | {key: getattr(self, key) for key in keys}
+        values |= {"dry_run": True, "n_train": self.n_train, "n_validation": self.n_validation, "steps": self.steps}
+        return values | {"stages": {stage.name: stage.steps for stage in self.recipe.stages}}
 
 
 def train(
@@ -125,13 +113,15 @@ def train(
         check_run_folder(run.path, resume)
     store = data if isinstance(data, Store) else Store.open(Path(data))
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial of every file
+    store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial per file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
     recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
-    if not dry_run:
-        _check_run_folder(run, recipe, resume)
+    if resume and not dry_run and run.recipe_file.is_file():
+        check_not_calibrated(run)
+        check_same_recipe(run, recipe)
     store.close()  # loader processes are started from here and must not inherit open files
-    previous = _previous_environment(run) if resume else {}
+    # A run that was killed early may have no environment.json.
+    previous = run.environment() if resume and run.recipe_file.is_file() and run.environment_file.is_file() else {}
     runtime = _same_threads(recipe, previous)
     machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
@@ -215,19 +205,6 @@ class _Setup:
             interrupted=stop.requested and not training.is_finished,
             signal=stop.signal,
         )
-
-
-def _check_run_folder(run: Run, recipe: Recipe, resume: bool) -> None:
-    """Reject an unusable run folder before any message; it is checked again under the lock when written."""
-    check_run_folder(run.path, resume)
-    if resume and run.recipe_file.is_file():
-        check_not_calibrated(run)
-        check_same_recipe(run, recipe)
-
-
-def _previous_environment(run: Run) -> Mapping[str, Any]:
-    """environment.json of a run that is resumed; empty if the run was killed before it was written."""
-    return run.environment() if run.recipe_file.is_file() and run.environment_file.is_file() else {}
 
 
 def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> RuntimeSettings:
@@ -339,19 +316,10 @@ def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | Non
 
 
 def _run_loop(
-    setup: _Setup,
-    training: TrainingState,
-    callbacks: Sequence[Callback],
-    stop: Stop,
-    progress: Progress | None,
+    setup: _Setup, training: TrainingState, callbacks: Sequence[Callback], stop: Stop, progress: Progress | None
 ) -> TrainResult:
     """Run the remaining steps from the restored or initial state."""
-    recipe, selection, distributed, device = (
-        setup.recipe,
-        setup.selection,
-        setup.distributed,
-        setup.machine.device,
-    )
+    recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(
@@ -364,16 +332,9 @@ def _run_loop(
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
     validate = _validator(setup, training, combined.on_sample) if selection.validation else None
-    with (
-        closing(batches),
-        handle_signals(stop, ignore_second_sigint=distributed.size > 1),
-        combined as callback,
-    ):
-        train_loop(
-            *(training, batches, validate, device, callback, stop),
-            lambda: make_encode(training.model, recipe, device, distributed),
-            distributed,
-        )
+    encode = partial(make_encode, training.model, recipe, device, distributed)
+    with closing(batches), handle_signals(stop, ignore_second_sigint=distributed.size > 1), combined as callback:
+        train_loop(training, batches, validate, device, callback, stop, encode, distributed)
     result = setup.outcome(training, time.perf_counter() - started, stop)
     if distributed.is_main:
         _log_outcome(setup, result)
@@ -398,7 +359,7 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
 def _validator(
     setup: _Setup, training: TrainingState, show_sample: Callable[[Sequence[str], Sequence[str]], None]
 ) -> Callable[[Model], dict[str, Any]]:
-    """Function that scores this rank's share of the validation trials; the sums are added over all ranks."""
+    """Function that scores this rank's part of the validation trials; the sums are added over all ranks."""
     selection, distributed = setup.selection, setup.distributed
     trials = selection.validation[distributed.rank :: distributed.size]
     settings = setup.recipe.validate_

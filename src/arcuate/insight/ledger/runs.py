@@ -13,9 +13,8 @@ from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe
 from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.progress import Progress
-from arcuate.run import Run
+from arcuate.run import RUN_FILES, Run
 
-_RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folder has at least two of them
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
@@ -192,7 +191,7 @@ def _search(folder: Path, depth: int) -> list[Path]:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether enough files are left to recognise a run; recipe.yaml alone is not sufficient."""
-    if sum((folder / name).is_file() for name in _RUN_FILES) >= 2:
+    if sum((folder / name).is_file() for name in RUN_FILES) >= 2:
         return True
     return (folder / "recipe.yaml").is_file() and (folder / "checkpoints").is_dir()
 
