@@ -36,8 +36,7 @@ def estimated(lines: list[str], order: int, prune: tuple[int, ...] = ()) -> NGra
 
 
 @pytest.mark.parametrize(
-    ("name", "n_lines", "order", "prune"),
-    [("pruned4.arpa.gz", 160, 4, (0, 0, 1)), ("first12_3.arpa.gz", 12, 3, ())],
+    ("name", "n_lines", "order", "prune"), [("pruned4.arpa.gz", 160, 4, (0, 0, 1)), ("first12_3.arpa.gz", 12, 3, ())]
 )
 def test_equal_to_lmplz(name: str, n_lines: int, order: int, prune: tuple[int, ...]) -> None:
     expected, found = as_dict(read_arpa(LMPLZ / name)), as_dict(estimated(TEXT[:n_lines], order, prune))

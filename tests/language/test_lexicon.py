@@ -118,12 +118,7 @@ def test_the_network_is_a_gru_over_letters(network: dict[str, np.ndarray]) -> No
     torch = pytest.importorskip("torch")
     cells = {side: torch.nn.GRUCell(256, 256) for side in ("enc", "dec")}
     for side, cell in cells.items():
-        for ours, theirs in (
-            ("w_ih", "weight_ih"),
-            ("w_hh", "weight_hh"),
-            ("b_ih", "bias_ih"),
-            ("b_hh", "bias_hh"),
-        ):
+        for ours, theirs in (("w_ih", "weight_ih"), ("w_hh", "weight_hh"), ("b_ih", "bias_ih"), ("b_hh", "bias_hh")):
             getattr(cell, theirs).data = torch.from_numpy(network[f"{side}_{ours}"])
     h = torch.zeros(1, 256)
     for letter in [3 + ord(c) - ord("a") for c in "zq"] + [2]:

@@ -74,11 +74,7 @@ class SessionWriter:
         self._path = path
         self._file = h5py.File(path, "w")
         self._bins = self._file.create_dataset(
-            "bins",
-            shape=(0, n_channels),
-            maxshape=(None, n_channels),
-            chunks=(_CHUNK_BINS, n_channels),
-            dtype="<f4",
+            "bins", shape=(0, n_channels), maxshape=(None, n_channels), chunks=(_CHUNK_BINS, n_channels), dtype="<f4"
         )
         self._n_channels = n_channels
         self._block_of: list[int] = []

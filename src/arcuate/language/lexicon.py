@@ -170,10 +170,5 @@ def make_lexicon(entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[st
         tokens.extend(token_ids)
         offsets.append(len(tokens))
     return Lexicon(
-        tuple(ids),
-        np.array(word_of, np.int32),
-        np.array(tokens, np.int32),
-        np.array(offsets, np.int64),
-        classes,
-        name,
+        tuple(ids), np.array(word_of, np.int32), np.array(tokens, np.int32), np.array(offsets, np.int64), classes, name
     )

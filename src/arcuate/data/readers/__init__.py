@@ -9,14 +9,7 @@ from dataclasses import replace
 
 from arcuate.data.readers import b2t24, b2t25
 from arcuate.data.readers.find import find_source
-from arcuate.data.readers.source import (
-    FileSummary,
-    Problem,
-    ReadResult,
-    Source,
-    SourceFile,
-    UnreadableFile,
-)
+from arcuate.data.readers.source import FileSummary, Problem, ReadResult, Source, SourceFile, UnreadableFile
 
 __all__ = [
     "FileSummary",

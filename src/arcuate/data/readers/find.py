@@ -6,14 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from arcuate.data.readers import b2t24, b2t25, side_files
-from arcuate.data.readers.source import (
-    ReadResult,
-    Source,
-    file_order,
-    list_names,
-    summarise_error,
-    unreadable,
-)
+from arcuate.data.readers.source import ReadResult, Source, file_order, list_names, summarise_error, unreadable
 from arcuate.data.trial import Layout
 from arcuate.errors import UserError
 

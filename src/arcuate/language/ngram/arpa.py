@@ -218,9 +218,7 @@ def _without_repeats(text: LineBuffer, vocabulary: Vocabulary, table: NGramTable
         return vocabulary, table
     for at, before in zip(again.tolist(), first[again].tolist(), strict=True):
         if not np.allclose(
-            [table.log_probs[at], table.backoffs[at]],
-            [table.log_probs[before], table.backoffs[before]],
-            atol=1e-5,
+            [table.log_probs[at], table.backoffs[at]], [table.log_probs[before], table.backoffs[before]], atol=1e-5
         ):
             raise text.error(
                 f"the word '{vocabulary[at]}' of line {table.lines[before]} is repeated with different values;"

@@ -18,13 +18,7 @@ _E, _F, _I, _N = 101, 102, 105, 110
 
 @njit(cache=True)
 def parse_lines(
-    text: np.ndarray,
-    at: int,
-    line: int,
-    order: int,
-    numbers: np.ndarray,
-    spans: np.ndarray,
-    lines: np.ndarray,
+    text: np.ndarray, at: int, line: int, order: int, numbers: np.ndarray, spans: np.ndarray, lines: np.ndarray
 ) -> tuple[int, int, int, int]:
     """Parse lines from `at` to the end of the text or a line that starts with a backslash.
 
@@ -147,12 +141,7 @@ def _parse_exponent(text: np.ndarray, at: int, end: int) -> tuple[bool, int]:
 
 @njit(cache=True)
 def find_words(
-    text: np.ndarray,
-    spans: np.ndarray,
-    blob: np.ndarray,
-    offsets: np.ndarray,
-    slots: np.ndarray,
-    ids: np.ndarray,
+    text: np.ndarray, spans: np.ndarray, blob: np.ndarray, offsets: np.ndarray, slots: np.ndarray, ids: np.ndarray
 ) -> int:
     """Write the word ids (n, order) of spans; return the first row with an unknown word, or -1."""
     for i in range(spans.shape[0]):

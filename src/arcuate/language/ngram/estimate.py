@@ -14,15 +14,7 @@ import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.language.ngram.counts import (
-    BOS_ID,
-    EOS_ID,
-    UNK_ID,
-    Corpus,
-    Counts,
-    count_ngrams,
-    read_corpus,
-)
+from arcuate.language.ngram.counts import BOS_ID, EOS_ID, UNK_ID, Corpus, Counts, count_ngrams, read_corpus
 from arcuate.language.ngram.file import check_can_write
 from arcuate.language.ngram.io import ModelInfo, write_model
 from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
@@ -185,11 +177,7 @@ class _Smoothed:
 
 
 def estimate_tables(
-    corpus: Corpus,
-    order: int,
-    prune: Sequence[int] = (),
-    name: str = "text",
-    progress: Progress | None = None,
+    corpus: Corpus, order: int, prune: Sequence[int] = (), name: str = "text", progress: Progress | None = None
 ) -> tuple[NGramTables, list[Discounts]]:
     """Estimate a back-off model; return it with the discounts of each order.
 
@@ -270,12 +258,7 @@ def _discounts(n: np.ndarray) -> Discounts:
 
 
 def _smooth(
-    k: int,
-    counts: list[Counts],
-    adjusted: np.ndarray,
-    discounts: Discounts,
-    threshold: int,
-    below: _Smoothed | None,
+    k: int, counts: list[Counts], adjusted: np.ndarray, discounts: Discounts, threshold: int, below: _Smoothed | None
 ) -> _Smoothed:
     """Discount and interpolate the n-grams of order k."""
     table = counts[k - 1]

@@ -11,14 +11,7 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import read_arpa, write_arpa
-from arcuate.language.ngram.file import (
-    VERSION,
-    check_can_write,
-    check_crc,
-    damaged,
-    is_model_file,
-    write_arrays,
-)
+from arcuate.language.ngram.file import VERSION, check_can_write, check_crc, damaged, is_model_file, write_arrays
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.pocketsphinx import embedded_path, is_sphinx_file, read_sphinx
 from arcuate.language.ngram.query import NGramArrays
