@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.arpa import read_arpa, write_arpa
-from arcuate.language.ngram.arpa_parser import parse_number
+from arcuate.language.ngram.arpa import _parse_number, read_arpa, write_arpa
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.trie import model_from_tables
@@ -199,7 +198,7 @@ def test_import_of_export_is_identity(name: str, tmp_path: Path) -> None:
 def test_numbers_are_parsed_like_python_does(value: float) -> None:
     for text in (repr(value), f"{value:.7f}", f"{value:+.3E}"):
         coded = np.frombuffer(text.encode(), np.uint8)
-        good, found = parse_number(coded, 0, len(coded))
+        good, found = _parse_number(coded, 0, len(coded))
         assert good and found == pytest.approx(float(text), rel=1e-12, abs=1e-200)
 
 
