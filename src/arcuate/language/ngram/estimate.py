@@ -15,6 +15,7 @@ import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
+from arcuate.files import fields_to_dict
 from arcuate.language.ngram.file import check_can_write
 from arcuate.language.ngram.io import ModelInfo, write_model
 from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
@@ -41,7 +42,7 @@ class BuildResult:
     def to_dict(self) -> dict[str, Any]:
         result = self.info.to_dict() | {"n_left_out": self.n_left_out}
         if self.leakage is not None:
-            result["leakage"] = self.leakage.to_dict()
+            result["leakage"] = fields_to_dict(self.leakage)
         return result
 
 
