@@ -19,10 +19,7 @@ _RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folde
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
-_EXECUTION_SETTINGS = (
-    *("data.workers", "train.log_every", "train.keep_checkpoints"),
-    "train.checkpoint_every",
-)
+_EXECUTION_SETTINGS = (*("data.workers", "train.log_every", "train.keep_checkpoints"), "train.checkpoint_every")
 SEED_SETTINGS = ("train.seed", "data.seed")
 
 
