@@ -27,9 +27,10 @@ from arcuate.experiments.ablation import (
 from arcuate.files import to_frame, write_json, write_text
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import MISSING, counted, percent, split_name
+from arcuate.insight.pages.formatting import MISSING, percent, split_name
 from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
+from arcuate.progress import counted
 
 
 @dataclass(frozen=True)
@@ -333,7 +334,7 @@ def ablation_page(result: AblationResult) -> str:
         tag("ul", *(tag("li", factor.sentence) for factor in result.factors), class_="verdicts"),
         notice(f"Not measured yet: {'; '.join(result.missing)}.") if result.missing else None,
     )
-    curves = [charts.GroupedRun(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
+    curves = [(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
     sections = [
         ("effects", "Effect of each factor", _effects_section(result)),
         ("arms", "All arms", _arms_section(result)),
@@ -353,17 +354,15 @@ def arms_svg(result: AblationResult) -> str:
 
 
 def _effects_plot(result: AblationResult) -> Html:
-    rows = [_forest_row("all factors", result.total, "All factors at once")] if result.total else []
+    total, rows = result.total, []
+    if total:
+        rows.append(charts.ForestRow("all factors", total.contrast, total.significant, "All factors at once"))
     for factor in result.factors:
         for i, effect in enumerate(factor.effects):
             name = "changed alone" if effect is factor.alone else "with the others changed too"
-            rows.append(_forest_row(name, effect, factor.factor if i == 0 else None))
+            title = factor.factor if i == 0 else None
+            rows.append(charts.ForestRow(name, effect.contrast, effect.significant, title))
     return charts.forest_plot(rows, "Effect of each factor on PER, alone and with the others")
-
-
-def _forest_row(name: str, effect: Effect, title: str | None) -> charts.ForestRow:
-    c = effect.contrast
-    return charts.ForestRow(name, 100 * c.estimate, 100 * c.low, 100 * c.high, effect.significant, title)
 
 
 def _arms_plot(result: AblationResult) -> Html:

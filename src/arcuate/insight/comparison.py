@@ -323,7 +323,7 @@ def write_comparison_page(comparison: Comparison, path: str | Path) -> Path:
 
 def comparison_page(comparison: Comparison) -> str:
     reference, *others = comparison.groups
-    curves = [charts.GroupedRun(g.name, s.run.metrics()) for g in comparison.groups for s in g.scores]
+    curves = [(g.name, s.run.metrics()) for g in comparison.groups for s in g.scores]
     scored_on = f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials."
     header = tag(
         "header",
@@ -344,11 +344,7 @@ def comparison_page(comparison: Comparison) -> str:
 
 def _differences(comparison: Comparison) -> Html:
     reference = comparison.groups[0].name
-    rows = [
-        charts.ForestRow(d.group.name, 100 * c.estimate, 100 * c.low, 100 * c.high, d.significant)
-        for d in comparison.differences
-        for c in [d.contrast]
-    ]
+    rows = [charts.ForestRow(d.group.name, d.contrast, d.significant) for d in comparison.differences]
     n = len(rows)
     corrected = f" after Holm correction for {n} comparisons" if n > 1 else ""
     level = f"{100 * comparison.differences[0].contrast.level:.0f}\u202f%"

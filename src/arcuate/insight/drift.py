@@ -9,9 +9,10 @@ import numpy as np
 from arcuate.adaptation.drift import DriftResult, SessionDrift
 from arcuate.files import write_text
 from arcuate.insight.pages import charts, svg
-from arcuate.insight.pages.formatting import MISSING, counted, percent, whole_percent
+from arcuate.insight.pages.formatting import MISSING, percent, whole_percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, notice, page, scroll_table, tag
 from arcuate.insight.report.sessions import short_session_names
+from arcuate.progress import counted
 
 if TYPE_CHECKING:
     from arcuate.adaptation.evaluate import AdaptationResult, SessionResult  # imports torch

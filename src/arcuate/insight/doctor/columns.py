@@ -212,14 +212,15 @@ class Collector:
             self.add_columns(columns, row_numbers)
             return
         by_keys: dict[tuple[Any, ...], list[int]] = {}
-        for i, keys in enumerate(zip(*(map(_mapping_keys, columns[name]) for name in nested), strict=True)):
+        key_sets = [[tuple(v) if type(v) is dict else None for v in columns[name]] for name in nested]
+        for i, keys in enumerate(zip(*key_sets, strict=True)):
             by_keys.setdefault(keys, []).append(i)
-        for key_sets, indices in by_keys.items():
+        for combination, indices in by_keys.items():
             if len(by_keys) > 1:
                 chosen = {name: [values[i] for i in indices] for name, values in columns.items()}
             else:
                 chosen = dict(columns)
-            for name, keys in zip(nested, key_sets, strict=True):
+            for name, keys in zip(nested, combination, strict=True):
                 if keys is not None:
                     inner = chosen.pop(name)
                     chosen |= {f"{name}/{key}": [v[key] for v in inner] for key in keys if depth}
@@ -276,10 +277,6 @@ def _is_nested(values: Sequence[Any]) -> bool:
     """Whether a column holds mappings; all of it is checked only if its ends are empty."""
     ends = {type(values[0]), type(values[-1])}
     return dict in ends or (type(None) in ends and dict in set(map(type, values)))
-
-
-def _mapping_keys(value: Any) -> tuple[Any, ...] | None:
-    return tuple(value) if type(value) is dict else None
 
 
 def _labels(

@@ -28,6 +28,7 @@ _LOWEST, _HIGHEST = 0.01, 1.2  # error rates outside are drawn at the edge; untr
 _WIDTH, _HEIGHT, _RIGHT, _BOTTOM = 1120, 430, 1100, 384  # of the error chart, which is as wide as the page
 _BAND_SD = 2.0  # half the width of the reference band
 _MIN_BAND = 0.03  # share of the mean: the band is at least this wide on either side
+_MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
 _MAX_RUNS = 24  # drawn, of a file with many
 
 
@@ -53,21 +54,16 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
 def _header(diagnosis: Diagnosis) -> Html:
     """The verdict in large type, then the main evidence."""
     first = diagnosis.evidence[0] if diagnosis.evidence else diagnosis.primary
+    tone = "good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad"
     since = tag("small", f" {diagnosis.since}" if diagnosis.since else "")
     return tag(
         "header",
         tag("p", f"arcuate doctor · {diagnosis.name}", class_="kicker"),
-        tag("h1", diagnosis.primary.replace("_", " "), since, class_=f"verdict {_tone(diagnosis)}"),
+        tag("h1", diagnosis.primary.replace("_", " "), since, class_=f"verdict {tone}"),
         tag("p", f"{first[:1].upper()}{first[1:]}.", class_="lead"),
         muted(f"Also: {', '.join(diagnosis.secondary)}.") if diagnosis.secondary else None,
         _tiles(diagnosis),
     )
-
-
-def _tone(diagnosis: Diagnosis) -> str:
-    if diagnosis.primary == "healthy":
-        return "good"
-    return "mild" if diagnosis.primary in ("unfinished", "too_short", "restarted") else "bad"
 
 
 def _tiles(diagnosis: Diagnosis) -> Html:
@@ -120,9 +116,9 @@ def _runs_table(diagnosis: Diagnosis) -> Html:
 
 
 def _charts(run: Diagnosis, log: TrainingLog) -> Html:
-    small = (_loss_chart(run, log), _learning_rate_chart(log), _gradient_chart(log))
     wide = _error_chart(run, log, matching_reference(log, run.dataset))
-    return join([wide or Html(), tag("div", *(chart for chart in small if chart), class_="pair")])
+    small = charts.pair(_loss_chart(run, log), _learning_rate_chart(log), _gradient_chart(log))
+    return join([wide or Html(), small])
 
 
 def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) -> Html | None:

@@ -81,7 +81,7 @@ def _read_folder(path: Path, allow_pickle: bool) -> LogFile:
     if (path / "recipe.yaml").is_file():
         run = open_run(path)
         with _gc_disabled():
-            return LogFile(run.name, "an arcuate run folder", tuple(read_run(run)))
+            return LogFile(run.name, "an arcuate run folder", tuple(_read_run(run)))
     pickles = []
     for group in _candidate_files(path):
         if not allow_pickle and _is_pickle(group[0], read_head(group[0])):
@@ -107,12 +107,12 @@ def _candidate_files(path: Path) -> list[list[Path]]:
     if events:
         groups.append(events)
     unique = {frozenset(group): group for group in reversed(groups)}
-    return sorted(unique.values(), key=lambda group: _likelihood(group[0].name))
 
+    def rank(group: list[Path]) -> tuple[int, str]:
+        name = group[0].name
+        return next((i for i, word in enumerate(_LOG_NAMES) if word in name.lower()), len(_LOG_NAMES)), name
 
-def _likelihood(name: str) -> tuple[int, str]:
-    rank = next((i for i, word in enumerate(_LOG_NAMES) if word in name.lower()), len(_LOG_NAMES))
-    return rank, name
+    return sorted(unique.values(), key=rank)
 
 
 def _partner_files(path: Path) -> list[Path]:
@@ -173,7 +173,12 @@ def _read_file(path: Path, collector: Collector, allow_pickle: bool) -> tuple[st
     if is_event_file(head):
         return "a TensorBoard event file", read_events(path, collector)
     if _is_pickle(path, head):
-        return _read_pickle(path, collector, allow_pickle), ()
+        if not allow_pickle:
+            raise UserError(f"{path} is a pickle, which can execute code when it is opened; {_PICKLE_HINT}")
+        from arcuate.data.unpickle import load_pickle
+
+        read_tree(load_pickle(path), collector)
+        return "a pickle", ()
     for magic, description in _OTHER_FORMATS.items():
         if head.startswith(magic):
             raise UserError(f"{path} is not a training log but {description}")
@@ -200,15 +205,6 @@ def _is_pickle(path: Path, head: bytes) -> bool:
     except (ValueError, KeyError, OverflowError):
         return False
     return bool(last) and last[0][2] == len(data) - 1
-
-
-def _read_pickle(path: Path, collector: Collector, allow_pickle: bool) -> str:
-    if not allow_pickle:
-        raise UserError(f"{path} is a pickle, which can execute code when it is opened; {_PICKLE_HINT}")
-    from arcuate.data.unpickle import load_pickle
-
-    read_tree(load_pickle(path), collector)
-    return "a pickle"
 
 
 def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector) -> str:
@@ -302,7 +298,7 @@ _ACTIONS = {
 }
 
 
-def read_run(run: Run) -> list[TrainingLog]:
+def _read_run(run: Run) -> list[TrainingLog]:
     """The log of a run folder; several if another run was appended to its file."""
     if not run.metrics_file.is_file():
         raise UserError(f"{run.path} has no metrics.jsonl: training has not started")
@@ -327,18 +323,14 @@ class _OutputMonitor:
 
     def add_rows(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
-            if "blank_share" in row or row.get("loss", 0) is None:
-                self._add_row(row)
-
-    def _add_row(self, row: dict[str, Any]) -> None:
-        try:
-            step = int(row["step"])
-            if "loss" in row and row["loss"] is None:
-                self.non_finite.append(step)
-            blank = row["blank_share"] >= _BLANK_SHARE or row["n_distinct"] <= _FEW_CLASSES
-            self.blank.append((step, bool(blank)))
-        except (ValueError, TypeError, KeyError, OverflowError):
-            return  # a row without output statistics
+            try:
+                if row.get("loss", 0) is None:
+                    self.non_finite.append(int(row["step"]))
+                if "blank_share" in row:
+                    blank = row["blank_share"] >= _BLANK_SHARE or row["n_distinct"] <= _FEW_CLASSES
+                    self.blank.append((int(row["step"]), bool(blank)))
+            except (ValueError, TypeError, KeyError, OverflowError):
+                continue  # a row without output statistics
 
     def blank_since(self) -> int | None:
         """The step from which on every output was blank, if that covers at least the last third."""

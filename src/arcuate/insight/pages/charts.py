@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.evaluation.significance import Contrast
 from arcuate.insight.pages import svg
 from arcuate.insight.pages.formatting import finite_int, finite_number, percent, tick_label, whole_percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, read_style, tag
@@ -99,6 +100,12 @@ def draw_best(x: svg.Scale, y: svg.Scale, step: float, rate: float, bottom: floa
     ]
 
 
+def pair(*figures: Html | None) -> Html:
+    """The figures that exist, two to a row; empty if there are none."""
+    drawn = [drawing for drawing in figures if drawing]
+    return tag("div", *drawn, class_="pair") if drawn else Html()
+
+
 def steps_chart(
     title: str,
     label: str,
@@ -119,24 +126,17 @@ def steps_chart(
 # Learning curves of several runs in one chart, runs of one group in one colour.
 
 
-@dataclass(frozen=True)
-class GroupedRun:
-    """The log of one run and the group it belongs to."""
-
-    group: str
-    rows: Sequence[Mapping[str, Any]]
+GroupedRun = tuple[str, Sequence[Mapping[str, Any]]]  # group, rows of the log
 
 
 def overlaid_curves(runs: Sequence[GroupedRun]) -> Html:
     """Validation error rate and training loss over steps."""
-    validation = [rows_by_step(r for r in run.rows if r.get("split") != "train" and "per" in r) for run in runs]
-    training = [rows_by_step(r for r in run.rows if r.get("split") == "train") for run in runs]
-    charts = [
+    validation = [rows_by_step(r for r in log if r.get("split") != "train" and "per" in r) for _, log in runs]
+    training = [rows_by_step(r for r in log if r.get("split") == "train") for _, log in runs]
+    return pair(
         _overlaid_chart("Phoneme error rate on validation", validation, "per", runs),
         _overlaid_chart("Training loss", training, "loss", runs),
-    ]
-    drawn = [chart for chart in charts if chart is not None]
-    return tag("div", *drawn, class_="pair") if drawn else muted("The logs are still empty.")
+    ) or muted("The logs are still empty.")
 
 
 def _overlaid_chart(
@@ -146,12 +146,12 @@ def _overlaid_chart(
     values = [v for curve in curves for v in curve.median if v is not None]
     if not values:
         return None
-    groups = list(dict.fromkeys(run.group for run in runs))
+    groups = list(dict.fromkeys(group for group, _ in runs))
     x = steps_scale(max(s for curve in curves for s in curve.steps))
     y = loss_scale(values) if quantity == "loss" else svg.linear_scale(values, BOTTOM, TOP, 0.0)
     marks = [
-        svg.path(_points(c.steps, c.median, x, y), f"line own {_colour(groups.index(run.group))}")
-        for c, run in zip(curves, runs, strict=True)
+        svg.path(_points(c.steps, c.median, x, y), f"line own {_colour(groups.index(group))}")
+        for c, (group, _) in zip(curves, runs, strict=True)
     ]
     key = legend(*((_colour(i), name) for i, name in enumerate(groups)))
     label = f"{title} over steps, {len(runs)} runs: {', '.join(groups)}"
@@ -169,12 +169,10 @@ _ROW_WIDTH, _ROW_LEFT, _ROW_RIGHT, _ROW_TOP, _ROW, _ROW_TITLE = 760, 250, 600, 3
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One difference in percentage points of PER with its confidence interval; positive is worse."""
+    """One difference in PER with its confidence interval; positive is worse."""
 
     name: str
-    estimate: float
-    low: float
-    high: float
+    contrast: Contrast
     significant: bool
     title: str | None = None  # heading above this row
 
@@ -187,7 +185,9 @@ def forest_plot(rows: Sequence[ForestRow], label: str) -> Html:
         places.append(y)
         y += _ROW
     bottom = y + 6
-    scale = svg.linear_scale([0.0, *(v for r in rows for v in (r.low, r.high))], _ROW_LEFT, _ROW_RIGHT)
+    scale = svg.linear_scale(
+        [0.0, *(100 * v for r in rows for v in (r.contrast.low, r.contrast.high))], _ROW_LEFT, _ROW_RIGHT
+    )
     zero, above = scale(0), _ROW_TOP - 18
     parts = [
         svg.line(zero, _ROW_TOP - 12, zero, bottom, "zero"),
@@ -200,15 +200,15 @@ def forest_plot(rows: Sequence[ForestRow], label: str) -> Html:
 
 
 def _forest_row(row: ForestRow, y: float, scale: svg.Scale) -> Html:
-    kind = ("better" if row.estimate < 0 else "worse") if row.significant else ""
-    interval = f"{_signed(row.estimate)} ({_signed(row.low)} to {_signed(row.high)})"
+    estimate, low, high = (100 * v for v in (row.contrast.estimate, row.contrast.low, row.contrast.high))
+    kind = ("better" if estimate < 0 else "worse") if row.significant else ""
     return join(
         [
             svg.text(8, y - 16, row.title, "strong") if row.title else Html(),
             svg.text(24, y + 4, row.name),
-            svg.line(scale(row.low), y, scale(row.high), y, f"interval {kind}".strip()),
-            svg.dot(scale(row.estimate), y, 5, f"estimate {kind}".strip()),
-            svg.text(_ROW_RIGHT + 12, y + 4, interval),
+            svg.line(scale(low), y, scale(high), y, f"interval {kind}".strip()),
+            svg.dot(scale(estimate), y, 5, f"estimate {kind}".strip()),
+            svg.text(_ROW_RIGHT + 12, y + 4, f"{_signed(estimate)} ({_signed(low)} to {_signed(high)})"),
         ]
     )
 

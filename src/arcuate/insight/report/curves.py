@@ -1,6 +1,6 @@
 """Curves of one run: loss, error rate, learning rate and gradient norm over steps, and the calibration curve."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,72 +9,61 @@ from arcuate.insight.pages import charts, svg
 from arcuate.insight.pages.formatting import (
     MISSING,
     count,
-    counted,
     finite_int,
     finite_number,
     percent,
     split_name,
+    tick_label,
     whole_percent,
 )
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, table, tag
 from arcuate.insight.report.run_data import RunData
+from arcuate.progress import counted
 from arcuate.run import Run
 
 _VALIDATION_STYLES = ("validation", "second", "third")
+_NamedCurve = tuple[str, str, charts.Curve]  # line style, entry of the legend, curve
 
 
 def learning_curves(data: RunData) -> Html:
     """The charts for which the log has values."""
-    candidates = (_loss_chart(data), _error_chart(data), _learning_rate_chart(data), _gradient_chart(data))
-    drawn = [chart for chart in candidates if chart]
-    return tag("div", *drawn, class_="pair") if drawn else muted("The log of this run is still empty.")
+    figures = _loss_chart(data), _error_chart(data), _learning_rate_chart(data), _gradient_chart(data)
+    return charts.pair(*figures) or muted("The log of this run is still empty.")
 
 
 def _loss_chart(data: RunData) -> Html | None:
     train = charts.curve_of(data.training, "loss")
-    validation = {split: charts.curve_of(rows, "loss") for split, rows in data.validation.items()}
-    values = [*train.values, *(v for curve in validation.values() for v in curve.values)]
-    if not values:
+    curves = [("train", "training", train), *_validation_curves(data, "loss")]
+    if not (values := _values(curves)):
         return None
-    x, y = _steps(data), charts.loss_scale(values)
-    marks, entries = _validation_marks(validation, x, y)
-    if train.values:
-        marks.insert(0, charts.draw_curve(train, x, y, "train"))
-        entries.insert(0, ("train", "training"))
     last = train.median[-1] if train.median else None
     label = "CTC loss over steps" + (f"; final training loss {last:.3g}" if last is not None else "")
-    return charts.steps_chart("Loss", label, x, y, marks, legend(*entries), _gaps(train, *validation.values()))
+    return _chart(data, "Loss", label, curves, charts.loss_scale(values))
 
 
 def _error_chart(data: RunData) -> Html | None:
-    validation = {split: charts.curve_of(rows, "per") for split, rows in data.validation.items()}
-    values = [v for curve in validation.values() for v in curve.values]
+    curves = _validation_curves(data, "per")
+    values = _values(curves)
     if not values or data.best is None:
         return None
-    x, y = _steps(data), svg.linear_scale(values, charts.BOTTOM, charts.TOP, 0.0)
-    marks, entries = _validation_marks(validation, x, y)
+    y = svg.linear_scale(values, charts.BOTTOM, charts.TOP, 0.0)
     split, step, rate = data.best
-    marks += charts.draw_best(x, y, step, rate)
-    entries.append(("best", f"best, step {count(step)}"))
     label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
-    caption = _gaps(*validation.values())
-    return charts.steps_chart("Phoneme error rate", label, x, y, marks, legend(*entries), caption, whole_percent)
+    best = charts.draw_best(_steps(data), y, step, rate)
+    entry = ("best", f"best, step {count(step)}")
+    return _chart(data, "Phoneme error rate", label, curves, y, best, [entry], whole_percent)
 
 
 def _learning_rate_chart(data: RunData) -> Html | None:
     lr, session_lr = charts.curve_of(data.training, "lr"), charts.curve_of(data.training, "lr_session")
-    values = [*lr.values, *session_lr.values]
-    if not values:
+    if session_lr.median == lr.median:
+        curves = [("validation", "all weights, including session layers", lr)]
+    else:
+        curves = [("validation", "all weights", lr), ("second", "session layers", session_lr)]
+    if not (values := _values(curves)):
         return None
-    x, y = _steps(data), svg.linear_scale(values, charts.BOTTOM, charts.TOP, 0.0)
-    marks, entries = [charts.draw_curve(lr, x, y, "validation")], [("validation", "all weights")]
-    if session_lr.values and session_lr.median != lr.median:
-        marks.append(charts.draw_curve(session_lr, x, y, "second"))
-        entries.append(("second", "session layers"))
-    elif session_lr.values:
-        entries = [("validation", "all weights, including session layers")]
     label = f"Learning rate over steps; maximum {max(values):.3g}"
-    return charts.steps_chart("Learning rate", label, x, y, marks, legend(*entries), _gaps(lr, session_lr))
+    return _chart(data, "Learning rate", label, curves, svg.linear_scale(values, charts.BOTTOM, charts.TOP, 0.0))
 
 
 def _gradient_chart(data: RunData) -> Html | None:
@@ -84,36 +73,46 @@ def _gradient_chart(data: RunData) -> Html | None:
         return None
     limit = finite_number(data.setting("train.clip_norm")) or 0.0
     clipped = limit > svg.SMALLEST
-    x, y = _steps(data), svg.log_scale([*positive, *([limit] if clipped else [])], charts.BOTTOM, charts.TOP)
-    marks = [charts.draw_curve(norms, x, y, "train")]
-    entries = [("train", "before clipping" if clipped else "not clipped"), ("train area", "maximum")]
+    y = svg.log_scale([*positive, *([limit] if clipped else [])], charts.BOTTOM, charts.TOP)
+    curves = [("train", "before clipping" if clipped else "not clipped", norms)]
+    marks, entries = [], [("train area", "maximum")]
     if clipped:
         marks.append(svg.line(charts.LEFT, y(limit), charts.RIGHT, y(limit), "line limit"))
         entries.append(("limit", f"clipped to {limit:g}"))
     label = f"Gradient norm over steps, logarithmic; between {min(positive):.3g} and {max(positive):.3g}"
-    return charts.steps_chart("Gradient norm", label, x, y, marks, legend(*entries), _gaps(norms))
+    return _chart(data, "Gradient norm", label, curves, y, marks, entries)
 
 
 def _steps(data: RunData) -> svg.Scale:
     return charts.steps_scale(data.last_step or 1)
 
 
-def _validation_marks(
-    curves: Mapping[str, charts.Curve], x: svg.Scale, y: svg.Scale
-) -> tuple[list[Html], list[tuple[str, str]]]:
-    """The curves of the validation splits with their legend entries."""
-    shown = [
-        (kind, split, curve)
-        for kind, (split, curve) in zip(_VALIDATION_STYLES, curves.items(), strict=False)
-        if curve.values
-    ]
-    marks = [charts.draw_curve(curve, x, y, kind) for kind, _, curve in shown]
-    return marks, [(kind, split_name(split)) for kind, split, _ in shown]
+def _validation_curves(data: RunData, quantity: str) -> list[_NamedCurve]:
+    splits = zip(_VALIDATION_STYLES, data.validation.items(), strict=False)
+    return [(style, split_name(split), charts.curve_of(rows, quantity)) for style, (split, rows) in splits]
 
 
-def _gaps(*curves: charts.Curve) -> str | None:
-    n_missing = sum(curve.n_missing for curve in curves)
-    return f"{counted(n_missing, 'logged value')} not finite; shown as gaps." if n_missing else None
+def _values(curves: Sequence[_NamedCurve]) -> list[float]:
+    return [v for _, _, curve in curves for v in curve.values]
+
+
+def _chart(
+    data: RunData,
+    title: str,
+    label: str,
+    curves: Sequence[_NamedCurve],
+    y: svg.Scale,
+    marks: Sequence[Html] = (),
+    entries: Sequence[tuple[str, str]] = (),
+    tick: Callable[[float], str] = tick_label,
+) -> Html:
+    """The curves that have values with their legend; `marks` and `entries` are added after them."""
+    shown, x = [entry for entry in curves if entry[2].values], _steps(data)
+    lines = [charts.draw_curve(curve, x, y, style) for style, _, curve in shown]
+    n_missing = sum(curve.n_missing for _, _, curve in curves)
+    caption = f"{counted(n_missing, 'logged value')} not finite; shown as gaps." if n_missing else None
+    key = legend(*((style, name) for style, name, _ in shown), *entries)
+    return charts.steps_chart(title, label, x, y, [*lines, *marks], key, caption, tick)
 
 
 # Calibration curve: error rate against the number of calibration sentences.

@@ -9,7 +9,6 @@ from arcuate.files import read_jsonl, write_text
 from arcuate.insight.pages.formatting import (
     MISSING,
     count,
-    counted,
     duration,
     finite_int,
     finite_number,
@@ -24,6 +23,7 @@ from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.sessions import sessions_section
 from arcuate.insight.report.setup import environment_section, recipe_section
 from arcuate.insight.report.trial import trial_section
+from arcuate.progress import counted
 from arcuate.run import Run, open_run
 
 
@@ -42,7 +42,7 @@ def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
     trained_with = f" (trained with version {version})" if version else ""
     footer = f"Written by arcuate from the files of the run folder{trained_with}."
-    return page(f"{data.run.name} · arcuate report", headline(data), list(_sections(data)), footer)
+    return page(f"{data.run.name} · arcuate report", _headline(data), list(_sections(data)), footer)
 
 
 def _sections(data: RunData) -> Iterator[Section]:
@@ -50,9 +50,9 @@ def _sections(data: RunData) -> Iterator[Section]:
         yield "calibration", "Calibration", calibration_section(calibration)
     yield "learning", "Learning curves", join([learning_curves(data), _incidents(data)])
     if data.results is None:
-        yield "results", "Results", join([evaluation_hint(data), other_results(data)])
+        yield "results", "Results", join([_evaluation_hint(data), _other_results(data)])
     else:
-        yield "sessions", "Error rate by session", join([sessions_section(data), other_results(data)])
+        yield "sessions", "Error rate by session", join([sessions_section(data), _other_results(data)])
         yield "confusions", "Phoneme confusions", confusions_section(data)
         yield "trial", "Example trial", trial_section(data)
         yield "decodings", "Example decodings", decodings_section(data)
@@ -77,14 +77,15 @@ def _incidents(data: RunData, n_shown: int = 12) -> Html:
 _ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deletions"))
 
 
-def headline(data: RunData) -> Html:
+def _headline(data: RunData) -> Html:
+    tiles = _rate_tile(data), _errors_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return tag(
         "header",
         tag("p", "arcuate run report", class_="kicker"),
         tag("h1", data.run.name),
         tag("p", *_lead(data), class_="lead"),
         _selection_notice(data),
-        _tiles(data),
+        tag("div", *filter(None, tiles), class_="tiles"),
     )
 
 
@@ -164,11 +165,6 @@ def _selection_notice(data: RunData) -> Html | None:
     return notice(f"The checkpoint was selected on the {name} split, not on the trials scored here.")
 
 
-def _tiles(data: RunData) -> Html:
-    tiles = [_rate_tile(data), _errors_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)]
-    return tag("div", *(t for t in tiles if t), class_="tiles")
-
-
 def _rate_tile(data: RunData) -> Html | None:
     results = data.results
     if results and results.rate is not None:
@@ -239,7 +235,7 @@ def _time_tile(data: RunData) -> Html | None:
     return tile("Training time", duration(seconds), per_step, f"on {device}" if device else None)
 
 
-def evaluation_hint(data: RunData) -> Html:
+def _evaluation_hint(data: RunData) -> Html:
     """The commands that create the missing part of the report."""
     path = shlex.quote(str(data.run.path))
     text = (
@@ -250,7 +246,7 @@ def evaluation_hint(data: RunData) -> Html:
     return join([tag("p", text), commands])
 
 
-def other_results(data: RunData) -> Html:
+def _other_results(data: RunData) -> Html:
     """The results in the folder that are not shown in this report."""
     if not data.other_results:
         return Html()

@@ -8,9 +8,10 @@ from typing import TypeVar
 from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.evaluation.metrics import DELETED, INSERTED, align, confusions
 from arcuate.insight.pages import svg
-from arcuate.insight.pages.formatting import MISSING, counted, percent
+from arcuate.insight.pages.formatting import MISSING, percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, table, tag
 from arcuate.insight.report.run_data import Decoding, RunData
+from arcuate.progress import counted
 
 # Neighbours are similar: vowels from front to back, voiceless consonants next to voiced ones.
 PHONEME_GROUPS: dict[str, tuple[str, ...]] = {
@@ -206,7 +207,9 @@ def decodings_section(data: RunData) -> Html:
 
 def _choose_examples(decodings: Sequence[Decoding]) -> list[tuple[str, list[Decoding]]]:
     """Best, typical and worst trials without overlap; the first trials if there are no labels."""
-    scored = sorted((d for d in decodings if d.rate is not None), key=_difficulty)
+    scored = sorted(
+        (d for d in decodings if d.rate is not None), key=lambda d: (d.rate or 0.0, -len(d.reference or ()), d.trial)
+    )
     if not scored:
         return [("The first trials", list(decodings[: 3 * _N_EACH]))] if decodings else []
     if len(scored) <= 3 * _N_EACH:
@@ -217,10 +220,6 @@ def _choose_examples(decodings: Sequence[Decoding]) -> list[tuple[str, list[Deco
         ("Typical: around the median trial", scored[middle : middle + _N_EACH]),
         ("Worst: highest error rates", scored[::-1][:_N_EACH]),
     ]
-
-
-def _difficulty(decoding: Decoding) -> tuple[float, int, str]:
-    return decoding.rate or 0.0, -len(decoding.reference or ()), decoding.trial
 
 
 def _entry(decoding: Decoding) -> Html:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.insight.pages import svg
-from arcuate.insight.pages.formatting import counted, finite_number, percent, whole_percent
+from arcuate.insight.pages.formatting import finite_number, percent, whole_percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, table, tag
 from arcuate.insight.report.run_data import Decoding, Results, RunData
+from arcuate.progress import counted
 
 _LEFT, _TOP, _PLOT_HEIGHT = 62, 16, 210
 _MAX_BLOCKS = 600

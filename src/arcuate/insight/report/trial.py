@@ -11,10 +11,11 @@ from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.greedy import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.pages import svg
-from arcuate.insight.pages.formatting import counted, finite_int, percent
+from arcuate.insight.pages.formatting import finite_int, percent
 from arcuate.insight.pages.markup import Html, figure, join, legend, muted, tag
 from arcuate.insight.report.phonemes import PHONEME_GROUPS, PHONEME_ORDER, phoneme_symbol, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData
+from arcuate.progress import counted
 
 _LEFT, _TOP, _ROW, _LABEL = 84, 8, 12, 15
 _MAX_COLUMNS, _MAX_ROWS = 2000, 320
