@@ -96,6 +96,17 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explain_write_error(error: OSError, path: Path) -> UserError:
+    """The message for a failed write to `path`, after the incomplete files were removed."""
+    if error.errno in DISK_FULL or "No space left" in str(error):
+        return UserError(f"the disk is full; free some space and write {path} again (incomplete files were removed)")
+    reason = error.strerror or " ".join(str(error).split())
+    return UserError(f"cannot write {path}: {reason}; check the folder and its permissions")
+
+
 def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
     """Check before a long computation that `path` can be written after it, and is not one of its inputs."""
     if path is None:
