@@ -116,7 +116,7 @@ def to_yaml_line(value: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A plain value for a table: a component as its kind and its settings, anything else as JSON."""
+    """A plain value as text for a table: a component as its kind and settings, anything else as JSON."""
     if isinstance(value, Mapping):
         rest = ", ".join(f"{k} {format_value(v)}" for k, v in value.items() if k != "kind" and v is not None)
         return f"{value['kind']}: {rest}" if "kind" in value else rest
@@ -354,23 +354,16 @@ class Change:
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
-    return list(_changes("", _tree(a, ignore), _tree(b, ignore)))
-
-
-def _tree(settings: Settings, ignore: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in to_tree(settings).items() if key not in ignore}
+    before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
+    return list(_changes("", before, after))
 
 
 def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
+    """Differences below `path`; a component with other settings is one change."""
     if before == after:
         return
-    if _same_settings(before, after):
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
         for key in before:
             yield from _changes(f"{path}.{key}" if path else key, before[key], after[key])
     else:
         yield Change(path, before, after)
-
-
-def _same_settings(before: Any, after: Any) -> bool:
-    """Whether both sides have the same keys; a component with other settings is one change."""
-    return isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys()

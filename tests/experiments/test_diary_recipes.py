@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from arcuate.config import merge, to_tree
+from arcuate.config import merge, parse_settings, to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import (
     Place,
@@ -14,7 +14,6 @@ from arcuate.experiments.recipe import (
     diff_recipes,
     load_recipe,
     official_ancestor,
-    parse_recipe,
     read_tree,
     recipe_names,
     resolve_recipe,
@@ -56,7 +55,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
     if value_at(to_tree(load_recipe(parent)), path) != value_at(own, path):
         return False
     try:
-        less = parse_recipe(merge(resolve_recipe(parent), without(own, path)), "less")
+        less = parse_settings(Recipe, merge(resolve_recipe(parent), without(own, path)), "less")
     except UserError:
         return False
     return diff_recipes(less, recipe) == []

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from arcuate.cli.app import Json, app
 from arcuate.cli.console import emit_json, out, percent, progress, say
@@ -62,9 +64,6 @@ def ablate(
 
 
 def _print_plan(runs: "AblationRuns") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     experiment, planned = runs.experiment, runs.to_dict()["runs"]
     table = Table(box=None, header_style="bold")
     for heading in ("arm", "seeds", "settings"):
@@ -78,9 +77,6 @@ def _print_plan(runs: "AblationRuns") -> None:
 
 
 def _print_result(ablation: "AblationResult") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     experiment = ablation.experiment
     table = Table(box=None, header_style="bold", title_justify="left")
     table.title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"

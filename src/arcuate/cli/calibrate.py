@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from arcuate.cli.app import Json, app, complete_from
 from arcuate.cli.console import counted, emit_json, out, percent, progress, say
@@ -75,8 +76,6 @@ def _parse_curve(text: str | None) -> list[int] | None:
 
 
 def _print_result(result: "CalibrationResult") -> None:
-    from rich.table import Table
-
     table = Table(box=None, header_style="bold", title_justify="left")
     table.title = f"PER of the {counted(result.n_held_out, 'sentence')} after them"
     for name in ("sentences", "PER", "95 % interval"):

@@ -8,14 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
@@ -34,7 +27,7 @@ class _MessageConsole(Console):
 
 
 class _ResultConsole(Console):
-    """Results are not: a closed stdout ends the command."""
+    """Results are required: a closed stdout ends the command."""
 
     def on_broken_pipe(self) -> None:
         _exit_broken_pipe()
@@ -88,14 +81,8 @@ class TimeLeft(TimeRemainingColumn):
 
 
 def bar() -> Bar:
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeLeft(),
-        console=err,
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeft())
+    return Bar(*columns, console=err)
 
 
 @contextmanager
@@ -105,9 +92,9 @@ def progress(description: str) -> Iterator[Progress]:
         shown = bar()
         task = shown.add_task(description, total=None)
 
-        def report(done: int, total: int, what: str) -> None:
+        def report(done: int, total: int, activity: str) -> None:
             if not shown.live.is_started:
                 stack.enter_context(shown)
-            shown.update(task, completed=done, total=total, description=what or description)
+            shown.update(task, completed=done, total=total, description=activity or description)
 
         yield report

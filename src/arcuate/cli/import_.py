@@ -33,10 +33,6 @@ def import_(
         return
     if result.ignored:
         say(f"ignored {counted(len(result.ignored), 'unused tensor')}, such as {result.ignored[0]}")
-    sizes = (
-        (result.n_parameters, "parameter"),
-        (result.n_channels, "channel"),
-        (len(result.sessions), "session"),
-    )
-    size = ", ".join(counted(n, noun) for n, noun in sizes)
+    sizes = {"parameter": result.n_parameters, "channel": result.n_channels, "session": len(result.sessions)}
+    size = ", ".join(counted(n, noun) for noun, n in sizes.items())
     out.print(f"{result.model}: {size}", soft_wrap=True, markup=False)

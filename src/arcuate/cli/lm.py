@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from arcuate.cli.app import Force, Json, SeveralNumbers, app
 from arcuate.cli.console import emit_json, out, percent, progress
@@ -152,9 +154,6 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(result)
         return
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, show_header=False)
     for key, value in result.items():
         if isinstance(value, dict):

@@ -71,7 +71,7 @@ def print_summary(report: "PrepareReport", store: Path) -> None:
     from arcuate.data.store import QUALITY_FILE
 
     for note in report.notes:
-        say(f"note: {note}")
+        say(note)
     for rows, verb in ((report.rows("ignored"), "ignored"), (report.unreadable, "could not read")):
         for row in rows[:_MAX_LISTED]:
             say(f"{verb} {row.trial}: {row.detail}")

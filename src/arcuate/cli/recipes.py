@@ -3,6 +3,8 @@
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from arcuate.cli.app import Json, WithSettings, app, complete_recipe
 from arcuate.cli.console import emit_json, out
@@ -15,17 +17,13 @@ app.add_typer(_recipes_app, name="recipes")
 @_recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
     """List the packaged recipes."""
-    from rich.table import Table
-
     from arcuate.experiments.recipe_reference import list_recipes
 
     entries = list_recipes()
     if as_json:
         emit_json({"recipes": entries})
         return
-    table = Table(box=None, header_style="bold")
-    for heading in ("recipe", "extends", "summary"):
-        table.add_column(heading)
+    table = Table("recipe", "extends", "summary", box=None, header_style="bold")
     for entry in entries:
         table.add_row(entry.name, entry.extends or "", entry.summary or "")
     out.print(table)
@@ -64,9 +62,6 @@ def recipes_diff(
     as_json: Json = False,
 ) -> None:
     """Compare two recipes, setting by setting."""
-    from rich.table import Table
-    from rich.text import Text
-
     from arcuate.config import format_value
     from arcuate.experiments.recipe_reference import compare_recipes
 

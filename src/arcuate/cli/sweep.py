@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from arcuate.cli.app import Json, WithSettings, app
 from arcuate.cli.console import emit_json, out, percent, say
@@ -40,9 +42,6 @@ def sweep(
 
 
 def _print_result(result: "SweepResult") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, header_style="bold")
     for heading in ("trial", "state", "PER", "settings", "reason"):
         table.add_column(heading, overflow="fold")

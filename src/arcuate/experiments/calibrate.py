@@ -37,13 +37,7 @@ from arcuate.files import to_frame, write_json
 from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, ModeLossSettings, RNNTSettings
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
-from arcuate.models.model import (
-    Model,
-    add_session,
-    copy_session_layer,
-    parameter_groups,
-    single_session_model,
-)
+from arcuate.models.model import Model, add_session, copy_session_layer, parameter_groups, single_session_model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -55,7 +54,7 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         name = str(recipe)
         tree, migrate = resolve_recipe(name), _is_run_recipe(name)
     apply_overrides(tree, overrides)
-    return parse_recipe(tree, name, migrate=migrate)
+    return parse_settings(Recipe, tree, name, migrate=migrate)
 
 
 def _is_run_recipe(name: str) -> bool:
@@ -67,13 +66,9 @@ def _is_run_recipe(name: str) -> bool:
     return (folder / "recipe.yaml").is_file() and (folder / "environment.json").is_file()
 
 
-def parse_recipe(tree: Mapping[str, Any], where: str, *, migrate: bool = False) -> Recipe:
-    return parse_settings(Recipe, tree, where, migrate=migrate)
-
-
 def run_recipe(run: Run) -> Recipe:
     """The recipe a run was trained with."""
-    return parse_recipe(run.recipe_tree(), str(run.recipe_file), migrate=True)
+    return parse_settings(Recipe, run.recipe_tree(), str(run.recipe_file), migrate=True)
 
 
 def resolve_recipe(name: str) -> dict[str, Any]:
@@ -126,7 +121,11 @@ def _locate(name: str, child: Place | None = None) -> Place:
             return Place(name, path.resolve())
         if name in recipe_names():
             return Place(name)
-    raise UserError(_unknown_recipe(name, child))
+    known = recipe_names()
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
+    where = f" ('extends' of {child.name})" if child else ""
+    raise UserError(f"no recipe and no file named {name!r}{where}; {hint}")
 
 
 def read_tree(place: Place) -> dict[str, Any]:
@@ -148,14 +147,6 @@ def read_tree(place: Place) -> dict[str, Any]:
     return {"name": place.path.stem if place.path else place.name, **tree}
 
 
-def _unknown_recipe(name: str, child: Place | None) -> str:
-    known = recipe_names()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
-    where = f" ('extends' of {child.name})" if child else ""
-    return f"no recipe and no file named {name!r}{where}; {hint}"
-
-
 def setting_for(option: str) -> str | None:
     """The setting nearest to a misspelt option, such as train.log_every for --log-every."""
     word = option.lstrip("-").replace("-", "_")
@@ -170,11 +161,6 @@ def setting_for(option: str) -> str | None:
 def diff_recipes(a: TrainingConfig, b: TrainingConfig) -> list[Change]:
     """All settings that differ; name, parent and description are ignored."""
     return diff(a, b, ignore=DESCRIPTIVE_KEYS)
-
-
-def ancestry(name: str) -> tuple[str, ...]:
-    """Names of the recipe and its ancestors, nearest first."""
-    return tuple(place.name for place, _ in _lineage(name))
 
 
 def official_ancestor(recipe: Recipe | str | Path) -> str | None:
