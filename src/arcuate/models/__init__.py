@@ -10,13 +10,7 @@ if TYPE_CHECKING:
     from arcuate.models.ssm import SSM as SSM
     from arcuate.models.transformer import Transformer as Transformer
 
-_MODULES = {
-    "GRU": "gru",
-    "SSM": "ssm",
-    "Model": "model",
-    "Transformer": "transformer",
-    "load_model": "io",
-}
+_MODULES = {"GRU": "gru", "SSM": "ssm", "Model": "model", "Transformer": "transformer", "load_model": "io"}
 __all__ = ["GRU", "SSM", "Model", "Transformer", "load_model"]
 
 

@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.models.config import (
-    ChannelGateSettings,
-    ConvStemSettings,
-    FrontEndSettings,
-    SmoothingSettings,
-)
+from arcuate.models.config import ChannelGateSettings, ConvStemSettings, FrontEndSettings, SmoothingSettings
 from arcuate.models.convolution import depthwise_conv
 from arcuate.models.session_layer import SessionLayer
 

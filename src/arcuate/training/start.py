@@ -49,11 +49,11 @@ def start_run(state: TrainingState, start: Start, environment: dict[str, Any], d
             start_from(state, start.parent, start.keep_optimizer)
     with distributed.raise_together():
         if distributed.is_main:
-            _prepare_folder(state, resumed, start.resume, environment)
+            _prepare_folder(state, resumed, start, environment)
 
 
 def _prepare_folder(
-    state: TrainingState, resumed: Checkpoint | None, is_resume: bool, environment: dict[str, Any]
+    state: TrainingState, resumed: Checkpoint | None, start: Start, environment: dict[str, Any]
 ) -> None:
     run = state.run
     if resumed is not None:
@@ -62,11 +62,11 @@ def _prepare_folder(
             state.truncate_rows(resumed)
             link(run, "last", resumed.folder)
             remove_partial_files(run)
-    elif is_resume and run.recipe_file.is_file() and not is_untouched(run):
+    elif start.resume and run.recipe_file.is_file() and not is_untouched(run):
         run.metrics_file.write_text("")
         run.incidents_file.write_text("")
     else:
-        create_run(run.path, state.recipe, environment, is_resume)
+        create_run(run.path, state.recipe, environment, start.resume)
         remove_partial_files(run)
 
 
@@ -131,9 +131,7 @@ def check_not_calibrated(run: Run) -> None:
 def check_same_data(run: Run, environment: dict[str, Any]) -> None:
     """Require that a run is resumed on its own data."""
     if run.data().get("hashes") != environment["data"].get("hashes"):
-        raise UserError(
-            f"{run.path} was trained on other data (the content hashes differ); resume it with the same data"
-        )
+        raise UserError(f"{run.path} was trained on other data (content hashes differ); resume it with the same data")
 
 
 def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path | None:

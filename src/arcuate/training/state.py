@@ -16,21 +16,14 @@ from arcuate.losses.config import LossSettings
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.averaging import WeightAverages
-from arcuate.training.checkpoint import (
-    Best,
-    Checkpoint,
-    check_same_structure,
-    link,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
 from arcuate.training.optim import (
+    WeightAverages,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
@@ -92,12 +85,6 @@ class TrainingState:
     @property
     def stage_is_over(self) -> bool:
         return self.stage is not None and self.progress.is_over(self.stage, self.step)
-
-    def apply_update(self) -> None:
-        """Update the weights from their gradients, and the averages from the weights."""
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.averages.update(self.model, self.step + 1)
 
     def record_validation(self, per: float | None) -> float | None:
         """Update schedules, stage and precision after a validation; return the moving average of PER."""
