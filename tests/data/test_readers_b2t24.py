@@ -47,8 +47,7 @@ def test_features_are_crossings_and_power_of_the_first_half(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("features", "n_channels", "first"),
-    [("spikePow:6v", 4, 0), ("spikePow:44", 4, 100), ("tx1+spikePow:all", 16, 0)],
+    ("features", "n_channels", "first"), [("spikePow:6v", 4, 0), ("spikePow:44", 4, 100), ("tx1+spikePow:all", 16, 0)]
 )
 def test_other_features_can_be_chosen(tmp_path: Path, features: str, n_channels: int, first: int) -> None:
     bins = np.zeros((30, 4), dtype=np.float32)

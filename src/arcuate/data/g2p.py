@@ -8,7 +8,6 @@ letter-to-sound rules are used.
 import importlib.util
 import re
 import zipfile
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,25 +32,17 @@ _SHAPES = {"enc_emb": (29, 256), "dec_emb": (74, 256), "fc_w": (74, 256), "fc_b"
 }
 
 
-@dataclass(frozen=True)
-class G2pResult:
-    """Pronunciation of an unknown word."""
-
-    phonemes: Phonemes
-    method: str  # "stem", "network" or "rules"
-
-
-def pronounce_unknown(word: str) -> G2pResult:
+def pronounce_unknown(word: str) -> Phonemes:
     """Phonemes of a word outside the dictionary: by a known stem with its ending, the network, or rules."""
     if not _PRONOUNCEABLE.fullmatch(word):
         raise UserError(f"cannot pronounce {word!r}: expected the letters a to z, ' and -; give its phonemes")
     if "-" not in word and (phonemes := pronounce_inflected(word)):
-        return G2pResult(phonemes, "stem")
+        return phonemes
     weights = _load_weights()
     if weights is None:
-        return G2pResult(pronounce_by_rule(word), "rules")
+        return pronounce_by_rule(word)
     parts = [part for part in re.split(r"[-']+", word) if part]
-    return G2pResult(tuple(p for part in parts for p in look_up(part) or _run_network(part, weights)), "network")
+    return tuple(p for part in parts for p in look_up(part) or _run_network(part, weights))
 
 
 @lru_cache(maxsize=1)

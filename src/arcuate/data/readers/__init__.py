@@ -9,14 +9,7 @@ from dataclasses import replace
 
 from arcuate.data.readers import b2t24, b2t25
 from arcuate.data.readers.find import find_source
-from arcuate.data.readers.source import (
-    FileSummary,
-    Problem,
-    ReadResult,
-    Source,
-    SourceFile,
-    UnreadableFile,
-)
+from arcuate.data.readers.source import FileSummary, Problem, ReadResult, Source, SourceFile, UnreadableFile
 
 __all__ = [
     "FileSummary",
@@ -25,7 +18,6 @@ __all__ = [
     "Source",
     "SourceFile",
     "UnreadableFile",
-    "count_channels",
     "find_source",
     "read_trials",
     "summarise_file",
@@ -46,10 +38,3 @@ def read_trials(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_
             corpus = source.corpus_of(trial.session, trial.block)
             result = replace(result, trial=replace(trial, mode=mode, corpus=corpus))
         yield result
-
-
-def count_channels(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> dict[int, int]:
-    """Number of trials by channel count; reads the complete file in the '24 layout."""
-    if source.layout == "b2t25":
-        return dict(b2t25.summarise_file(file).n_channels)
-    return b2t24.count_channels(file, features)

@@ -1,6 +1,5 @@
 """Simulation of a cohort: sessions, blocks and trials, and the ground truth that the file layouts cannot hold."""
 
-import errno
 import json
 import math
 import os
@@ -38,7 +37,7 @@ from arcuate.data.simulation.layouts import (
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
 from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
 from arcuate.errors import UserError
-from arcuate.files import exclusive_lock
+from arcuate.files import exclusive_lock, explain_write_error
 from arcuate.progress import Progress
 
 DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
@@ -273,17 +272,10 @@ def _staging_folder(out: Path, layout: Layout) -> Iterator[Path]:
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise UserError(_explain(error, out)) from error
+        raise explain_write_error(error, out) from error
     finally:
         if is_new and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
-
-
-def _explain(error: OSError, out: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
-        return f"the disk is full; free some space or simulate less, and write {out} again (nothing was kept)"
-    reason = error.strerror or " ".join(str(error).split())
-    return f"cannot write {out}: {reason}; check the folder and its permissions"
 
 
 def _session_writer(out: Path, cohort: _Cohort, index: int) -> SessionWriter:

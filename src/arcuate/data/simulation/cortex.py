@@ -6,14 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from arcuate.data.pronunciation import pronounce
-from arcuate.data.simulation.articulation import (
-    ARTICULATORS,
-    N_ARTICULATORS,
-    Timing,
-    articulate,
-    draw_onsets,
-    low_pass,
-)
+from arcuate.data.simulation.articulation import ARTICULATORS, N_ARTICULATORS, Timing, articulate, draw_onsets, low_pass
 from arcuate.data.simulation.sentences import make_sentence
 from arcuate.data.trial import BIN_SECONDS
 
@@ -78,10 +71,7 @@ class Mode:
     lead_shift: int  # bins
 
 
-MODES = {
-    "vocalised": Mode("vocalised", 1.0, 1.05, 1.0, 1.0, 0),
-    "silent": Mode("silent", 0.82, 0.9, 0.45, 0.15, -2),
-}
+MODES = {"vocalised": Mode("vocalised", 1.0, 1.05, 1.0, 1.0, 0), "silent": Mode("silent", 0.82, 0.9, 0.45, 0.15, -2)}
 
 
 def implant_electrodes(arrays: tuple[SimulatedArray, ...], rng: np.random.Generator) -> Electrodes:
@@ -233,11 +223,7 @@ def _ar1_noise(n_bins: int, poles: np.ndarray, rng: np.random.Generator) -> np.n
 
 
 def _spike_band_power(
-    electrodes: Electrodes,
-    counts: np.ndarray,
-    drive: np.ndarray,
-    offset: np.ndarray,
-    rng: np.random.Generator,
+    electrodes: Electrodes, counts: np.ndarray, drive: np.ndarray, offset: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Detected spikes of varying size plus a background of distant cells with the same drive."""
     fraction = np.where(electrodes.dead, 0.0, electrodes.spike_fraction).astype(np.float32)

@@ -11,13 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.vocabulary import (
-    NGramTable,
-    NGramTables,
-    Vocabulary,
-    add_special_words,
-    index_words,
-)
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, Vocabulary, add_special_words, index_words
 
 _MAGIC = b"Trie Language Model"
 _LOG_BASE = math.log(1.0001)
