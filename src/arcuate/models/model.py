@@ -28,7 +28,7 @@ from arcuate.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class ModeLogits:
-    """Logits of the speaking mode."""
+    """Logits of the speaking mode of complete trials."""
 
     per_trial: Tensor  # (B, 2)
     per_bin: Tensor  # (B, T, 2)
@@ -153,8 +153,7 @@ class Model(nn.Module):
 
     def finish(self, state: StreamState) -> Outputs:
         """Outputs of the frames held back for smoothing or for a complete patch, at the end of a trial."""
-        padding = self.front_end.patch_padding(state.front_end)
-        beyond = self.front_end.smoothing_padding(state.front_end)
+        padding, beyond = self.front_end.final_padding(state.front_end)
         frames, state = self._step_normalised(state, torch.cat([padding, beyond], dim=1), padding)
         held = self.encoder.finish(state.encoder)
         if self.denoiser is not None and state.denoiser is not None and held.shape[1]:

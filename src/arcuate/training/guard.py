@@ -112,7 +112,7 @@ KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.25  # a loss within this factor of the lowest median is healthy
-_MAX_BLANKS = 0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
+_MAX_BLANK_FRACTION = 0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
 _AT_CHANCE = 0.8  # normalised loss at or above which the output carries no information
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
 
@@ -263,7 +263,7 @@ class Guard:
             or metrics.n_distinct <= settings.n_distinct
         )
         if not collapsed:
-            varied = metrics.blank_share < _MAX_BLANKS and metrics.n_distinct > 10
+            varied = metrics.blank_share < _MAX_BLANK_FRACTION and metrics.n_distinct > 10
             informative = metrics.normalised_loss is not None and metrics.normalised_loss < _AT_CHANCE
             self.left_blank = self.left_blank or (varied and informative)
             self.n_collapsed, self.warned = 0, False

@@ -22,7 +22,7 @@ from arcuate.training.checkpoint import (
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, read_config
 from arcuate.training.distributed import Distributed
 from arcuate.training.optim import restore_optimizer
-from arcuate.training.state import TrainingState, matching
+from arcuate.training.state import TrainingState, explain_mismatch
 
 _MAY_DIFFER = ("runtime", "track", "name", "summary", "notes")  # between a run and its continuation
 
@@ -73,7 +73,7 @@ def _prepare_folder(
 def resume(
     state: TrainingState, environment: dict[str, Any], distributed: Distributed | None = None
 ) -> Checkpoint | None:
-    """Restore the latest usable checkpoint; None if the run has not got to its first one."""
+    """Restore the latest usable checkpoint; None if the run has none yet."""
     run = state.run
     if not run.path.is_dir() or not run.recipe_file.is_file() or is_untouched(run):
         return None
@@ -123,8 +123,7 @@ def check_not_calibrated(run: Run) -> None:
     """Reject a calibrated run: calibration draws another mix of trials and freezes layers."""
     if run.environment_file.is_file() and run.environment().get("calibration"):
         raise UserError(
-            f"{run.path} was made by arcuate calibrate and cannot be resumed; train on in a new run with"
-            f" --from {run.path}"
+            f"{run.path} was made by arcuate calibrate and cannot be resumed; start a new run with --from {run.path}"
         )
 
 
@@ -164,7 +163,7 @@ def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None
     state.model.load_state_dict(loaded.state_dict())
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)
-        with matching(checkpoint):
+        with explain_mismatch(checkpoint):
             restore_optimizer(state.optimizer, checkpoint.tensors())
 
 

@@ -192,7 +192,7 @@ class TrainingState:
         saved = checkpoint.saved
         self.progress, self.stage_bests = saved.progress, saved.stage_bests
         self.restore_weights(checkpoint)
-        with matching(checkpoint):
+        with explain_mismatch(checkpoint):
             check_same_structure(Guard(self.recipe.guard).to_dict(), saved.guard, "guard")
         self.guard.restore(saved.guard)
         self.position, self.lr_scale, self.plateaus = saved.position, saved.lr_scale, saved.plateaus
@@ -204,7 +204,7 @@ class TrainingState:
         """Restore step, weights, optimizer and averages, but neither the data position nor the guard."""
         tensors, saved = checkpoint.tensors(), checkpoint.saved
         own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
-        with matching(checkpoint):
+        with explain_mismatch(checkpoint):
             self.model.load_state_dict(load_model(checkpoint.folder).state_dict() | own)
             self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
             set_trainable(self.model, self.stage)
@@ -238,7 +238,7 @@ class TrainingState:
 
 
 @contextmanager
-def matching(checkpoint: Checkpoint) -> Iterator[None]:
+def explain_mismatch(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn errors of restoring a checkpoint of another model or optimizer into a `UserError`."""
     try:
         yield

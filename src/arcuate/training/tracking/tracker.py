@@ -152,10 +152,8 @@ def make_trackers(recipe: TrainingConfig, run: Run, step: int) -> list[Tracker]:
         return WandbBackend(run, recipe)
 
     known = {"tensorboard": ("TensorBoard", open_tensorboard), "wandb": ("Weights & Biases", open_wandb)}
-    return [
-        Tracker(known[package][0], package, known[package][1], recipe.track.samples)
-        for package in _enabled_packages(recipe.track)
-    ]
+    enabled = {package: known[package] for package in _enabled_packages(recipe.track)}
+    return [Tracker(name, package, opener, recipe.track.samples) for package, (name, opener) in enabled.items()]
 
 
 def _enabled_packages(track: Track) -> dict[str, str]:
