@@ -188,7 +188,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Require the same keys and kinds of values; ValueError otherwise."""
+    """Require the same keys and types (numbers, lists of numbers, flags; None may become a number), or ValueError."""
     if expected.keys() != given.keys():
         raise ValueError(f"{name} holds other values")
     for key, value in given.items():

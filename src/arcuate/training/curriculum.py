@@ -46,9 +46,7 @@ class Stage(Settings):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name in the rows of metrics.jsonl.")
     steps: Steps | None = Field(None, description="Length in optimizer steps; or give `epochs`.")
-    epochs: float | None = Field(
-        None, gt=0.0, le=1e6, description="Length in passes over the training trials; converted to steps at the start."
-    )
+    epochs: float | None = Field(None, gt=0.0, le=1e6, description="Length in passes over the training trials.")
     losses: StageLosses = StageLosses()
     train: tuple[Component, ...] = Field((), description="Trained components; empty = all of them.")
     lr_factor: float = Field(1.0, gt=0.0, le=1000.0, description="Factor on the scheduled learning rate.")

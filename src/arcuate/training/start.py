@@ -49,12 +49,11 @@ def start_run(state: TrainingState, start: Start, environment: dict[str, Any], d
             start_from(state, start.parent, start.keep_optimizer)
     with distributed.raise_together():
         if distributed.is_main:
-            _prepare_folder(state, resumed, start, environment)
+            _prepare_run(state, resumed, start, environment)
 
 
-def _prepare_folder(
-    state: TrainingState, resumed: Checkpoint | None, start: Start, environment: dict[str, Any]
-) -> None:
+def _prepare_run(state: TrainingState, resumed: Checkpoint | None, start: Start, environment: dict[str, Any]) -> None:
+    """Write the run folder, or bring that of a resumed run to its checkpoint."""
     run = state.run
     if resumed is not None:
         repair_best_links(run, state.best, state.stage_bests)
@@ -122,9 +121,7 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
 def check_not_calibrated(run: Run) -> None:
     """Reject a calibrated run: calibration draws another mix of trials and freezes layers."""
     if run.environment_file.is_file() and run.environment().get("calibration"):
-        raise UserError(
-            f"{run.path} was made by arcuate calibrate and cannot be resumed; start a new run with --from {run.path}"
-        )
+        raise UserError(f"{run.path} is a calibrated run and cannot be resumed; start a new run with --from {run.path}")
 
 
 def check_same_data(run: Run, environment: dict[str, Any]) -> None:

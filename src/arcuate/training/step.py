@@ -1,7 +1,7 @@
 """One optimizer step: augmentation, forward pass, losses, gradients, metrics, and the update of the weights."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -54,7 +54,7 @@ def compute_gradients(
         loss = per_trial[: batch.n_counted].sum() + 0.0 * per_trial.sum()
         state.scaler.scale(loss * (distributed.size / n_trials)).backward()
         with torch.no_grad():
-            batch_sums, batch_counts = _summarise(outputs, batch, loss, losses, n_classes)
+            batch_sums, batch_counts = _summarise(outputs, batch, loss, losses)
             sums += batch_sums
             class_counts += batch_counts
     grad_norm = _clip_gradients(state)
@@ -62,7 +62,17 @@ def compute_gradients(
     class_counts[BLANK] = 0
     packed = torch.stack([*sums, grad_norm.to(device), (class_counts > 0).sum()])
     totals = dict(zip((*_SUMS, "grad_norm", "n_distinct"), packed.tolist(), strict=True))  # the only transfer
-    return _step_metrics(totals, n_trials, n_classes, set(losses), loss_settings)
+    means = {name: totals[name] / n_trials for name in LOSS_NAMES if name in losses}
+    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
+    return StepMetrics(
+        loss=totals["loss"] / n_trials,
+        grad_norm=totals["grad_norm"],
+        normalised_loss=_normalised_loss(means, loss_settings, n_tokens, n_frames, n_classes),
+        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
+        n_distinct=int(totals["n_distinct"]),
+        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
+        losses=means,
+    )
 
 
 def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
@@ -141,41 +151,18 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
     return partial(encode_for_training, model)
 
 
-def _summarise(
-    outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor], n_classes: int
-) -> tuple[Tensor, Tensor]:
+def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the sums of one batch in the order of `_SUMS`, and the number of frames per most probable class."""
     best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
     valid = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:, None]
     changes = torch.ones_like(valid)
     changes[:, 1:] = best[:, 1:] != best[:, :-1]
     blank = best == BLANK
-    counts = [
-        (blank & valid).sum(),
-        valid.sum(),
-        (changes & ~blank & valid).sum(),  # tokens of the greedy output
-        batch.n_tokens.sum(),
-    ]
+    n_output_tokens = (changes & ~blank & valid).sum()  # of the greedy output
+    counts = [(blank & valid).sum(), valid.sum(), n_output_tokens, batch.n_tokens.sum()]
     by_loss = [losses[n][: batch.n_counted].sum() if n in losses else loss.new_zeros(()) for n in LOSS_NAMES]
     sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])
-    return sums, torch.bincount(best[valid], minlength=n_classes)
-
-
-def _step_metrics(
-    totals: Mapping[str, float], n_trials: int, n_classes: int, computed: Collection[str], loss_settings: LossSettings
-) -> StepMetrics:
-    """Divide the transferred sums; `computed` are the losses with a weight above 0."""
-    losses = {name: totals[name] / n_trials for name in LOSS_NAMES if name in computed}
-    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
-    return StepMetrics(
-        loss=totals["loss"] / n_trials,
-        grad_norm=totals["grad_norm"],
-        normalised_loss=_normalised_loss(losses, loss_settings, n_tokens, n_frames, n_classes),
-        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
-        n_distinct=int(totals["n_distinct"]),
-        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
-        losses=losses,
-    )
+    return sums, torch.bincount(best[valid], minlength=outputs.log_probs["ctc"].shape[-1])
 
 
 def _normalised_loss(
