@@ -105,11 +105,8 @@ def check_checksums(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=20)
     with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
 def load_model_config(folder: Path) -> ModelConfig:
