@@ -122,11 +122,10 @@ import os, sys, time
 from pathlib import Path
 from arcuate.files import exclusive_lock
 with exclusive_lock(Path(sys.argv[1]), "busy"):
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # by the child, so that it has given up the lock when the test continues
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
     time.sleep(60)
 """
 
