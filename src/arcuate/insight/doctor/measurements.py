@@ -8,9 +8,9 @@ import numpy as np
 from arcuate.insight.doctor.training_log import Series, TrainingLog, running_median
 
 _MIN_SMOOTHED = 9  # with fewer evaluations no smoothing is applied
-_OUTLIER = 0.9  # an evaluation below this share of the smoothed minimum is real: noise is 1 to 2 %
-_NEARLY_FINISHED = 0.95  # share of the planned steps that counts as finished
-_MEMORISED = 0.002  # share of the initial training loss; smaller differences are noise between batches
+_OUTLIER = 0.9  # an evaluation below this fraction of the smoothed minimum is real: noise is 1 to 2 %
+_NEARLY_FINISHED = 0.95  # fraction of the planned steps that counts as finished
+_MEMORISED = 0.002  # fraction of the initial training loss; smaller differences are noise between batches
 CONSTANT_OUTPUT_PER = 0.8  # error rate that a constant output reaches
 _MIN_LOSS_DROP = 0.05  # a training loss that fell by less has not changed
 _WARMUP_BATCHES = 500  # every recipe is still warming up before this batch
@@ -81,8 +81,8 @@ class Measurements:
     def last_step(self) -> float:
         return float(self.evaluations.steps[-1])
 
-    def step_at(self, share: float) -> float:
-        return self.first_step + share * (self.last_step - self.first_step)
+    def step_at(self, fraction: float) -> float:
+        return self.first_step + fraction * (self.last_step - self.first_step)
 
     def value_at(self, step: float) -> float:
         return float(np.interp(step, self.evaluations.steps, self.smoothed))
@@ -97,13 +97,13 @@ class Measurements:
         """Relative improvement over the last fifth: whether the run was still improving when it stopped."""
         return self._gain_since(4 / 5)
 
-    def _gain_since(self, share: float) -> float:
-        before = self.value_at(self.step_at(share))
+    def _gain_since(self, fraction: float) -> float:
+        before = self.value_at(self.step_at(fraction))
         return (before - self.end) / before if before > 0 else 0.0
 
     @cached_property
     def late_progress(self) -> float:
-        """The share of all progress made in the last third; independent of the zero of a loss."""
+        """The fraction of all progress made in the last third; independent of the zero of a loss."""
         total = float(self.smoothed.max()) - self.best
         return (self.value_at(self.step_at(2 / 3)) - self.end) / total if total > 0 else 0.0
 
@@ -148,8 +148,8 @@ class Measurements:
         if len(train) < 6 or self.n < 2 or self.last_step <= self.first_step:
             return None
         first, span = train.steps[0], train.steps[-1] - train.steps[0]
-        share = (self.best_step - self.first_step) / (self.last_step - self.first_step)
-        around = train.between(first + (share - 0.05) * span, first + (share + 0.05) * span).values
+        fraction = (self.best_step - self.first_step) / (self.last_step - self.first_step)
+        around = train.between(first + (fraction - 0.05) * span, first + (fraction + 0.05) * span).values
         late = train.between(first + 0.9 * span, train.steps[-1]).values
         if not len(around) or not len(late) or np.median(around) <= 0:
             return None

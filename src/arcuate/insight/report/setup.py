@@ -43,7 +43,7 @@ def recipe_section(data: RunData) -> Html:
         if isinstance(value, Mapping)
     ]
     yaml_text = tag("details", tag("summary", "The complete recipe as YAML"), tag("pre", data.recipe_text))
-    return join([*head, _differences(recipe), tag("div", *cards, class_="cards"), yaml_text])
+    return join(*head, _differences(recipe), tag("div", *cards, class_="cards"), yaml_text)
 
 
 def _settings(tree: Any) -> Iterator[tuple[str, str]]:
@@ -96,7 +96,7 @@ def _differences(recipe: Mapping[str, Any]) -> Html:
         return tag("p", "All settings are those of the packaged recipe ", tag("code", base), ".")
     verb = "differs" if len(rows) == 1 else "differ"
     lead = tag("p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":")
-    return join([lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS])])
+    return join(lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS]))
 
 
 def environment_section(data: RunData) -> Html:
@@ -125,4 +125,4 @@ def environment_section(data: RunData) -> Html:
     words = environment.get("command")
     command = " ".join(str(w) for w in words) if isinstance(words, list) else str(words or "")
     started = [tag("p", "Command"), tag("pre", command[:4000])] if command else []
-    return join([tag("div", *cards, class_="cards"), *started])
+    return join(tag("div", *cards, class_="cards"), *started)
