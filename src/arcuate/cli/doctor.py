@@ -16,11 +16,11 @@ _COLOURS = {"healthy": "green", "unfinished": "cyan", "too_short": "cyan", "plat
 @app.command()
 def doctor(
     path: Annotated[Path, typer.Argument(help="Run folder, or log of any trainer or tracker.")],
-    dataset: Annotated[str | None, typer.Option(help="b2t24 or b2t25; default: inferred.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set, b2t24 or b2t25; default: inferred.")] = None,
     planned_steps: Annotated[
-        int | None, typer.Option(min=1, help="Planned length of the run; default: inferred.")
+        int | None, typer.Option(min=1, help="Planned number of steps; default: inferred.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="HTML page with the curves to write.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with the curves to this file.")] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
     ] = False,

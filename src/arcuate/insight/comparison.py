@@ -63,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """One group against the reference group."""
+    """One group compared with the reference group."""
 
     reference: Group
     group: Group
@@ -116,7 +116,7 @@ class GroupDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every group against the first."""
+    """Every group compared with the first."""
 
     split: str
     groups: tuple[Group, ...]
@@ -214,7 +214,7 @@ def _compare_scores(scores: Sequence[RunScores], over: str) -> Comparison:
     reference = groups[0]
     codes, sessions = session_codes(scores[0])
     if over == "sessions" and len(sessions) < 2:
-        raise UserError(f"all trials are of one session, {sessions[0]}; omit --over sessions")
+        raise UserError(f"all trials belong to one session, {sessions[0]}; omit --over sessions")
     sampling = codes if over == "sessions" else None
     contrasts = [difference(reference.arm, group.arm, groups=sampling) for group in groups[1:]]
     adjusted = holm([c.p for c in contrasts])
@@ -333,7 +333,7 @@ def comparison_page(comparison: Comparison) -> str:
         ("changes", "Changed settings", _changes(comparison)),
         ("runs", "Runs", _runs_table(comparison)),
     ]
-    title = f"{reference.name} against {', '.join(g.name for g in others)} · arcuate"
+    title = f"{reference.name} and {', '.join(g.name for g in others)} · arcuate"
     return page(title, header, sections, "Written by arcuate from the files of the run folders.", "groups.css")
 
 

@@ -160,7 +160,7 @@ def _array_chart(result: DriftResult, arrays: Sequence[str]) -> Html:
 
 
 def _matrix_chart(result: DriftResult) -> Html:
-    """Sessions against sessions."""
+    """Similarity of every pair of sessions."""
     side, left, top = 250.0, 92.0, 10.0
     names = short_session_names([row.session for row in result.sessions])
     step = side / len(names)
@@ -188,8 +188,8 @@ def _channels_section(result: DriftResult) -> Html:
     )
     head = ("session", "flat", "newly flat", "recovered", "mean shift", "SD ratio", "channel order")
     remarks = (
-        "Mean shift and SD ratio: the array with the largest change, median over its channels, against the reference"
-        " session; z-scored releases show hardly any change. Channel order: rank correlation of the skew and"
+        "Mean shift and SD ratio: the array with the largest change, median over its channels, relative to the"
+        " reference session; z-scored releases show hardly any change. Channel order: rank correlation of the skew and"
         " autocorrelation of channels with the session before."
     )
     sessions = [row.session for row in result.sessions]

@@ -14,10 +14,10 @@ from arcuate.insight.doctor.reference import OFFICIAL_STEPS, compare_with_offici
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
 
+# If several verdicts hold, the first of them in this order leads.
 VERDICTS = (
-    *("restarted", "exploded", "too_short", "collapsed", "degraded", "overfit", "plateaued", "unfinished"),
-    "healthy",
-)  # if several hold, the first of them in this order leads
+    "restarted", "exploded", "too_short", "collapsed", "degraded", "overfit", "plateaued", "unfinished", "healthy",
+)  # fmt: skip
 _DATASETS = ("b2t24", "b2t25")
 
 

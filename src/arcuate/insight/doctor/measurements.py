@@ -220,12 +220,14 @@ _DAMAGE = 0.15  # relative rise of the error rate after a jump
 
 
 @dataclass(frozen=True)
-class Jump:
+class Instability:
+    """A sign of an explosion: the first step that shows it, and the evidence."""
+
     step: int
     evidence: tuple[str, ...]
 
 
-def non_finite_losses(log: TrainingLog) -> Jump | None:
+def non_finite_losses(log: TrainingLog) -> Instability | None:
     """A loss or error rate that is not finite, or one on which the guard gave up."""
     evidence, steps = [], []
     quantities = (("training loss", log.train_loss), ("validation loss", log.val_loss), (log.error_name, log.per))
@@ -236,13 +238,13 @@ def non_finite_losses(log: TrainingLog) -> Jump | None:
     if log.non_finite_steps:
         evidence.append(f"no finite loss in the logging interval up to step {log.non_finite_steps[0]:,}")
         steps.append(log.non_finite_steps[0])
-    return Jump(min(steps), tuple(evidence)) if steps else None
+    return Instability(min(steps), tuple(evidence)) if steps else None
 
 
-def non_finite_gradients(log: TrainingLog) -> Jump | None:
+def non_finite_gradients(log: TrainingLog) -> Instability | None:
     """Gradient norms that are not finite; with a loss scaler a few of them are normal."""
     steps = log.grad_norm.non_finite_steps
-    return Jump(int(steps[0]), (_non_finite_text("gradient norm", log.grad_norm),)) if len(steps) else None
+    return Instability(int(steps[0]), (_non_finite_text("gradient norm", log.grad_norm),)) if len(steps) else None
 
 
 def _non_finite_text(name: str, series: Series) -> str:
@@ -250,7 +252,7 @@ def _non_finite_text(name: str, series: Series) -> str:
     return f"{name} is not finite at {len(steps):,} of {len(series):,} points, from step {int(steps[0]):,}"
 
 
-def first_jump(m: Measurements) -> Jump | None:
+def first_jump(m: Measurements) -> Instability | None:
     """The first rise by an order of magnitude after which the error rate was worse."""
     jumps = (
         _loss_jump("validation loss", m.log.val_loss, m),
@@ -260,7 +262,7 @@ def first_jump(m: Measurements) -> Jump | None:
     return min((jump for jump in jumps if jump is not None), key=lambda j: j.step, default=None)
 
 
-def _loss_jump(name: str, series: Series, m: Measurements) -> Jump | None:
+def _loss_jump(name: str, series: Series, m: Measurements) -> Instability | None:
     series = series.finite.downsample()
     if len(series) < 5:
         return None
@@ -270,7 +272,7 @@ def _loss_jump(name: str, series: Series, m: Measurements) -> Jump | None:
     return _first_damaging(name, series, level / np.maximum(lowest, 1e-12), high, m)
 
 
-def _gradient_jump(m: Measurements) -> Jump | None:
+def _gradient_jump(m: Measurements) -> Instability | None:
     """Gradient norms against their median so far, without the first steps of the run."""
     series = m.log.grad_norm.finite.downsample()
     if len(series) < 20:
@@ -282,7 +284,9 @@ def _gradient_jump(m: Measurements) -> Jump | None:
     return _first_damaging("gradient norm", series, level / np.maximum(usual, 1e-12), high, m)
 
 
-def _first_damaging(name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements) -> Jump | None:
+def _first_damaging(
+    name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements
+) -> Instability | None:
     """The first of the high points after which evaluations were worse than the best before."""
     evaluations = m.evaluations
     if m.n < 2 or evaluations.unit != series.unit:
@@ -296,5 +300,5 @@ def _first_damaging(name: str, series: Series, ratio: np.ndarray, high: np.ndarr
                 f"{name} jumped to {ratio[i]:.0f} times its level at step {int(step):,}",
                 f"{m.log.error_name} was worse afterwards: {np.median(later):.3f}, {earlier.min():.3f} before",
             )
-            return Jump(int(step), evidence)
+            return Instability(int(step), evidence)
     return None

@@ -102,13 +102,10 @@ def _causes(run: Diagnosis) -> Html:
 
 
 def _runs_table(diagnosis: Diagnosis) -> Html:
-    rows = [
-        (
-            *(run.name, run.primary, percent(run.best_per), count(run.best_step)),
-            *(percent(run.last_per), count(run.last_step)),
-        )
-        for run in diagnosis.runs
-    ]
+    rows = []
+    for run in diagnosis.runs:
+        best, last = (percent(run.best_per), count(run.best_step)), (percent(run.last_per), count(run.last_step))
+        rows.append((run.name, run.primary, *best, *last))
     return scroll_table(("run", "verdict", "best PER", "at step", "last PER", "last step"), rows)
 
 

@@ -50,10 +50,7 @@ _MAX_OLD_PICKLE = 1 << 22  # bytes; an old pickle has to be parsed completely to
 _PICKLE_HINT = "--allow-pickle reads it with a loader restricted to numbers, arrays and plain containers"
 _DOCUMENT_STARTS = ('{"', '{ "', "[{", "[ {", "[[", '["')
 _LOG_NAMES = ("metrics", "history", "events.out", "validation", "training", "log", "stats", "trainer_state")
-_FILE_PAIRS = (
-    *(("training", "validation"), ("train", "val"), ("train", "valid")),
-    *(("train", "test"), ("train", "eval")),
-)
+_FILE_PAIRS = (("training", "validation"), ("train", "val"), ("train", "valid"), ("train", "test"), ("train", "eval"))
 _MAX_FILES = 200  # of a folder that are considered
 
 

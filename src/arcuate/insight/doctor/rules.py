@@ -73,8 +73,8 @@ def _exploded(m: Measurements) -> Finding | None:
         text = f"the guard skipped {len(skipped):,} non-finite steps, the first at step {skipped[0]:,}"
         return Finding("exploded", (text,), skipped[0], minor=True)
     recovered = m.n > 0 and m.regression <= _RECOVERED and not _is_constant_output(m)
-    jump = non_finite_gradients(m.log) or first_jump(m)
-    return Finding("exploded", jump.evidence, jump.step, minor=recovered) if jump else None
+    sign = non_finite_gradients(m.log) or first_jump(m)
+    return Finding("exploded", sign.evidence, sign.step, minor=recovered) if sign else None
 
 
 def _too_short(m: Measurements) -> Finding | None:

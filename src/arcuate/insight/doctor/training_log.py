@@ -88,7 +88,7 @@ class TrainingLog:
 
     @property
     def judged(self) -> Series:
-        """The series that the verdict rests on: the error rate, or the validation loss if there is none."""
+        """The series that the rules judge: the error rate, or the validation loss if there is none."""
         return self.per if len(self.per) else self.val_loss
 
     @property

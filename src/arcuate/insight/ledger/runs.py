@@ -1,4 +1,4 @@
-"""`list_runs`: every run below a folder with its verdict, its best error rate, and its changes against a parent run."""
+"""`list_runs`: every run below a folder with verdict, best error rate and changes relative to a parent run."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folde
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
-_EXECUTION_SETTINGS = (*("data.workers", "train.log_every", "train.keep_checkpoints"), "train.checkpoint_every")
+_EXECUTION_SETTINGS = ("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every")
 SEED_SETTINGS = ("train.seed", "data.seed")
 
 

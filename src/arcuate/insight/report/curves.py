@@ -181,7 +181,9 @@ def _curve(points: list[CalibrationPoint]) -> Html:
     first, last = points[0], points[-1]
     label = f"From {percent(first.per)} with {first.sentences} sentences to {percent(last.per)} with {last.sentences}."
     return svg.drawing(
-        *(charts.WIDTH, charts.HEIGHT, label),
+        charts.WIDTH,
+        charts.HEIGHT,
+        label,
         svg.y_axis(y, charts.LEFT, charts.RIGHT, whole_percent),
         svg.x_axis(x, charts.BOTTOM, "calibration sentences"),
         svg.band(upper, lower, "band validation"),

@@ -106,7 +106,8 @@ def _lead(data: RunData) -> list[Html | str]:
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
     interval = _interval_text(*(results.interval or (None, None)))
     return [
-        *("Phoneme error rate ", tag("b", percent(results.rate))),
+        "Phoneme error rate ",
+        tag("b", percent(results.rate)),
         f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
     ]
 

@@ -75,7 +75,7 @@ def confusions_section(data: RunData) -> Html:
     if n_unknown := counts.total() - known.total():
         caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
     key = legend(("right", "correct"), ("wrong", f"confused, full colour from {percent(_SATURATION, 0)}"))
-    chart = figure("Reference against decoded phonemes", _matrix(known), caption, key, wide=True)
+    chart = figure("Reference and decoded phonemes", _matrix(known), caption, key, wide=True)
     return tag("div", chart, tag("div", *_most_frequent(known), class_="lists"), class_="beside")
 
 

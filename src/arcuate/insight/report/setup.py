@@ -13,18 +13,14 @@ from arcuate.insight.report.run_data import RunData, lookup
 from arcuate.progress import counted
 
 _TITLES = {
-    "data": "Data",
-    "front_end": "Front end",
-    "encoder": "Encoder",
-    "transducer": "Transducer",
     "augment": "Augmentation",
-    "loss": "Loss",
-    "optimizer": "Optimizer",
+    "ema": "EMA",
     "schedule": "Learning rate",
     "session_schedule": "Learning rate of session layers",
+    "swa": "SWA",
+    "track": "Tracking",
     "train": "Training",
     "validate": "Validation",
-    "runtime": "Runtime",
 }
 _MAX_SETTINGS = 400
 
@@ -38,7 +34,12 @@ def recipe_section(data: RunData) -> Html:
         tag("p", str(recipe[key])) for key in ("summary", "notes") if isinstance(recipe.get(key), str) and recipe[key]
     ]
     cards = [
-        tag("section", tag("h3", _TITLES.get(key, key)), definition_list(_settings(value)), class_="card")
+        tag(
+            "section",
+            tag("h3", _TITLES.get(key, key.replace("_", " ").capitalize())),
+            definition_list(_settings(value)),
+            class_="card",
+        )
         for key, value in list(recipe.items())[:40]
         if isinstance(value, Mapping)
     ]
