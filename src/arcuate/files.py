@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -292,3 +293,10 @@ def describe_error(error: Exception) -> str:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         return f"{problem} (line {error.problem_mark.line + 1})" if error.problem_mark else problem
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+
+
+def find_package_file(package: str, name: str) -> Path | None:
+    """Path of a data file in an installed package, without importing the package; None where there is none."""
+    spec = find_spec(package)
+    paths = [Path(folder) / name for folder in (spec.submodule_search_locations or ())] if spec else []
+    return next((path for path in paths if path.is_file()), None)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.quality import find_problems, quality_rows, write_quality_csv
-from arcuate.data.readers import Problem, ReadResult
+from arcuate.data.readers.source import Problem, ReadResult
 from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
 from arcuate.models.config import Patch

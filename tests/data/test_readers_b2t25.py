@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import token_names
-from arcuate.data.readers import ReadResult, find_source, read_trials
-from arcuate.data.readers.source import SourceFile, UnreadableFile
+from arcuate.data.readers.release import find_source, read_trials
+from arcuate.data.readers.source import ReadResult, SourceFile, UnreadableFile
 from support.recordings import LABEL, FakeTrial, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"

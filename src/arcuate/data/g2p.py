@@ -5,7 +5,6 @@ is read, so neither its code nor its other requirements are needed (`pip install
 letter-to-sound rules are used.
 """
 
-import importlib.util
 import re
 import zipfile
 from functools import lru_cache
@@ -15,6 +14,7 @@ import numpy as np
 
 from arcuate.data.pronunciation import Phonemes, look_up, pronounce_by_rule, pronounce_inflected
 from arcuate.errors import UserError
+from arcuate.files import find_package_file
 
 _LETTERS = ("<pad>", "<unk>", "</s>", *"abcdefghijklmnopqrstuvwxyz")
 _OUTPUTS = (  # in the order of the network: vowels with three stresses, and UW once without
@@ -47,12 +47,8 @@ def pronounce_unknown(word: str) -> Phonemes:
 
 @lru_cache(maxsize=1)
 def _load_weights() -> dict[str, np.ndarray] | None:
-    spec = importlib.util.find_spec("g2p_en")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "checkpoint20.npz"
-        if path.is_file():
-            return _read_weights(path)
-    return None
+    path = find_package_file("g2p_en", "checkpoint20.npz")
+    return _read_weights(path) if path else None
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:

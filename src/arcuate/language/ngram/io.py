@@ -76,7 +76,6 @@ def _cache_folder() -> Path:
 
 def write_model(model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a model file, which processes can map and share."""
-    check_can_write(path, force)
     arrays: dict[str, np.ndarray] = {name: getattr(model.arrays, name) for name in NGramArrays._fields}
     arrays |= {"vocabulary": model.words.blob, "offsets": model.words.offsets, "slots": model.words.slots}
     if model.sentences is not None:

@@ -1,13 +1,23 @@
-"""Find the recordings below a folder and detect their layout."""
+"""Recordings on disk: find the files of a release below a folder, detect their layout, count and read their trials."""
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from arcuate.data.readers import b2t24, b2t25, side_files
-from arcuate.data.readers.source import ReadResult, Source, file_order, list_names, summarise_error, unreadable
+from arcuate.data.readers.source import (
+    FileSummary,
+    ReadResult,
+    Source,
+    SourceFile,
+    file_order,
+    list_names,
+    summarise_error,
+    unreadable,
+)
 from arcuate.data.trial import Layout
 from arcuate.errors import UserError
 
@@ -118,3 +128,19 @@ def _describe_contents(folder: Path) -> str:
     if packed:
         return f"it holds {packed[0]}; unpack it first"
     return "it holds " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def summarise_file(source: Source, file: SourceFile) -> FileSummary:
+    """Number of trials in a file, without reading them."""
+    return b2t25.summarise_file(file) if source.layout == "b2t25" else b2t24.summarise_file(file)
+
+
+def read_trials(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> Iterator[ReadResult]:
+    """The trials of one file, one at a time; `features` selects features and area of the '24 layout."""
+    results = b2t25.read_trials(file) if source.layout == "b2t25" else b2t24.read_trials(file, features)
+    for result in results:
+        if (trial := result.trial) is not None:
+            mode = source.modes.get((trial.session, trial.split, trial.number))
+            corpus = source.corpus_of(trial.session, trial.block)
+            result = replace(result, trial=replace(trial, mode=mode, corpus=corpus))
+        yield result
