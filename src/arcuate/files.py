@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,6 +95,17 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explain_write_error(error: OSError, path: Path) -> UserError:
+    """The message for a failed write to `path`, after the incomplete files were removed."""
+    if error.errno in DISK_FULL or "No space left" in str(error):
+        return UserError(f"the disk is full; free some space and write {path} again (incomplete files were removed)")
+    reason = error.strerror or " ".join(str(error).split())
+    return UserError(f"cannot write {path}: {reason}; check the folder and its permissions")
 
 
 def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
@@ -281,3 +293,10 @@ def describe_error(error: Exception) -> str:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         return f"{problem} (line {error.problem_mark.line + 1})" if error.problem_mark else problem
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+
+
+def find_package_file(package: str, name: str) -> Path | None:
+    """Path of a data file in an installed package, without importing the package; None where there is none."""
+    spec = find_spec(package)
+    paths = [Path(folder) / name for folder in (spec.submodule_search_locations or ())] if spec else []
+    return next((path for path in paths if path.is_file()), None)
