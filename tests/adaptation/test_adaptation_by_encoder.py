@@ -95,12 +95,7 @@ def test_steps_are_bounded_and_leave_the_model_unchanged(new_days: Path, folder:
 def test_a_stream_adapts_as_offline(new_days: Path, folder: Path) -> None:
     store, augmentation = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
     settings = Adaptation.model_validate(
-        {
-            "method": "one-step",
-            "lr": 0.01,
-            "copies": 2,
-            "safety": {"min_confidence": 0, "full_step_uncertainty": 0.001},
-        }
+        {"method": "one-step", "lr": 0.01, "copies": 2, "safety": {"min_confidence": 0, "full_step_uncertainty": 0.001}}
     )
     if not load_model(folder).config.settings.encoder.causal:
         with pytest.raises(UserError, match="cannot stream"):

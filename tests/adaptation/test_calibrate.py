@@ -141,16 +141,7 @@ def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
 def test_the_same_again_gives_the_same_weights(new_days: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         done = arcuate(
-            *(
-                "calibrate",
-                new_days / "run",
-                "--data",
-                new_days / "store",
-                "--session",
-                SAME,
-                "--curve",
-                "none",
-            ),
+            *("calibrate", new_days / "run", "--data", new_days / "store", "--session", SAME, "--curve", "none"),
             *("--run", tmp_path / name, "--sentences", 3, "--set", "steps=4"),
         )
         assert done.returncode == 0, done.stderr
@@ -159,16 +150,7 @@ def test_the_same_again_gives_the_same_weights(new_days: Path, tmp_path: Path) -
 
 
 def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
-    words = (
-        "--data",
-        new_days / "store",
-        "--session",
-        DRIFTED,
-        "--run",
-        tmp_path / "run",
-        "--dry-run",
-        "--json",
-    )
+    words = ("--data", new_days / "store", "--session", DRIFTED, "--run", tmp_path / "run", "--dry-run", "--json")
     result = one_object(arcuate("calibrate", new_days / "run", *words).stdout)
     assert result["dry_run"] and result["initialised_from"] == SECOND and result["held_out"] == 60
     assert list(tmp_path.iterdir()) == []
@@ -234,16 +216,7 @@ def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path
 
 
 def test_reordered_channels_are_reported_but_can_be_calibrated(new_days: Path, tmp_path: Path) -> None:
-    words = (
-        "--data",
-        new_days / "store",
-        "--session",
-        PERMUTED,
-        "--run",
-        tmp_path / "run",
-        "--curve",
-        "none",
-    )
+    words = ("--data", new_days / "store", "--session", PERMUTED, "--run", tmp_path / "run", "--curve", "none")
     done = arcuate("calibrate", new_days / "run", *words, *FEW, "--json")
     assert f"the channels of {PERMUTED} look re-ordered" in done.stderr
     curve = one_object(done.stdout)["curve"]

@@ -16,12 +16,7 @@ from arcuate.adaptation.evaluate import (
     recording_order,
     summarise_session,
 )
-from arcuate.adaptation.known_sessions import (
-    expected_confidence,
-    measure_confidence,
-    normalised_bins,
-    start_session,
-)
+from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, normalised_bins, start_session
 from arcuate.adaptation.online import (
     OnlineAdapter,
     adam_step,
@@ -31,14 +26,7 @@ from arcuate.adaptation.online import (
     match_statistics,
 )
 from arcuate.adaptation.pseudo_labels import word_labeller, word_phonemes
-from arcuate.adaptation.safety import (
-    compare,
-    fall_back,
-    fallback_reason,
-    is_usable,
-    step_factor,
-    track_confidence,
-)
+from arcuate.adaptation.safety import compare, fall_back, fallback_reason, is_usable, step_factor, track_confidence
 from arcuate.adaptation.state import (
     AdamMoments,
     AffineLayer,
@@ -270,11 +258,7 @@ def test_it_falls_back_when_the_output_shrinks() -> None:
 
 
 def test_trials_that_are_blank_for_both_models_cause_no_fallback() -> None:
-    silent, settings, comparison = (
-        np.log(np.array([[0.98, 0.01, 0.01]] * 5)),
-        Safety(window=3),
-        ModelComparison(),
-    )
+    silent, settings, comparison = (np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=3), ModelComparison())
     for frames in (silent, silent, log_probs_with(0.8)):
         comparison = compare(comparison, frames, frames, settings)
     assert fallback_reason(comparison, settings) is None
@@ -668,9 +652,7 @@ def test_the_unadapted_error_rate_is_summed_over_trials(new_days: Path) -> None:
 
 def test_copies_use_the_augmentation_of_the_recipe(new_days: Path) -> None:
     without = make_adapter(
-        load_model(find_checkpoint(new_days / "run")),
-        Adaptation(method="one-step", lr=0.02),
-        AugmentationConfig(),
+        load_model(find_checkpoint(new_days / "run")), Adaptation(method="one-step", lr=0.02), AugmentationConfig()
     )
     store = Store.open(new_days / "store")
     trials = trials_of(store, DRIFTED)[:4]

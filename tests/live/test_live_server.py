@@ -36,10 +36,7 @@ def replayed(cohort_store: Path) -> Iterator[Served]:
 
 @contextlib.asynccontextmanager
 async def events_and_frames(served: Served):
-    async with (
-        websockets.connect(served.url("/events")) as events,
-        websockets.connect(served.url("/frames")) as frames,
-    ):
+    async with websockets.connect(served.url("/events")) as events, websockets.connect(served.url("/frames")) as frames:
         yield events, frames
 
 

@@ -182,13 +182,7 @@ def test_a_sentence_that_was_partly_closed_is_not_scored() -> None:
 def test_words_are_aligned_with_the_reference() -> None:
     aligned = align_words("the cat sat down", ["a", "cat", "sat", "right", "down"])
     assert [(part["word"], part["op"]) for part in aligned] == [
-        *(
-            ("a", "substitution"),
-            ("cat", "correct"),
-            ("sat", "correct"),
-            ("right", "insertion"),
-            ("down", "correct"),
-        )
+        *(("a", "substitution"), ("cat", "correct"), ("sat", "correct"), ("right", "insertion"), ("down", "correct"))
     ]
     assert align_words(None, ["a"]) is None
     assert [part["op"] for part in align_words("a b", ["a"])] == ["correct", "deletion"]
@@ -296,10 +290,7 @@ def test_a_stopped_session_does_not_block(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_unexpected_errors_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     session, events = stopped_by(ZeroDivisionError(), monkeypatch)
-    assert session.error is not None and dict_events(events)[-1] == {
-        "type": "error",
-        "message": session.error,
-    }
+    assert session.error is not None and dict_events(events)[-1] == {"type": "error", "message": session.error}
 
 
 def test_memory_stays_flat_over_many_sentences() -> None:

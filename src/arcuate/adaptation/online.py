@@ -69,10 +69,7 @@ class OnlineAdapter:
     labeller: Labeller = greedy
 
     def start(
-        self,
-        session: str,
-        reference: InputStatistics | None = None,
-        expected: ExpectedConfidence | None = None,
+        self, session: str, reference: InputStatistics | None = None, expected: ExpectedConfidence | None = None
     ) -> SessionState:
         """Start a session with its own layer if the model has one, else with that of the nearest known session.
 

@@ -31,8 +31,7 @@ class Faults(Settings):
     """Handling of missing and invalid bins."""
 
     not_finite: Literal["hold", "zero"] = Field(
-        "hold",
-        description="Replacement of NaN, infinity and values beyond max_value: the channel's last value, or 0.",
+        "hold", description="Replacement of NaN, infinity and values beyond max_value: the channel's last value, or 0."
     )
     max_value: float = Field(1e6, gt=0.0, le=1e30, description="Largest valid absolute value.")
     gap: Literal["hold", "zero", "reset"] = Field(

@@ -98,11 +98,7 @@ def _with_rolling_normalisation(model: Model) -> Model:
 
 
 def load_search(
-    model: Model,
-    lm: str,
-    lexicon: str,
-    decoding: DecodingConfig | str | Path | None = None,
-    beam: int | None = None,
+    model: Model, lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None = None, beam: int | None = None
 ) -> WordSearch:
     """Create the word search of `arcuate decode` over the classes of a model."""
     if not isinstance(decoding, DecodingConfig):

@@ -51,10 +51,7 @@ class ServeResult:
 
     def to_dict(self) -> dict[str, Any]:
         paths = {"recording": self.recording, "store": self.store}
-        return {
-            "n_sentences": self.n_sentences,
-            **{k: None if p is None else str(p) for k, p in paths.items()},
-        }
+        return {"n_sentences": self.n_sentences, **{k: None if p is None else str(p) for k, p in paths.items()}}
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,11 +41,7 @@ class LiveSession:
     """Decoder, endpointer, recorder and subscribers of one stream, all used by one thread only."""
 
     def __init__(
-        self,
-        decoder: StreamingDecoder,
-        settings: LiveSettings,
-        publish: Publish,
-        recorder: Recorder | None = None,
+        self, decoder: StreamingDecoder, settings: LiveSettings, publish: Publish, recorder: Recorder | None = None
     ) -> None:
         self.decoder = decoder
         self.settings = settings
