@@ -1,4 +1,4 @@
-"""Settings of a live session: endpointing, faults in the input, limits on clients."""
+"""Settings of a live session: endpointing, faults in the input, limits on clients, and the gate."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -46,21 +46,23 @@ class Faults(Settings):
 class Limits(Settings):
     """Limits on clients."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"frame_bytes": "message_bytes", "frames_per_s": "messages_per_s"}
+
     viewers: int = Field(64, ge=1, le=10_000, description="Maximum number of connected pages.")
-    frame_bytes: int = Field(
+    message_bytes: int = Field(
         1_000_000, ge=1_000, le=100_000_000, description="Maximum size of a message of bins, in bytes."
     )
-    frames_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s.")
+    messages_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s.")
     queue: int = Field(256, ge=8, le=100_000, description="Messages that may be queued for a slow viewer.")
     commands_per_s: float = Field(20.0, gt=0.0, le=10_000.0, description="Maximum rate of commands of a viewer, per s.")
     chunk_s: float = Field(5.0, gt=0.0, le=600.0, description="Maximum length of bins in a message, in s.")
 
 
 class Start(Settings):
-    """Whether decoding starts at once."""
+    """The gate: while it is closed, nothing is shown or recorded."""
 
-    closed: bool = Field(False, description="Start closed: decode nothing until opened by key or phrase.")
-    phrase: str | None = Field(None, max_length=200, description="Sentence that opens a closed session.")
+    closed: bool = Field(False, description="Start with the gate closed, until a key or the phrase opens it.")
+    phrase: str | None = Field(None, max_length=200, description="Sentence that opens the gate.")
 
 
 class LiveSettings(Settings):

@@ -20,8 +20,7 @@ from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
-from arcuate.live.engine import Engine, load_rescorer, load_search, make_engine
-from arcuate.live.latency import ModelDelay
+from arcuate.live.engine import Engine, ModelDelay, load_rescorer, load_search, make_engine
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
 from arcuate.models.runtime import choose_device
@@ -31,7 +30,7 @@ from arcuate.run import find_checkpoint
 
 @dataclass(frozen=True)
 class Partial:
-    """Result after the last bins; the first `n_settled` words will not change any more."""
+    """Text of the sentence so far; the first `n_settled` words will not change any more."""
 
     words: tuple[str, ...]
     n_settled: int
@@ -45,7 +44,7 @@ class Partial:
 
 @dataclass(frozen=True, eq=False)
 class _SentenceState:
-    """DecodingConfig state within a sentence; immutable."""
+    """Immutable state of model and search within one sentence."""
 
     model: StreamState
     words: WordState | None
@@ -130,7 +129,7 @@ class StreamingDecoder:
 
     @property
     def delay(self) -> ModelDelay:
-        """Look-ahead of the model's smoothing, patches and encoder."""
+        """Delay by design of the model's smoothing, patches and encoder."""
         return self.engine.delay
 
     @property
@@ -320,8 +319,8 @@ class StreamingDecoder:
         if self._uses_running_statistics and self._now.bins:
             front_end = self.engine.model.config.settings.front_end
             bins, past, limit = np.concatenate(self._now.bins), self._past, front_end.rolling_bins
-            share = min(1.0, limit / max(past.n_bins, 1))
-            faded = replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, limit))
+            decay = min(1.0, limit / max(past.n_bins, 1))
+            faded = replace(past, n=past.n * decay, m2=past.m2 * decay, n_bins=min(past.n_bins, limit))
             self._past = faded.merge(RunningStatistics.from_bins(signed_log(bins) if front_end.log1p else bins))
 
     def _tokens(self) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import align_words
 from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
-from arcuate.live.endpointing import align_words
 
 STORE = "store"
 _JOURNAL, _BINS, _LIVE, _LOCK = "journal.jsonl", "bins.f32", "live.jsonl", ".lock"

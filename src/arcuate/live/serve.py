@@ -1,4 +1,7 @@
-"""`serve`: decode a source live and serve the page, as `arcuate live` does."""
+"""`serve`: decode a source live and serve the page, as `arcuate live` does.
+
+Modules that import torch are imported after the options are checked.
+"""
 
 import gc
 import signal
@@ -11,12 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
 from pydantic import ValidationError
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.adaptation.known_sessions import log_missing_reference
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
@@ -24,18 +25,18 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.live.access import Access, is_local, make_access
 from arcuate.live.config import LiveSettings
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Source
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
-from arcuate.live.session import LiveSession
-from arcuate.live.sources.replay import Replay, ReplayTrials, open_replay
 from arcuate.progress import Progress, logger
 from arcuate.run import open_run
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.server import LiveServer
+    from arcuate.live.session import LiveSession
+    from arcuate.live.sources.replay import ReplayTrials
 
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -83,7 +84,7 @@ class PreparedServer:
             host=self.host,
             port=self.port,
             log_level="warning",
-            ws_max_size=self.live.settings.limits.frame_bytes + 64,
+            ws_max_size=self.live.settings.limits.message_bytes + 64,
             ws_max_queue=64,
             timeout_graceful_shutdown=2,
         )
@@ -145,7 +146,12 @@ def prepare_server(
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     _check_port(host, port)
+    import torch
+
+    from arcuate.adaptation.known_sessions import log_missing_reference
+    from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.server import LiveServer
+    from arcuate.live.sources.replay import open_replay
 
     torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
     decoder = StreamingDecoder.load(
@@ -240,7 +246,7 @@ def _check_port(host: str, port: int) -> None:
             raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
 
 
-def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:
+def _seed_statistics(decoder: "StreamingDecoder", store: Store) -> None:
     """Start running statistics with those of the session's last block, if the store has it."""
     front_end = decoder.engine.model.config.settings.front_end
     if front_end.normalise == "none":
@@ -253,10 +259,12 @@ def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:
 
 
 def _make_source(
-    name: str, session: LiveSession, replay: ReplayTrials | None, speed: float, stream: str | None, redis: str
+    name: str, session: "LiveSession", replay: "ReplayTrials | None", speed: float, stream: str | None, redis: str
 ) -> Source | None:
     n_channels = session.decoder.n_channels
     if replay is not None:
+        from arcuate.live.sources.replay import Replay
+
         return Replay(replay, session.put, speed)
     if name == "lsl":
         from arcuate.live.sources.lsl import LslBins
