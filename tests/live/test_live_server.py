@@ -134,7 +134,7 @@ def test_bins_over_a_websocket_are_decoded_as_offline(plain: Served) -> None:
     [
         (b"", "16 to"),
         (b"x" * 30_000, "16 to 20000 bytes"),
-        (b"\x06\x00\x00\x00" + b"\x00" * 13, "not a multiple"),
+        (b"\x06\x00\x00\x00" + b"\x00" * 13, "not complete bins"),
         (pack_bins(np.zeros((300, 6), np.float32)), "too many"),
         ("not json", "JSON object"),
         ('{"type": "mark", "session": "day9"}', "unknown to this model"),
