@@ -229,15 +229,9 @@ def load_setup(
 ) -> AdaptationSetup:
     """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
     settings, run = resolve_adaptation(adapt), Run(Path(path))
-    store = _known_store(run, model, data)
-    return make_setup(model, search, settings, _training_augmentation(run), store, progress)
-
-
-def _training_augmentation(run: Run) -> AugmentationConfig:
-    """Augmentation a run was trained with; none for a model folder without a recipe."""
-    if not run.recipe_file.is_file():
-        return AugmentationConfig()
-    return parse_settings(AugmentationConfig, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True)
+    tree = run.recipe_tree().get("augment", {}) if run.recipe_file.is_file() else {}  # a model folder has no recipe
+    augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file), migrate=True)
+    return make_setup(model, search, settings, augmentation, _known_store(run, model, data), progress)
 
 
 def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -182,7 +182,8 @@ class StreamingDecoder:
         """Return the result so far."""
         now, search = self._now, self.engine.search
         if search is None or now.words is None:
-            return Partial(tuple(self._phonemes()), 0, now.n_frames, now.new_frames)
+            phonemes = tuple(self.engine.model.config.classes[token] for token in self._tokens())
+            return Partial(phonemes, 0, now.n_frames, now.new_frames)
         with self.engine.lock:
             words, n_settled = search.partial(now.words), search.n_settled(now.words)
         return Partial(tuple(words), n_settled, now.n_frames, now.new_frames)
@@ -191,7 +192,8 @@ class StreamingDecoder:
         """Return the best hypotheses if the sentence ended here, best first."""
         search, words = self.engine.search, self._now.words
         if search is None or words is None:
-            return [self._greedy_hypothesis()]
+            best = float(self.log_probs().max(axis=1).sum()) if self.n_frames else 0.0
+            return [Hypothesis(self._tokens(), {"acoustic": best}, total=best)]
         with self.engine.lock:
             return search.finish(words, n) or [Hypothesis(())]
 
@@ -272,12 +274,8 @@ class StreamingDecoder:
     # --- decoding -----------------------------------------------------------------------------------------
 
     @property
-    def _normalises(self) -> bool:
-        return self.engine.model.config.settings.front_end.normalise != "none"
-
-    @property
     def _uses_running_statistics(self) -> bool:
-        return self._normalises and self._statistics is None
+        return self._statistics is None and self.engine.model.config.settings.front_end.normalise != "none"
 
     @property
     def _no_frames(self) -> np.ndarray:
@@ -308,8 +306,8 @@ class StreamingDecoder:
         if engine.search is not None and words is not None and len(frames):
             with engine.lock:
                 words = engine.search.step(words, frames[:, engine.columns])
-        keep = chunk is not None and (self._uses_running_statistics or self.adapter is not None)
-        bins = (*now.bins, chunk) if keep and chunk is not None else now.bins
+        keep_bins = self._uses_running_statistics or self.adapter is not None
+        bins = (*now.bins, chunk) if keep_bins and chunk is not None else now.bins
         all_frames = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))
         self._now = _SentenceState(state, words, frames, all_frames, bins, now.n_frames + len(frames), n_bins)
@@ -325,13 +323,6 @@ class StreamingDecoder:
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))
-
-    def _phonemes(self) -> list[str]:
-        return [self.engine.model.config.classes[token] for token in self._tokens()]
-
-    def _greedy_hypothesis(self) -> Hypothesis:
-        best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
-        return Hypothesis(self._tokens(), {"acoustic": best}, total=best)
 
     def _check_shape(self, bins: ArrayLike) -> np.ndarray:
         chunk = np.array(bins, dtype=np.float32)  # a copy: the caller may reuse its buffer

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
 
 from arcuate.adaptation.config import Adaptation
+from arcuate.config import parse_settings
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
+from arcuate.files import to_json_value
 from arcuate.live.access import Access, is_local, make_access
 from arcuate.live.config import LiveSettings
 from arcuate.live.messages import Source
@@ -51,8 +52,7 @@ class ServeResult:
     store: Path | None  # of the recorded sentences, if there are any
 
     def to_dict(self) -> dict[str, Any]:
-        paths = {"recording": self.recording, "store": self.store}
-        return {"n_sentences": self.n_sentences, **{k: None if p is None else str(p) for k, p in paths.items()}}
+        return {key: to_json_value(value) for key, value in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +91,6 @@ class PreparedServer:
         _run_until_signal(uvicorn.Server(config))
         if self.live.session.error:
             raise UserError(self.live.session.error)
-        return self._result()
-
-    def _result(self) -> ServeResult:
         recorder, n_sentences = self.live.session.recorder, self.live.session.n_sentences
         if recorder is None:
             return ServeResult(n_sentences, None, None)
@@ -227,13 +224,7 @@ def _read_settings(path: Path) -> LiveSettings:
         tree = yaml.safe_load(path.read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    try:
-        return LiveSettings.model_validate(tree)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path}: {place}: {message}; see docs/live.md") from None
+    return parse_settings(LiveSettings, tree, str(path))
 
 
 def _check_port(host: str, port: int) -> None:
