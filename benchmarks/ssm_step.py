@@ -20,14 +20,7 @@ from torch import nn
 from arcuate.data.alphabet import CLASSES
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss
-from arcuate.models.config import (
-    FrontEndSettings,
-    GRUSettings,
-    ModelConfig,
-    ModelSettings,
-    Patch,
-    SSMSettings,
-)
+from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings, Patch, SSMSettings
 from arcuate.models.gru import GRU
 from arcuate.models.model import Model
 from arcuate.models.ssm import SSM

@@ -8,18 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.files import LockHeld, atomic_folder, check_writable, exclusive_lock, save_npz, write_text
+from arcuate.files import LockHeld, atomic_folder, check_writable, exclusive_lock, fields_to_dict, save_npz, write_text
 from arcuate.language.ngram.file import map_arrays, write_arrays
+from arcuate.losses.config import CTCSettings
 
 
 def write_page(path: Path) -> None:
-    write_text(path, "whole\n")
+    write_text(path, "complete\n")
 
 
 def write_npz(path: Path) -> None:
@@ -159,3 +161,21 @@ def test_waiting_for_a_lock(tmp_path: Path) -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_fields_to_dict_converts_nested_results_paths_settings_and_numbers():
+    @dataclass(frozen=True)
+    class Inner:
+        values: tuple[float, ...]
+
+    @dataclass(frozen=True)
+    class Result:
+        path: Path
+        inner: Inner
+        settings: CTCSettings
+        n: np.int64
+        hidden: str = ""
+
+    result = Result(Path("a/b"), Inner((1.0, float("nan"))), CTCSettings(), np.int64(3))
+    expected = {"path": "a/b", "inner": {"values": [1.0, None]}, "settings": CTCSettings().model_dump(), "n": 3}
+    assert fields_to_dict(result, "hidden") == expected

@@ -11,7 +11,9 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -93,6 +95,17 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explain_write_error(error: OSError, path: Path) -> UserError:
+    """The message for a failed write to `path`, after the incomplete files were removed."""
+    if error.errno in DISK_FULL or "No space left" in str(error):
+        return UserError(f"the disk is full; free some space and write {path} again (incomplete files were removed)")
+    reason = error.strerror or " ".join(str(error).split())
+    return UserError(f"cannot write {path}: {reason}; check the folder and its permissions")
 
 
 def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
@@ -182,16 +195,29 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = 
 
 
 def to_json_value(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinity become None, numpy scalars Python ones, paths text."""
+    """The value as JSON can hold it: results become objects, paths text, numpy scalars numbers, NaN and inf None."""
+    if value is None or isinstance(value, (str, int)):
+        return value
     if isinstance(value, Mapping):
         return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set)):
         return [to_json_value(v) for v in value]
-    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+    if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return str(value) if isinstance(value, Path) else value
+    if hasattr(value, "to_dict"):
+        return to_json_value(value.to_dict())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "model_dump"):  # settings
+        return value.model_dump(mode="json", by_alias=True)
+    return fields_to_dict(value) if is_dataclass(value) else value
+
+
+def fields_to_dict(result: Any, *omit: str) -> dict[str, Any]:
+    """The fields of a dataclass as JSON-ready values, except those in `omit`: the usual `to_dict` of a result."""
+    return {name: to_json_value(value) for name, value in vars(result).items() if name not in omit}
 
 
 def to_json_line(value: Any) -> str:
@@ -267,3 +293,10 @@ def describe_error(error: Exception) -> str:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         return f"{problem} (line {error.problem_mark.line + 1})" if error.problem_mark else problem
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+
+
+def find_package_file(package: str, name: str) -> Path | None:
+    """Path of a data file in an installed package, without importing the package; None where there is none."""
+    spec = find_spec(package)
+    paths = [Path(folder) / name for folder in (spec.submodule_search_locations or ())] if spec else []
+    return next((path for path in paths if path.is_file()), None)

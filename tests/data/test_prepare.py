@@ -62,10 +62,7 @@ def test_bad_trials_are_stored_and_excluded_from_training(source: Path, tmp_path
     prepare(source, tmp_path / "store")
     store = Store.open(tmp_path / "store")
     assert len(store.trials) == 6
-    assert [info.id for info in store.trials if not info.usable] == [
-        f"{SESSION}/train/0001",
-        f"{SESSION}/val/0000",
-    ]
+    assert [info.id for info in store.trials if not info.usable] == [f"{SESSION}/train/0001", f"{SESSION}/val/0000"]
 
 
 def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
@@ -149,11 +146,7 @@ def test_trials_with_another_number_of_channels_are_missing(tmp_path: Path) -> N
 def test_a_dry_run_counts_and_writes_nothing(source: Path, tmp_path: Path) -> None:
     report = inspect_source(source)
     assert (report.trials, report.n_channels, report.written) == (6, 8, False)
-    assert {split: counts["trials"] for split, counts in report.splits.items()} == {
-        "train": 3,
-        "val": 2,
-        "test": 1,
-    }
+    assert {split: counts["trials"] for split, counts in report.splits.items()} == {"train": 3, "val": 2, "test": 1}
     assert report.files[f"{SESSION}/val"] == 2
     done = arcuate("prepare", source, tmp_path / "store", "--dry-run")
     assert done.returncode == 0 and "nothing was written" in done.stdout

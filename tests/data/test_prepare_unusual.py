@@ -11,7 +11,8 @@ import pytest
 
 from arcuate.cli.prepare import print_report
 from arcuate.data.prepare import PrepareReport, inspect_source, prepare, prepare_store
-from arcuate.data.readers import find_source, side_files
+from arcuate.data.readers import side_files
+from arcuate.data.readers.release import find_source
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.recordings import LABEL, FakeTrial, noise, write_hdf5, write_mat

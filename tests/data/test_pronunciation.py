@@ -1,7 +1,6 @@
 """Pronunciation: real labels if available, letter-to-sound rules, reports of unknown words."""
 
 import csv
-import importlib.util
 import json
 import subprocess
 import sys
@@ -81,7 +80,7 @@ def test_dictionary_stays_within_the_alphabet() -> None:
 
 
 def test_missing_dictionary_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("arcuate.files.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install pocketsphinx"):
         module._dictionary_path()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.quality import find_problems, quality_rows, write_quality_csv
-from arcuate.data.readers import Problem, ReadResult
+from arcuate.data.readers.source import Problem, ReadResult
 from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
 from arcuate.models.config import Patch
@@ -105,10 +105,7 @@ def test_bad_trials_are_excluded_from_training_only(split: Split, action: str) -
 
 def test_notes_are_kept_and_unreadable_trials_are_missing() -> None:
     problems = (Problem("unknown words", 1, "", "note"), Problem("unreadable", None, "", "unreadable"))
-    assert [row.action for row in quality_rows(ReadResult("s/train/0000", None, problems), ())] == [
-        "kept",
-        "missing",
-    ]
+    assert [row.action for row in quality_rows(ReadResult("s/train/0000", None, problems), ())] == ["kept", "missing"]
 
 
 def test_the_table_can_be_read_back(tmp_path: Path) -> None:

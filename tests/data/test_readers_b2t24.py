@@ -9,8 +9,8 @@ import scipy.io
 
 from arcuate.data.prepare import prepare, prepare_store
 from arcuate.data.pronunciation import text_to_tokens
-from arcuate.data.readers import ReadResult, find_source, read_trials, summarise_file
-from arcuate.data.readers.source import UnreadableFile
+from arcuate.data.readers.release import find_source, read_trials, summarise_file
+from arcuate.data.readers.source import ReadResult, UnreadableFile
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.recordings import noise, write_mat
@@ -47,8 +47,7 @@ def test_features_are_crossings_and_power_of_the_first_half(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("features", "n_channels", "first"),
-    [("spikePow:6v", 4, 0), ("spikePow:44", 4, 100), ("tx1+spikePow:all", 16, 0)],
+    ("features", "n_channels", "first"), [("spikePow:6v", 4, 0), ("spikePow:44", 4, 100), ("tx1+spikePow:all", 16, 0)]
 )
 def test_other_features_can_be_chosen(tmp_path: Path, features: str, n_channels: int, first: int) -> None:
     bins = np.zeros((30, 4), dtype=np.float32)

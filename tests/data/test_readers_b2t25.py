@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import token_names
-from arcuate.data.readers import ReadResult, find_source, read_trials
-from arcuate.data.readers.source import SourceFile, UnreadableFile
+from arcuate.data.readers.release import find_source, read_trials
+from arcuate.data.readers.source import ReadResult, SourceFile, UnreadableFile
 from support.recordings import LABEL, FakeTrial, noise, write_hdf5
 
 SESSION = "t15.2023.08.11"
@@ -248,10 +248,7 @@ def test_a_session_name_that_is_not_a_file_name_is_unreadable(tmp_path: Path) ->
 def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
     root = tmp_path / "release" / "hdf5_data_final"
     path = write_file(
-        root,
-        FakeTrial(noise(), block=1),
-        FakeTrial(noise(seed=1), block=2),
-        FakeTrial(noise(seed=2), block=9),
+        root, FakeTrial(noise(), block=1), FakeTrial(noise(seed=1), block=2), FakeTrial(noise(seed=2), block=9)
     )
     (tmp_path / "release" / "t15_copyTaskData_description.csv").write_text(
         "\ufeffDate, Post-implant day,Block number ,Number of sentences,Corpus,Split\n"

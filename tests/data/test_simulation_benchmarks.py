@@ -28,8 +28,7 @@ def test_counts_of_every_kind_of_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "expected"),
-    [("T>D", ("T", "D")), ("<ins>>L", ("<ins>", "L")), ("EH><del>", ("EH", "<del>"))],
+    ("key", "expected"), [("T>D", ("T", "D")), ("<ins>>L", ("<ins>", "L")), ("EH><del>", ("EH", "<del>"))]
 )
 def test_reads_the_keys_of_the_real_tables(key: str, expected: tuple[str, str]) -> None:
     assert load("simulator_confusions").pair(key) == expected

@@ -259,13 +259,7 @@ def test_an_inconsistent_manifest_raises(store: Store, changes: dict[str, object
 
 def test_an_inconsistent_trial_raises(store: Store) -> None:
     trials = json.loads((store.path / "manifest.json").read_text())["trials"]
-    for change in (
-        {"n_bins": -1},
-        {"tokens": [77]},
-        {"session": "elsewhere"},
-        {"split": "holdout"},
-        {"n_bins": 41},
-    ):
+    for change in ({"n_bins": -1}, {"tokens": [77]}, {"session": "elsewhere"}, {"split": "holdout"}, {"n_bins": 41}):
         edit(store, trials=[trials[0] | change, *trials[1:]])
         with pytest.raises(UserError, match="damaged"):
             Store.open(store.path)

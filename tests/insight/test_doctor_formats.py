@@ -14,7 +14,7 @@ from doctor_dialects import DIALECTS
 
 from arcuate.errors import UserError
 from arcuate.insight.doctor import Diagnosis, diagnose
-from arcuate.insight.doctor.column_names import parse_column_name
+from arcuate.insight.doctor.columns import parse_column_name
 from arcuate.insight.doctor.read import read_logs
 from arcuate.insight.doctor.read_events import masked_crc, masked_crcs
 from support.doctor_logs import falling, log, write_jsonl

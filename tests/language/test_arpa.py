@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.arpa import read_arpa, write_arpa
-from arcuate.language.ngram.arpa_parser import parse_number
+from arcuate.language.ngram.arpa import _parse_number, read_arpa, write_arpa
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.trie import model_from_tables
@@ -108,20 +107,14 @@ INVALID = {
     "not a number": (edited(lambda t: t.replace("-0.3\ta b", "nan\ta b")), "line 16: a number"),
     "infinite": (edited(lambda t: t.replace("-0.3\ta b", "1e999\ta b")), "line 16: a number"),
     "positive": (edited(lambda t: t.replace("-0.3\ta b", "0.3\ta b")), "line 16: a log-prob"),
-    "back-off too high": (
-        edited(lambda t: t.replace("a b\t-0.5", "a b\t1e39")),
-        "line 16: a back-off is above 99",
-    ),
+    "back-off too high": (edited(lambda t: t.replace("a b\t-0.5", "a b\t1e39")), "line 16: a back-off is above 99"),
     "too few words": (edited(lambda t: t.replace("-0.3\ta b\t-0.5", "-0.3\ta")), "line 16: there are fewer"),
     "too many words": (edited(lambda t: t.replace("a b\t-0.5", "a b\t-0.5 c")), "line 16: there are more"),
     "word without unigram": (edited(lambda t: t.replace("a b c", "a b zebra")), "line 21: a word of this"),
     "cut off": (edited(lambda t: t[: t.index("-0.4")]), "end of the file"),
     "no end mark": (edited(lambda t: t.replace("\\end\\", "")), "end of the file"),
     "missing section": (edited(lambda t: t.replace("\\2-grams:", "\\3-grams:")), "expected .2-grams"),
-    "counts out of order": (
-        edited(lambda t: t.replace("ngram 2", "ngram 5")),
-        "line 3: expected the count of 2",
-    ),
+    "counts out of order": (edited(lambda t: t.replace("ngram 2", "ngram 5")), "line 3: expected the count of 2"),
     "no counts": (edited(lambda t: re.sub(r"ngram.*\n", "", t)), "no counts"),
     "no unigrams": (edited(lambda t: re.sub(r"(?s)(\\1-grams:).*(\\2-grams:)", r"\1\n\2", t)), "no unigrams"),
     "no data": (edited(lambda t: "hello\n"), "not an ARPA file"),
@@ -205,7 +198,7 @@ def test_import_of_export_is_identity(name: str, tmp_path: Path) -> None:
 def test_numbers_are_parsed_like_python_does(value: float) -> None:
     for text in (repr(value), f"{value:.7f}", f"{value:+.3E}"):
         coded = np.frombuffer(text.encode(), np.uint8)
-        good, found = parse_number(coded, 0, len(coded))
+        good, found = _parse_number(coded, 0, len(coded))
         assert good and found == pytest.approx(float(text), rel=1e-12, abs=1e-200)
 
 

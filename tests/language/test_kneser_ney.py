@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import read_arpa
-from arcuate.language.ngram.counts import count_ngrams, read_corpus
-from arcuate.language.ngram.estimate import _prune_thresholds, estimate_model, estimate_tables
+from arcuate.language.ngram.estimate import (
+    _prune_thresholds,
+    count_ngrams,
+    estimate_model,
+    estimate_tables,
+    read_corpus,
+)
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.text import read_sentences
 from arcuate.language.ngram.trie import model_from_tables
@@ -36,8 +41,7 @@ def estimated(lines: list[str], order: int, prune: tuple[int, ...] = ()) -> NGra
 
 
 @pytest.mark.parametrize(
-    ("name", "n_lines", "order", "prune"),
-    [("pruned4.arpa.gz", 160, 4, (0, 0, 1)), ("first12_3.arpa.gz", 12, 3, ())],
+    ("name", "n_lines", "order", "prune"), [("pruned4.arpa.gz", 160, 4, (0, 0, 1)), ("first12_3.arpa.gz", 12, 3, ())]
 )
 def test_equal_to_lmplz(name: str, n_lines: int, order: int, prune: tuple[int, ...]) -> None:
     expected, found = as_dict(read_arpa(LMPLZ / name)), as_dict(estimated(TEXT[:n_lines], order, prune))
@@ -117,7 +121,7 @@ def test_probabilities_sum_to_one_after_any_history(
 def test_counting_in_batches_equals_counting(lines: list[str], batch: int) -> None:
     corpus = read_corpus([line.encode() for line in lines], "text")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arcuate.language.ngram.counts._BATCH", batch)
+        patch.setattr("arcuate.language.ngram.estimate._BATCH", batch)
         tables = count_ngrams(corpus, 3)
     words, ids = [word.decode() for word in corpus.words], np.zeros((1, 0), int)
     for k, table in enumerate(tables, start=1):

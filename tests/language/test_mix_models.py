@@ -69,10 +69,7 @@ def test_an_uninformative_model_gets_no_weight(tmp_path: Path) -> None:
     assert tune_weights([good, bad], TEXT[:50]).weights[0] > 0.99
 
 
-@given(
-    weight=st.floats(0.05, 0.95),
-    history=st.lists(st.sampled_from([*TEXT[70].split(), "i", "zebra"]), max_size=4),
-)
+@given(weight=st.floats(0.05, 0.95), history=st.lists(st.sampled_from([*TEXT[70].split(), "i", "zebra"]), max_size=4))
 @settings(max_examples=15, deadline=None)
 def test_an_interpolation_sums_to_one(
     tmp_path_factory: pytest.TempPathFactory, weight: float, history: list[str]

@@ -103,8 +103,7 @@ def test_a_repeated_ngram_with_different_values_is_rejected() -> None:
     with pytest.raises(UserError, match="'<unk> </s>' occurs twice"):
         model_from_tables(
             NGramTables(
-                vocabulary,
-                (unigrams, NGramTable(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32))),
+                vocabulary, (unigrams, NGramTable(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32)))
             )
         )
     same = NGramTable(twice, np.array([-1, -1], np.float32), np.zeros(2, np.float32))

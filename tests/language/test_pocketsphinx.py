@@ -22,11 +22,7 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 
 def test_sizes(english: LanguageModel) -> None:
-    assert english.counts == (
-        72_548,
-        2_051_541,
-        1_669_625,
-    )  # the words and <unk>, which is missing in the file
+    assert english.counts == (72_548, 2_051_541, 1_669_625)  # the words and <unk>, which is missing in the file
     assert english.metadata["added"] == ["<unk>"]
 
 

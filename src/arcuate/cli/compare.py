@@ -25,7 +25,7 @@ def compare(
     """Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group."""
     from arcuate.cli.console import check_output, emit_json, progress, say
     from arcuate.insight.comparison import compare as compare_runs
-    from arcuate.insight.comparison.page import write_comparison_page
+    from arcuate.insight.comparison import write_comparison_page
 
     check_output(html, "<!doctype html", "compare.html")
     with progress("comparing runs") as report:

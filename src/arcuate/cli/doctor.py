@@ -10,13 +10,7 @@ from arcuate.cli.app import Json, app
 if TYPE_CHECKING:
     from arcuate.insight.doctor import Diagnosis
 
-_COLOURS = {
-    "healthy": "green",
-    "unfinished": "cyan",
-    "too_short": "cyan",
-    "plateaued": "yellow",
-    "overfit": "yellow",
-}
+_COLOURS = {"healthy": "green", "unfinished": "cyan", "too_short": "cyan", "plateaued": "yellow", "overfit": "yellow"}
 
 
 @app.command()

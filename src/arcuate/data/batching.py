@@ -128,11 +128,7 @@ class Batch:
 
 
 def collate(
-    store: Store,
-    trials: Sequence[TrialInfo],
-    sessions: dict[str, int],
-    spec: StatisticsSpec,
-    position: int = 0,
+    store: Store, trials: Sequence[TrialInfo], sessions: dict[str, int], spec: StatisticsSpec, position: int = 0
 ) -> Batch:
     """Read these trials and pad them to one batch."""
     n_bins = [t.n_bins for t in trials]

@@ -48,9 +48,7 @@ def _translate_kind(given: Any, info: ValidationInfo) -> Any:
 
 
 Batching = Annotated[
-    SessionBatching | ShuffledBatching | BucketedBatching,
-    Field(discriminator="kind"),
-    BeforeValidator(_translate_kind),
+    SessionBatching | ShuffledBatching | BucketedBatching, Field(discriminator="kind"), BeforeValidator(_translate_kind)
 ]
 
 
@@ -87,10 +85,7 @@ class DataConfig(Settings):
     seed: int = Field(1, ge=0, lt=2**63, description="Seed of the batches and of the dev split.")
     batching: Batching = BucketedBatching()
     workers: int = Field(
-        0,
-        ge=0,
-        le=256,
-        description="Number of loader processes, at most one per core; does not affect results.",
+        0, ge=0, le=256, description="Number of loader processes, at most one per core; does not affect results."
     )
 
 

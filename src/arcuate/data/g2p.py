@@ -5,10 +5,8 @@ is read, so neither its code nor its other requirements are needed (`pip install
 letter-to-sound rules are used.
 """
 
-import importlib.util
 import re
 import zipfile
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import numpy as np
 
 from arcuate.data.pronunciation import Phonemes, look_up, pronounce_by_rule, pronounce_inflected
 from arcuate.errors import UserError
+from arcuate.files import find_package_file
 
 _LETTERS = ("<pad>", "<unk>", "</s>", *"abcdefghijklmnopqrstuvwxyz")
 _OUTPUTS = (  # in the order of the network: vowels with three stresses, and UW once without
@@ -33,35 +32,23 @@ _SHAPES = {"enc_emb": (29, 256), "dec_emb": (74, 256), "fc_w": (74, 256), "fc_b"
 }
 
 
-@dataclass(frozen=True)
-class G2pResult:
-    """Pronunciation of an unknown word."""
-
-    phonemes: Phonemes
-    method: str  # "stem", "network" or "rules"
-
-
-def pronounce_unknown(word: str) -> G2pResult:
+def pronounce_unknown(word: str) -> Phonemes:
     """Phonemes of a word outside the dictionary: by a known stem with its ending, the network, or rules."""
     if not _PRONOUNCEABLE.fullmatch(word):
         raise UserError(f"cannot pronounce {word!r}: expected the letters a to z, ' and -; give its phonemes")
     if "-" not in word and (phonemes := pronounce_inflected(word)):
-        return G2pResult(phonemes, "stem")
+        return phonemes
     weights = _load_weights()
     if weights is None:
-        return G2pResult(pronounce_by_rule(word), "rules")
+        return pronounce_by_rule(word)
     parts = [part for part in re.split(r"[-']+", word) if part]
-    return G2pResult(tuple(p for part in parts for p in look_up(part) or _run_network(part, weights)), "network")
+    return tuple(p for part in parts for p in look_up(part) or _run_network(part, weights))
 
 
 @lru_cache(maxsize=1)
 def _load_weights() -> dict[str, np.ndarray] | None:
-    spec = importlib.util.find_spec("g2p_en")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "checkpoint20.npz"
-        if path.is_file():
-            return _read_weights(path)
-    return None
+    path = find_package_file("g2p_en", "checkpoint20.npz")
+    return _read_weights(path) if path else None
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:

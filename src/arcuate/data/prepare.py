@@ -2,25 +2,15 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
-from arcuate.data.readers import (
-    Problem,
-    ReadResult,
-    Source,
-    SourceFile,
-    UnreadableFile,
-    count_channels,
-    find_source,
-    read_trials,
-    summarise_file,
-)
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
-from arcuate.data.readers.source import replace_surrogates
+from arcuate.data.readers.release import find_source, read_trials, summarise_file
+from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
 from arcuate.data.splits import Leakage, find_leakage, hash_bins, hash_split
 from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
@@ -84,7 +74,7 @@ def prepare(
     features: str = DEFAULT_FEATURES,
     progress: Progress | None = None,
 ) -> Store:
-    """Read the recordings below `source`, write them to `store` and open it; `Store.report` tells what was found.
+    """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
 
     `force` replaces an existing store. `features` selects features and area of the '24 layout. Unreadable files are
     skipped and reported; UserError is raised where nothing could be read.
@@ -115,7 +105,7 @@ def prepare_store(
         return _nothing_readable(found, scan)
     preparation = _Preparation(found, scan, scan.n_channels, features, progress)
     with create_store(target, scan.n_channels, force) as writer:
-        for session in dict.fromkeys(file.session for file in scan.files):
+        for session in dict.fromkeys(file.session for file in scan.n_trials):
             preparation.write_session(writer, session)
         if not preparation.trials:
             rows = (row.detail for row in preparation.quality if row.action == "missing")
@@ -138,7 +128,11 @@ def inspect_source(
     """Dry run: what `prepare` would read, without writing anything."""
     parse_features(features)
     found = find_source(Path(source))
-    scan = _scan_source(found, features, progress)
+    return _report_scan(found, _scan_source(found, features, progress))
+
+
+def _report_scan(found: Source, scan: "_Scan") -> PrepareReport:
+    """Report on files that were counted but not read."""
     counts: Counter[str] = Counter()
     for file, n_trials in scan.n_trials.items():
         counts[file.split] += n_trials
@@ -164,10 +158,6 @@ class _Scan:
     rows: tuple[QualityRow, ...]  # ignored and unreadable files
 
     @property
-    def files(self) -> list[SourceFile]:
-        return list(self.n_trials)
-
-    @property
     def trials_by_file(self) -> dict[str, int]:
         return {file.id: n for file, n in self.n_trials.items()}
 
@@ -189,38 +179,30 @@ def _scan_source(source: Source, features: str, progress: Progress | None) -> _S
     if progress:
         progress(len(source.files), len(source.files), "scanning files")
     if not channels:
-        channels.update(_count_first_channels(source, list(n_trials), features))
+        channels.update(_count_first_channels(source, n_trials, features))
     most_common = max(channels, key=lambda n: (channels[n], n)) if channels else None
     return _Scan(n_trials, most_common, tuple(rows))
 
 
-def _count_first_channels(source: Source, files: list[SourceFile], features: str) -> dict[int, int]:
-    """Channel counts of the first readable file."""
+def _count_first_channels(source: Source, files: Iterable[SourceFile], features: str) -> Counter[int]:
+    """Trials by channel count in the first readable file."""
     for file in files:
         try:
-            if counts := count_channels(source, file, features):
+            trials = (result.trial for result in read_trials(source, file, features))
+            if counts := Counter(trial.bins.shape[1] for trial in trials if trial is not None):
                 return counts
         except UnreadableFile:
             continue  # reported when the file is read
-    return {}
+    return Counter()
 
 
 def _nothing_readable(source: Source, scan: _Scan) -> PrepareReport:
     rows = list(scan.rows)
-    for file in scan.files:
+    for file in scan.n_trials:
         problem = Problem("unreadable", None, "no trial in it can be read", "unreadable")
         rows.extend(quality_rows(ReadResult(file.id, None, (problem,)), ()))
-    return PrepareReport(
-        layout=source.layout,
-        n_channels=None,
-        sessions=(),
-        trials=0,
-        splits={split: {"trials": 0} for split in SPLITS},
-        quality=tuple(rows),
-        files=scan.trials_by_file,
-        notes=source.notes,
-        hashes={},
-    )
+    splits: dict[str, dict[str, int]] = {split: {"trials": 0} for split in SPLITS}
+    return replace(_report_scan(source, scan), sessions=(), trials=0, splits=splits, quality=tuple(rows))
 
 
 def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
@@ -240,7 +222,7 @@ class _Preparation:
 
     def write_session(self, writer: StoreWriter, session: str) -> None:
         with writer.session(session) as out:
-            for file in self.scan.files:
+            for file in self.scan.n_trials:
                 if file.session == session:
                     for trial in self._read_file(file):
                         out.add(trial)

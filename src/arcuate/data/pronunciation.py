@@ -4,7 +4,6 @@ Words come from the CMU dictionary; a homograph is resolved by its neighbours. W
 pronounced from a known stem, as a compound, or by letter-to-sound rules.
 """
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from arcuate.data.alphabet import SILENCE_NAME, encode
 from arcuate.data.text import label_text
 from arcuate.errors import UserError
+from arcuate.files import find_package_file
 
 Phonemes = tuple[str, ...]
 
@@ -72,11 +72,8 @@ def dictionary_entries() -> Iterator[tuple[str, list[str]]]:
 
 
 def _dictionary_path() -> Path:
-    spec = importlib.util.find_spec("pocketsphinx")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "model" / "en-us" / "cmudict-en-us.dict"
-        if path.is_file():
-            return path
+    if path := find_package_file("pocketsphinx", "model/en-us/cmudict-en-us.dict"):
+        return path
     raise UserError("the pronunciation dictionary is missing; install it with: pip install pocketsphinx")
 
 

@@ -42,11 +42,7 @@ class QualityRow:
 
 def find_problems(trial: Trial) -> list[Problem]:
     """Problems in a trial's bins, length and label."""
-    return [
-        *_check_values(trial.bins),
-        *_check_duration(len(trial.bins)),
-        *_check_label(len(trial.bins), trial.tokens),
-    ]
+    return [*_check_values(trial.bins), *_check_duration(len(trial.bins)), *_check_label(len(trial.bins), trial.tokens)]
 
 
 def quality_rows(result: ReadResult, found: Iterable[Problem]) -> list[QualityRow]:

@@ -42,10 +42,7 @@ class RunningStatistics:
         weight = other.n / np.maximum(n, 1.0)
         delta = other.mean - self.mean
         return RunningStatistics(
-            n,
-            self.mean + delta * weight,
-            self.m2 + other.m2 + delta**2 * self.n * weight,
-            self.n_bins + other.n_bins,
+            n, self.mean + delta * weight, self.m2 + other.m2 + delta**2 * self.n * weight, self.n_bins + other.n_bins
         )
 
     def statistics(self) -> Statistics:

@@ -133,11 +133,7 @@ class Store:
     """A prepared data set. Files are opened on first use; handles are never shared between processes."""
 
     def __init__(
-        self,
-        path: Path,
-        manifest: dict[str, Any],
-        sessions: tuple[SessionInfo, ...],
-        trials: tuple[TrialInfo, ...],
+        self, path: Path, manifest: dict[str, Any], sessions: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
     ) -> None:
         self.path = path
         self.manifest = manifest  # without the trials

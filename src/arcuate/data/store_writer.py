@@ -28,11 +28,10 @@ from arcuate.data.store import (
 )
 from arcuate.data.trial import Trial
 from arcuate.errors import UserError
-from arcuate.files import exclusive_lock, sync
+from arcuate.files import DISK_FULL, exclusive_lock, explain_write_error, sync
 
 _CHUNK_BINS = 64
 _SPARE_BYTES = 2**18  # for HDF5 metadata
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _StatisticsTracker:
@@ -74,11 +73,7 @@ class SessionWriter:
         self._path = path
         self._file = h5py.File(path, "w")
         self._bins = self._file.create_dataset(
-            "bins",
-            shape=(0, n_channels),
-            maxshape=(None, n_channels),
-            chunks=(_CHUNK_BINS, n_channels),
-            dtype="<f4",
+            "bins", shape=(0, n_channels), maxshape=(None, n_channels), chunks=(_CHUNK_BINS, n_channels), dtype="<f4"
         )
         self._n_channels = n_channels
         self._block_of: list[int] = []
@@ -136,7 +131,7 @@ class SessionWriter:
         try:
             os.posix_fallocate(self._file.id.get_vfd_handle(), end, needed)
         except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise
             if shutil.disk_usage(self._path.parent).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
@@ -205,7 +200,7 @@ def create_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWrit
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
     except OSError as error:
-        raise UserError(_explain(error, path)) from error
+        raise explain_write_error(error, path) from error
 
 
 def check_store_target(path: Path, force: bool) -> None:
@@ -236,10 +231,3 @@ def _replace_folder(temporary: Path, path: Path) -> None:
         old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _explain(error: OSError, path: Path) -> str:
-    if error.errno in _DISK_FULL or "No space left" in str(error):
-        return f"the disk is full; free some space and prepare {path} again (nothing was kept)"
-    reason = error.strerror or " ".join(str(error).split())
-    return f"cannot write {path}: {reason}; check the folder and its permissions"

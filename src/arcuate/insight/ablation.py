@@ -25,26 +25,12 @@ from arcuate.experiments.ablation import (
     overview,
 )
 from arcuate.files import to_frame, write_json, write_text
-from arcuate.insight.comparison.scores import (
-    ALPHA,
-    RunScores,
-    check_same_trials,
-    describe_method,
-    p_text,
-    read_scores,
-    to_arm,
-)
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.pages.charts import (
-    ForestRow,
-    GroupedRun,
-    dot_plot,
-    forest_plot,
-    overlaid_curves,
-    standalone_svg,
-)
-from arcuate.insight.pages.formatting import MISSING, counted, percent, split_name
+from arcuate.insight.pages import charts
+from arcuate.insight.pages.formatting import MISSING, percent, split_name
 from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
+from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
+from arcuate.progress import counted
 
 
 @dataclass(frozen=True)
@@ -348,11 +334,11 @@ def ablation_page(result: AblationResult) -> str:
         tag("ul", *(tag("li", factor.sentence) for factor in result.factors), class_="verdicts"),
         notice(f"Not measured yet: {'; '.join(result.missing)}.") if result.missing else None,
     )
-    curves = [GroupedRun(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
+    curves = [(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
     sections = [
         ("effects", "Effect of each factor", _effects_section(result)),
         ("arms", "All arms", _arms_section(result)),
-        ("curves", "Learning curves", overlaid_curves(curves)),
+        ("curves", "Learning curves", charts.overlaid_curves(curves)),
         ("setup", "Setup", _setup_section(result)),
     ]
     footer = "Written by arcuate from the files of the run folders."
@@ -360,30 +346,28 @@ def ablation_page(result: AblationResult) -> str:
 
 
 def effects_svg(result: AblationResult) -> str:
-    return standalone_svg(_effects_plot(result))
+    return charts.standalone_svg(_effects_plot(result))
 
 
 def arms_svg(result: AblationResult) -> str:
-    return standalone_svg(_arms_plot(result))
+    return charts.standalone_svg(_arms_plot(result))
 
 
 def _effects_plot(result: AblationResult) -> Html:
-    rows = [_forest_row("all factors", result.total, "All factors at once")] if result.total else []
+    total, rows = result.total, []
+    if total:
+        rows.append(charts.ForestRow("all factors", total.contrast, total.significant, "All factors at once"))
     for factor in result.factors:
         for i, effect in enumerate(factor.effects):
             name = "changed alone" if effect is factor.alone else "with the others changed too"
-            rows.append(_forest_row(name, effect, factor.factor if i == 0 else None))
-    return forest_plot(rows, "Effect of each factor on PER, alone and with the others")
-
-
-def _forest_row(name: str, effect: Effect, title: str | None) -> ForestRow:
-    c = effect.contrast
-    return ForestRow(name, 100 * c.estimate, 100 * c.low, 100 * c.high, effect.significant, title)
+            title = factor.factor if i == 0 else None
+            rows.append(charts.ForestRow(name, effect.contrast, effect.significant, title))
+    return charts.forest_plot(rows, "Effect of each factor on PER, alone and with the others")
 
 
 def _arms_plot(result: AblationResult) -> Html:
     arms = [(arm.arm, [100 * float(r) for r in arm.rates.rates]) for arm in result.arms if arm.rates]
-    return dot_plot(arms, f"PER of every run by arm, {result.experiment.checkpoint} checkpoint")
+    return charts.dot_plot(arms, f"PER of every run by arm, {result.experiment.checkpoint} checkpoint")
 
 
 def _effects_section(result: AblationResult) -> Html:

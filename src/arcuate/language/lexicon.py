@@ -12,6 +12,7 @@ from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
 from arcuate.data.g2p import pronounce_unknown
 from arcuate.data.pronunciation import dictionary, dictionary_entries
 from arcuate.errors import UserError
+from arcuate.language.ngram.text import decode_line, read_lines
 
 _VARIANT = re.compile(r"\(\d+\)$")
 _STRESS = re.compile(r"^([A-Z]{1,2})[0-2]$")
@@ -69,7 +70,7 @@ class Lexicon:
         new = [word for word in dict.fromkeys(words) if word not in self]
         known = [(word, phones) for word in new for phones in dictionary().get(word, ())]
         unknown = [word for word in new if word not in dictionary()]
-        added = self.with_entries([*known, *((word, pronounce_unknown(word).phonemes) for word in unknown)])
+        added = self.with_entries([*known, *((word, pronounce_unknown(word)) for word in unknown)])
         return replace(added, guessed=self.guessed + tuple(unknown))
 
 
@@ -93,7 +94,8 @@ def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
 
 def _read_entries(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     known = frozenset(classes[1:-1]) if tuple(classes) == CLASSES else frozenset(classes[1:])
-    for number, line in _read_lines(path):
+    for number, encoded in enumerate(read_lines(path), start=1):
+        line = decode_line(encoded, path, number)
         if not line.strip() or line.startswith(_COMMENT):
             continue
         word, phones = _split_line(line)
@@ -101,18 +103,6 @@ def _read_entries(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, lis
             phones = [_STRESS.sub(r"\1", phone) for phone in phones]
         _check_entry(path, number, word, phones, known)
         yield _VARIANT.sub("", word) or word, phones
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, decoded one by one so that an error names the line."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}, line {number}: not UTF-8 text; convert it (e.g. with iconv)") from None
-    except OSError as error:
-        raise UserError(f"cannot read the lexicon {path}: {error.strerror}") from error
 
 
 def _split_line(line: str) -> tuple[str, list[str]]:
@@ -170,10 +160,5 @@ def make_lexicon(entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[st
         tokens.extend(token_ids)
         offsets.append(len(tokens))
     return Lexicon(
-        tuple(ids),
-        np.array(word_of, np.int32),
-        np.array(tokens, np.int32),
-        np.array(offsets, np.int64),
-        classes,
-        name,
+        tuple(ids), np.array(word_of, np.int32), np.array(tokens, np.int32), np.array(offsets, np.int64), classes, name
     )

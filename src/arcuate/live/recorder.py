@@ -1,4 +1,4 @@
-"""Recording of a live session: a journal while it runs, a canonical store when it ends.
+"""Recording of a live session: a journal while it runs, a store when it ends.
 
     FOLDER/journal.jsonl   events in order, one line each; a final is on disk before it is published
     FOLDER/bins.f32        every decoded bin, in order, float32

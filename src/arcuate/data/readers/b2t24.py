@@ -6,7 +6,6 @@ placeholders and are dropped. Labels are derived from the text by `arcuate.data.
 
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import scipy.io
+from scipy.io.matlab import MatReadError
 
 from arcuate.data.pronunciation import text_to_tokens
 from arcuate.data.readers.mat_tags import list_variables
@@ -43,16 +43,7 @@ DEFAULT_FEATURES = "tx1+spikePow:6v"
 _KNOWN_FEATURES = ("tx1", "tx2", "tx3", "tx4", "spikePow")
 _AREAS = ("6v", "44", "all")
 _MAX_TRIALS = 100_000
-_MAT_ERRORS = (
-    *FILE_ERRORS,
-    NotImplementedError,
-    AttributeError,
-    IndexError,
-    NameError,
-    struct.error,
-    zlib.error,
-    scipy.io.matlab.MatReadError,
-)
+_MAT_ERRORS = (*FILE_ERRORS, AttributeError, IndexError, NameError, struct.error, zlib.error, MatReadError)
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ def parse_features(text: str) -> Features:
 
 
 def is_partition(folder: Path) -> bool:
-    return folder.name in PARTITIONS and any(_is_recording(name) for name in list_names(folder, []))
+    return folder.name in PARTITIONS and any(name.endswith(".mat") for name in list_names(folder, []))
 
 
 def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
@@ -92,16 +83,12 @@ def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
     for folder in list_folders(root, skipped):
         split = PARTITIONS.get(folder.name)
         for name in list_names(folder, skipped):
-            if split is not None and _is_recording(name):
+            if split is not None and name.endswith(".mat"):
                 files.append(SourceFile(replace_surrogates(Path(name).stem), split, folder / name))
             elif looks_like_data(name):
                 reason = "not <session>.mat" if split else f"not in one of the folders {', '.join(PARTITIONS)}"
                 skipped.append(unrecognised(f"{folder.name}/{name}", reason))
     return files, skipped
-
-
-def _is_recording(name: str) -> bool:
-    return name.endswith(".mat")
 
 
 def summarise_file(file: SourceFile) -> FileSummary:
@@ -110,15 +97,6 @@ def summarise_file(file: SourceFile) -> FileSummary:
     if "tx1" not in sizes and "spikePow" not in sizes:
         raise UnreadableFile("it has neither tx1 nor spikePow")
     return FileSummary(sizes.get("tx1", sizes.get("spikePow", 0)), {})
-
-
-def count_channels(file: SourceFile, features: str) -> dict[int, int]:
-    """Number of trials by channel count."""
-    counts: Counter[int] = Counter()
-    for result in read_trials(file, features):
-        if result.trial is not None:
-            counts[result.trial.bins.shape[1]] += 1
-    return dict(counts)
 
 
 def read_trials(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[ReadResult]:

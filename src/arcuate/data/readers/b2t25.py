@@ -36,11 +36,7 @@ from arcuate.data.readers.source import (
 )
 from arcuate.data.trial import Split, Trial, trial_id
 
-_FILES: dict[str, Split] = {
-    "data_train.hdf5": "train",
-    "data_val.hdf5": "val",
-    "data_test.hdf5": "test",
-}
+_FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")
 _MAX_ATTRIBUTE_BYTES = 100_000
 

@@ -1,12 +1,11 @@
 """Simulation of a cohort: sessions, blocks and trials, and the ground truth that the file layouts cannot hold."""
 
-import errno
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -28,24 +27,24 @@ from arcuate.data.simulation.cortex import (
     record_trial,
 )
 from arcuate.data.simulation.layouts import (
-    Hdf5SessionWriter,
-    MatSessionWriter,
+    FOLDERS,
     PlannedTrial,
-    SessionWriter,
     SimulatedTrial,
+    WriteTrial,
     write_description,
+    write_hdf5_session,
+    write_mat_session,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
 from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
 from arcuate.errors import UserError
-from arcuate.files import exclusive_lock
+from arcuate.files import exclusive_lock, explain_write_error, fields_to_dict
 from arcuate.progress import Progress
 
 DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 
 _STAGING = ".simulating"
-_FOLDERS = {"b2t25": Hdf5SessionWriter.folder, "b2t24": MatSessionWriter.folder}
 _FIRST_DATE = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28)}
 _PARTICIPANT = {"b2t25": "t15", "b2t24": "t12"}
 _DAYS_FROM_IMPLANT = 25  # to the first session
@@ -73,18 +72,7 @@ class Simulation:
     ms_per_phoneme: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "layout": self.layout,
-            "sessions": list(self.sessions),
-            "trials": self.trials,
-            "electrodes": self.n_electrodes,
-            "difficulty": self.difficulty,
-            "noise": self.noise,
-            "seed": self.seed,
-            "hours": self.hours,
-            "ms_per_phoneme": self.ms_per_phoneme,
-        }
+        return {"electrodes" if name == "n_electrodes" else name: value for name, value in fields_to_dict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -131,19 +119,19 @@ def simulate(
     sessions = tuple(session_names(checked, n_sessions, seed, later))
     cohort = _Cohort(checked, sessions, n_trials, n_electrodes, difficulty, noise, seed, ms_per_phoneme)
     with _staging_folder(out, checked) as staging:
-        totals = _write_cohort(staging, cohort, progress)
-    seconds = totals.n_bins * BIN_SECONDS
+        counts, n_bins, n_phonemes = _write_cohort(staging, cohort, progress)
+    seconds = n_bins * BIN_SECONDS
     return Simulation(
         path=out,
         layout=layout,
         sessions=sessions,
-        trials=totals.trials,
+        trials=counts,
         n_electrodes=n_electrodes,
         difficulty=difficulty,
         noise=noise,
         seed=seed,
         hours=round(seconds / 3600, 3),
-        ms_per_phoneme=round(1000 * seconds / totals.n_phonemes, 1),
+        ms_per_phoneme=round(1000 * seconds / n_phonemes, 1),
     )
 
 
@@ -203,7 +191,7 @@ def _check_arguments(
 def _check_target(out: Path, force: bool) -> None:
     if os.path.lexists(out) and not out.is_dir():
         raise UserError(f"{out} is not a folder; choose another one")
-    occupied = any(os.path.lexists(out / name) for name in (*_FOLDERS.values(), TRUTH_FILE))
+    occupied = any(os.path.lexists(out / name) for name in (*FOLDERS.values(), TRUTH_FILE))
     is_simulation = (out / TRUTH_FILE).is_file()
     if occupied and not (force and is_simulation):
         raise UserError(
@@ -214,15 +202,8 @@ def _check_target(out: Path, force: bool) -> None:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Totals:
-    trials: dict[str, int]  # by split
-    n_bins: int
-    n_phonemes: int
-
-
-def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> _Totals:
-    """Write all sessions, the ground truth and (b2t25) the description of the blocks."""
+def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> tuple[dict[str, int], int, int]:
+    """Write sessions, ground truth and (b2t25) the table of blocks; return trials by split, bins and phonemes."""
     signal = SignalModel.from_noise(cohort.noise)
     description: list[tuple[object, ...]] = []
     counts: dict[str, int] = dict.fromkeys(SPLITS, 0)
@@ -230,12 +211,11 @@ def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> _Tot
     n_total = len(cohort.sessions) * cohort.n_trials
     with (out / TRUTH_FILE).open("w", encoding="utf-8") as truth:
         for index, electrodes in enumerate(_electrodes_by_session(cohort)):
-            session = cohort.sessions[index]
             plan = _plan_session(cohort, index)
             dead = np.flatnonzero(electrodes.dead).tolist()
-            with _session_writer(out, cohort, index) as writer:
+            with _open_session(out, cohort, index) as write:
                 for trial in _simulate_trials(cohort, index, plan, electrodes, signal):
-                    writer.write(trial)
+                    write(trial)
                     row = _truth_row(trial)
                     row |= {"dead": dead, "seed": cohort.seed, "difficulty": cohort.difficulty}
                     truth.write(json.dumps(row) + "\n")
@@ -244,10 +224,10 @@ def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> _Tot
                     n_phonemes += len(trial.names)
                     if progress:
                         progress(sum(counts.values()), n_total, "simulating trials")
-            description.extend(_description_rows(session, _FIRST_DATE[cohort.layout], plan))
+            description.extend(_description_rows(cohort.sessions[index], _FIRST_DATE[cohort.layout], plan))
     if cohort.layout == "b2t25":
         write_description(out / DESCRIPTION_FILE, description)
-    return _Totals(counts, n_bins, n_phonemes)
+    return counts, n_bins, n_phonemes
 
 
 @contextmanager
@@ -265,31 +245,24 @@ def _staging_folder(out: Path, layout: Layout) -> Iterator[Path]:
             staging.mkdir()
             try:
                 yield staging
-                for folder in _FOLDERS.values():
+                for folder in FOLDERS.values():
                     shutil.rmtree(out / folder, ignore_errors=True)
                 (out / DESCRIPTION_FILE).unlink(missing_ok=True)
-                for part in sorted(staging.iterdir(), key=lambda path: path.name == _FOLDERS[layout]):
+                for part in sorted(staging.iterdir(), key=lambda path: path.name == FOLDERS[layout]):
                     part.replace(out / part.name)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise UserError(_explain(error, out)) from error
+        raise explain_write_error(error, out) from error
     finally:
         if is_new and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
 
 
-def _explain(error: OSError, out: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
-        return f"the disk is full; free some space or simulate less, and write {out} again (nothing was kept)"
-    reason = error.strerror or " ".join(str(error).split())
-    return f"cannot write {out}: {reason}; check the folder and its permissions"
-
-
-def _session_writer(out: Path, cohort: _Cohort, index: int) -> SessionWriter:
+def _open_session(out: Path, cohort: _Cohort, index: int) -> AbstractContextManager[WriteTrial]:
     if cohort.layout == "b2t25":
-        return Hdf5SessionWriter(out, cohort.sessions[index])
-    return MatSessionWriter(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
+        return write_hdf5_session(out, cohort.sessions[index])
+    return write_mat_session(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
 
 
 def _truth_row(trial: SimulatedTrial) -> dict[str, object]:

@@ -6,14 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from arcuate.data.pronunciation import pronounce
-from arcuate.data.simulation.articulation import (
-    ARTICULATORS,
-    N_ARTICULATORS,
-    Timing,
-    articulate,
-    draw_onsets,
-    low_pass,
-)
+from arcuate.data.simulation.articulation import ARTICULATORS, N_ARTICULATORS, Timing, articulate, draw_onsets, low_pass
 from arcuate.data.simulation.sentences import make_sentence
 from arcuate.data.trial import BIN_SECONDS
 
@@ -78,10 +71,7 @@ class Mode:
     lead_shift: int  # bins
 
 
-MODES = {
-    "vocalised": Mode("vocalised", 1.0, 1.05, 1.0, 1.0, 0),
-    "silent": Mode("silent", 0.82, 0.9, 0.45, 0.15, -2),
-}
+MODES = {"vocalised": Mode("vocalised", 1.0, 1.05, 1.0, 1.0, 0), "silent": Mode("silent", 0.82, 0.9, 0.45, 0.15, -2)}
 
 
 def implant_electrodes(arrays: tuple[SimulatedArray, ...], rng: np.random.Generator) -> Electrodes:
@@ -191,9 +181,8 @@ def record_trial(
     return counts.astype(np.uint8), power
 
 
-def _speech_drive(
-    electrodes: Electrodes, positions: np.ndarray, mode: Mode, signal: SignalModel
-) -> np.ndarray:  # (T, N) float32
+def _speech_drive(electrodes: Electrodes, positions: np.ndarray, mode: Mode, signal: SignalModel) -> np.ndarray:
+    """Log-rate modulation by speech, (T, N) float32; each array leads the movement by its own number of bins."""
     mean, sd = _feature_scale()
     scaled = (motor_features(positions, mode) - mean) / sd
     gains = (electrodes.tuning * (mode.gain * signal.depth * electrodes.depth)[:, None]).astype(np.float32)
@@ -207,14 +196,12 @@ def _speech_drive(
     return drive
 
 
-def _fluctuations(
-    electrodes: Electrodes, n_bins: int, signal: SignalModel, rng: np.random.Generator
-) -> np.ndarray:  # (T, N) float32
+def _fluctuations(electrodes: Electrodes, n_bins: int, signal: SignalModel, rng: np.random.Generator) -> np.ndarray:
+    """Log-rate fluctuations unrelated to speech, private and shared within an array, (T, N) float32."""
     poles = np.exp(-BIN_SECONDS / _FACTOR_SECONDS)
     factors = _ar1_noise(n_bins, np.repeat(poles, [1] + [len(electrodes.arrays)] * (_N_FACTORS - 1)), rng)
-    out = signal.private * _ar1_noise(
-        n_bins, np.full(len(electrodes.loading), np.exp(-BIN_SECONDS / _PRIVATE_SECONDS)), rng
-    )
+    private_poles = np.full(len(electrodes.loading), np.exp(-BIN_SECONDS / _PRIVATE_SECONDS))
+    out = signal.private * _ar1_noise(n_bins, private_poles, rng)
     start = 0
     for i, array in enumerate(electrodes.arrays):
         own_factors = factors[:, [0, *range(1 + i, factors.shape[1], len(electrodes.arrays))]]
@@ -233,19 +220,14 @@ def _ar1_noise(n_bins: int, poles: np.ndarray, rng: np.random.Generator) -> np.n
 
 
 def _spike_band_power(
-    electrodes: Electrodes,
-    counts: np.ndarray,
-    drive: np.ndarray,
-    offset: np.ndarray,
-    rng: np.random.Generator,
+    electrodes: Electrodes, counts: np.ndarray, drive: np.ndarray, offset: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Detected spikes of varying size plus a background of distant cells with the same drive."""
     fraction = np.where(electrodes.dead, 0.0, electrodes.spike_fraction).astype(np.float32)
     sizes = rng.standard_normal(counts.shape, dtype=np.float32)
     background_noise = rng.standard_normal(counts.shape, dtype=np.float32)
-    spikes = np.maximum(counts + _SPIKE_SIZE_SD * np.sqrt(counts) * sizes, 0) / np.exp(electrodes.log_rate).astype(
-        np.float32
-    )
+    mean_counts = np.exp(electrodes.log_rate).astype(np.float32)
+    spikes = np.maximum(counts + _SPIKE_SIZE_SD * np.sqrt(counts) * sizes, 0) / mean_counts
     alive = np.where(electrodes.dead, 0.0, 0.55).astype(np.float32)
     background = np.exp(alive * (drive + offset.astype(np.float32)) + _BACKGROUND_SD * background_noise)
     scale = electrodes.power_scale.astype(np.float32)

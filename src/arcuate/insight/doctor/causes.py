@@ -55,13 +55,11 @@ def without_current_settings(change: str, settings: Mapping[str, Any]) -> str:
     kept = [
         word
         for word in words
-        if not (match := _ASSIGNMENT.fullmatch(word)) or not _has_setting(settings, match[1], match[2])
+        if not (match := _ASSIGNMENT.fullmatch(word))
+        or match[1] not in settings
+        or settings[match[1]] != yaml.safe_load(match[2])
     ]
     return " ".join(kept) if kept == words or any(map(_ASSIGNMENT.fullmatch, kept)) else ""
-
-
-def _has_setting(settings: Mapping[str, Any], name: str, value: str) -> bool:
-    return name in settings and bool(settings[name] == yaml.safe_load(value))
 
 
 def _exploded(lead: Finding, m: Measurements) -> list[Cause]:

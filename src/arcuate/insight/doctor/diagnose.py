@@ -10,12 +10,7 @@ from arcuate.errors import UserError
 from arcuate.insight.doctor.causes import Cause, find_causes, first_suggestion
 from arcuate.insight.doctor.measurements import Measurements
 from arcuate.insight.doctor.read import LogFile, read_logs
-from arcuate.insight.doctor.reference import (
-    OFFICIAL_STEPS,
-    compare_with_official,
-    expected_rate,
-    reference_level,
-)
+from arcuate.insight.doctor.reference import OFFICIAL_STEPS, compare_with_official, expected_rate, reference_level
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
 
@@ -68,11 +63,7 @@ class Diagnosis:
 
 
 def diagnose(
-    path: str | Path,
-    *,
-    dataset: str | None = None,
-    planned_steps: int | None = None,
-    allow_pickle: bool = False,
+    path: str | Path, *, dataset: str | None = None, planned_steps: int | None = None, allow_pickle: bool = False
 ) -> Diagnosis:
     """Diagnose the run or runs in a run folder, a folder with a log, or a log file.
 
@@ -190,10 +181,7 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
     first_loss = max(first_losses, default=None)
     first_rate, best_rate = float(per.values[0]), float(per.values.min())
     if best_rate < _BEST_OF_24:
-        return (
-            "b2t25",
-            f"data set b2t25: no published decoder reaches an error rate of {best_rate:.3f} on '24",
-        )
+        return ("b2t25", f"data set b2t25: no published decoder reaches an error rate of {best_rate:.3f} on '24")
     summed = first_loss is None or first_loss > _SUMMED_LOSS
     if first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
         return "b2t25", f"data set b2t25: the initial error rate is {first_rate:.2f}, above 1"
@@ -202,10 +190,7 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
             "b2t25",
             f"data set b2t25: an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer",
         )
-    return (
-        "b2t24",
-        "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference",
-    )
+    return ("b2t24", "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference")
 
 
 def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | None, str]:

@@ -228,11 +228,7 @@ class Jump:
 def non_finite_losses(log: TrainingLog) -> Jump | None:
     """A loss or error rate that is not finite, or one on which the guard gave up."""
     evidence, steps = [], []
-    quantities = (
-        ("training loss", log.train_loss),
-        ("validation loss", log.val_loss),
-        (log.error_name, log.per),
-    )
+    quantities = (("training loss", log.train_loss), ("validation loss", log.val_loss), (log.error_name, log.per))
     for name, series in quantities:
         if len(series.non_finite_steps):
             evidence.append(_non_finite_text(name, series))

@@ -8,16 +8,7 @@ from arcuate.files import write_text
 from arcuate.insight.doctor.diagnose import Diagnosis
 from arcuate.insight.doctor.reference import Reference, matching_reference
 from arcuate.insight.doctor.training_log import Series, TrainingLog
-from arcuate.insight.pages.charts import (
-    BOTTOM,
-    LEFT,
-    TOP,
-    draw_best,
-    draw_curve,
-    steps_chart,
-    steps_scale,
-    thin_curve,
-)
+from arcuate.insight.pages import charts, svg
 from arcuate.insight.pages.formatting import count, finite_number, percent, whole_percent
 from arcuate.insight.pages.markup import (
     Html,
@@ -29,27 +20,15 @@ from arcuate.insight.pages.markup import (
     muted,
     notice,
     scroll_table,
-    svg,
     tag,
     tile,
-)
-from arcuate.insight.pages.svg import (
-    SMALLEST,
-    Scale,
-    band,
-    line,
-    linear_scale,
-    log_scale,
-    path,
-    text,
-    x_axis,
-    y_axis,
 )
 
 _LOWEST, _HIGHEST = 0.01, 1.2  # error rates outside are drawn at the edge; untrained models reach 5
 _WIDTH, _HEIGHT, _RIGHT, _BOTTOM = 1120, 430, 1100, 384  # of the error chart, which is as wide as the page
 _BAND_SD = 2.0  # half the width of the reference band
 _MIN_BAND = 0.03  # share of the mean: the band is at least this wide on either side
+_MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
 _MAX_RUNS = 24  # drawn, of a file with many
 
 
@@ -75,21 +54,16 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
 def _header(diagnosis: Diagnosis) -> Html:
     """The verdict in large type, then the main evidence."""
     first = diagnosis.evidence[0] if diagnosis.evidence else diagnosis.primary
+    tone = "good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad"
     since = tag("small", f" {diagnosis.since}" if diagnosis.since else "")
     return tag(
         "header",
         tag("p", f"arcuate doctor · {diagnosis.name}", class_="kicker"),
-        tag("h1", diagnosis.primary.replace("_", " "), since, class_=f"verdict {_tone(diagnosis)}"),
+        tag("h1", diagnosis.primary.replace("_", " "), since, class_=f"verdict {tone}"),
         tag("p", f"{first[:1].upper()}{first[1:]}.", class_="lead"),
         muted(f"Also: {', '.join(diagnosis.secondary)}.") if diagnosis.secondary else None,
         _tiles(diagnosis),
     )
-
-
-def _tone(diagnosis: Diagnosis) -> str:
-    if diagnosis.primary == "healthy":
-        return "good"
-    return "mild" if diagnosis.primary in ("unfinished", "too_short", "restarted") else "bad"
 
 
 def _tiles(diagnosis: Diagnosis) -> Html:
@@ -106,13 +80,12 @@ def _tiles(diagnosis: Diagnosis) -> Html:
 
 
 def _run_section(run: Diagnosis, alone: bool) -> Html:
-    charts = _charts(run, run.log) if run.log else Html()
     remarks: list[tuple[str, object]] = [("inferred", s) for s in run.inferences]
     remarks += [("note", s) for s in run.notes]
     return tag(
         "section",
         tag("h2", "Curves" if alone else f"{run.name}: {run.primary}"),
-        charts,
+        _charts(run, run.log) if run.log else None,
         tag("h3", "Evidence"),
         tag("ul", *(tag("li", sentence) for sentence in run.evidence)),
         _causes(run),
@@ -143,9 +116,9 @@ def _runs_table(diagnosis: Diagnosis) -> Html:
 
 
 def _charts(run: Diagnosis, log: TrainingLog) -> Html:
-    small = (_loss_chart(run, log), _learning_rate_chart(log), _gradient_chart(log))
     wide = _error_chart(run, log, matching_reference(log, run.dataset))
-    return join([wide or Html(), tag("div", *(chart for chart in small if chart), class_="pair")])
+    small = charts.pair(_loss_chart(run, log), _learning_rate_chart(log), _gradient_chart(log))
+    return join([wide or Html(), small])
 
 
 def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) -> Html | None:
@@ -155,11 +128,11 @@ def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) 
         return None
     last = max(float(per.steps[-1]), 1.0)
     expected = reference.mean[reference.grid <= last].tolist() if reference else []
-    x = steps_scale(last, _RIGHT)
-    y = log_scale(np.clip([*per.values, *expected], _LOWEST, _HIGHEST).tolist(), _BOTTOM, TOP)
+    x = charts.steps_scale(last, _RIGHT)
+    y = svg.log_scale(np.clip([*per.values, *expected], _LOWEST, _HIGHEST).tolist(), _BOTTOM, charts.TOP)
     best = int(per.values.argmin())
     step, rate = float(per.steps[best]), float(per.values[best])
-    parts = [y_axis(y, LEFT, _RIGHT, whole_percent), x_axis(x, _BOTTOM, per.unit)]
+    parts = [svg.y_axis(y, charts.LEFT, _RIGHT, whole_percent), svg.x_axis(x, _BOTTOM, per.unit)]
     entries = [("validation", f"this run, {log.error_name}"), ("best", f"best, step {count(step)}")]
     if reference:
         parts.append(_reference_band(reference, x, y, last))
@@ -168,15 +141,15 @@ def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) 
             ("reference", f"{reference.n_runs} healthy runs, ± {_BAND_SD:g} SD, {minimum}: {reference.model}")
         )
     parts += [*_verdict_marks(run, x, _BOTTOM), _draw(per, x, y, "validation")]
-    parts += draw_best(x, y, step, rate, _BOTTOM)
+    parts += charts.draw_best(x, y, step, rate, _BOTTOM)
     label = f"{log.error_name} over {per.unit}; best {percent(rate)}"
-    drawing = svg(_WIDTH, _HEIGHT, label, *parts, style="min-width: 44rem")
+    drawing = svg.drawing(_WIDTH, _HEIGHT, label, *parts, style="min-width: 44rem")
     caption = f"Reference: {reference.source}." if reference else None
     title = f"{log.error_name} on validation, logarithmic"
     return figure(title, drawing, caption, legend(*entries), wide=True)
 
 
-def _reference_band(reference: Reference, x: Scale, y: Scale, last: float) -> Html:
+def _reference_band(reference: Reference, x: svg.Scale, y: svg.Scale, last: float) -> Html:
     grid = [*reference.grid[reference.grid <= last].tolist(), min(last, float(reference.grid[-1]))]
     mean = np.interp(grid, reference.grid, reference.mean)
     half = np.maximum(_BAND_SD * np.interp(grid, reference.grid, reference.sd), _MIN_BAND * mean)
@@ -184,18 +157,21 @@ def _reference_band(reference: Reference, x: Scale, y: Scale, last: float) -> Ht
         [(x(step), y(max(float(v), y.low))) for step, v in zip(grid, values, strict=True)]
         for values in (mean + half, mean - half, mean)
     )
-    return join([band(upper, lower, "band reference"), path(middle, "line reference")])
+    return join([svg.band(upper, lower, "band reference"), svg.path(middle, "line reference")])
 
 
-def _verdict_marks(run: Diagnosis, x: Scale, bottom: float = BOTTOM) -> list[Html]:
+def _verdict_marks(run: Diagnosis, x: svg.Scale, bottom: float = charts.BOTTOM) -> list[Html]:
     """A vertical line at each step where a verdict starts."""
     marks = []
     for i, (step, verdict) in enumerate(run.marks[:4]):
-        at, height = x(float(step)), TOP + 14 + 17 * i
+        at, height = x(float(step)), charts.TOP + 14 + 17 * i
         label = f"{verdict.replace('_', ' ')} from {count(step)}"
         right_half = at > (x.start + x.stop) / 2
         place, anchor = (at - 5, "end") if right_half else (at + 5, "start")
-        marks += [line(at, TOP, at, bottom, "line event"), text(place, height, label, "event halo", anchor)]
+        marks += [
+            svg.line(at, charts.TOP, at, bottom, "line event"),
+            svg.text(place, height, label, "event halo", anchor),
+        ]
     return marks
 
 
@@ -207,23 +183,23 @@ def _loss_chart(run: Diagnosis, log: TrainingLog) -> Html | None:
     values = [v for series, _, _ in shown for v in _positive(series)]
     if not values:
         return None
-    x = steps_scale(max(float(series.steps[-1]) for series, _, _ in shown))
-    y = log_scale(values, BOTTOM, TOP)
+    x = charts.steps_scale(max(float(series.steps[-1]) for series, _, _ in shown))
+    y = svg.log_scale(values, charts.BOTTOM, charts.TOP)
     unit = shown[0][0].unit
     marks = _verdict_marks(run, x) if run.unit == unit else []
     marks += [_draw(series, x, y, kind) for series, kind, _ in shown]
     n_missing = len(log.train_loss.non_finite_steps) + len(log.val_loss.non_finite_steps)
     caption = f"{n_missing:,} non-finite values are not shown." if n_missing else None
     key = legend(*((kind, name) for _, kind, name in shown))
-    return steps_chart("Loss", "Loss, logarithmic", x, y, marks, key, caption, unit=unit)
+    return charts.steps_chart("Loss", "Loss, logarithmic", x, y, marks, key, caption, unit=unit)
 
 
 def _learning_rate_chart(log: TrainingLog) -> Html | None:
     lr = log.lr.finite
     if len(lr) < 2 or lr.values.max() <= 0:
         return None
-    x, y = steps_scale(float(lr.steps[-1])), linear_scale(lr.values.tolist(), BOTTOM, TOP, 0.0)
-    return steps_chart("Learning rate", "Learning rate", x, y, [_draw(lr, x, y, "validation")], unit=lr.unit)
+    x, y = charts.steps_scale(float(lr.steps[-1])), svg.linear_scale(lr.values.tolist(), charts.BOTTOM, charts.TOP, 0.0)
+    return charts.steps_chart("Learning rate", "Learning rate", x, y, [_draw(lr, x, y, "validation")], unit=lr.unit)
 
 
 def _gradient_chart(log: TrainingLog) -> Html | None:
@@ -231,15 +207,15 @@ def _gradient_chart(log: TrainingLog) -> Html | None:
     positive = _positive(norms)
     if len(positive) < 2:
         return None
-    x, y = steps_scale(float(norms.steps[-1])), log_scale(positive, BOTTOM, TOP)
+    x, y = charts.steps_scale(float(norms.steps[-1])), svg.log_scale(positive, charts.BOTTOM, charts.TOP)
     label = "Gradient norm, logarithmic"
-    return steps_chart("Gradient norm", label, x, y, [_draw(norms, x, y, "train")], unit=norms.unit)
+    return charts.steps_chart("Gradient norm", label, x, y, [_draw(norms, x, y, "train")], unit=norms.unit)
 
 
 def _positive(series: Series) -> list[float]:
-    return [v for v in series.values.tolist() if SMALLEST < v < 1e100]
+    return [v for v in series.values.tolist() if svg.SMALLEST < v < 1e100]
 
 
-def _draw(series: Series, x: Scale, y: Scale, kind: str) -> Html:
+def _draw(series: Series, x: svg.Scale, y: svg.Scale, kind: str) -> Html:
     values = [finite_number(v) for v in series.values.tolist()]
-    return draw_curve(thin_curve(series.steps.tolist(), values, values), x, y, kind)
+    return charts.draw_curve(charts.thin_curve(series.steps.tolist(), values, values), x, y, kind)

@@ -10,26 +10,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.insight.doctor.assemble import assemble_logs
+from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
+from arcuate.files import read_json
 from arcuate.insight.doctor.columns import Collector
-from arcuate.insight.doctor.metadata import Metadata, detect_dataset, scan_config
+from arcuate.insight.doctor.metadata import Metadata, detect_dataset, flatten, scan_config
 from arcuate.insight.doctor.read_events import is_event_file, read_events
-from arcuate.insight.doctor.read_run import read_run
 from arcuate.insight.doctor.read_tables import (
     find_delimiter,
     is_keyed_by_step,
     is_mlflow,
     read_csv,
-    read_json,
+    read_json_document,
     read_jsonl,
     read_mlflow,
     read_tree,
 )
-from arcuate.insight.doctor.read_text import read_text
-from arcuate.insight.doctor.text_files import detect_encoding, line_blocks, read_head
-from arcuate.insight.doctor.training_log import TrainingLog
-from arcuate.run import open_run
+from arcuate.insight.doctor.read_text import detect_encoding, line_blocks, read_head, read_text
+from arcuate.insight.doctor.training_log import TrainingLog, assemble_logs
+from arcuate.run import Run, open_run
+from arcuate.training.checks import coupling_warnings
 
 _OTHER_FORMATS = {
     b"\x89PNG": "a PNG image",
@@ -80,7 +81,7 @@ def _read_folder(path: Path, allow_pickle: bool) -> LogFile:
     if (path / "recipe.yaml").is_file():
         run = open_run(path)
         with _gc_disabled():
-            return LogFile(run.name, "an arcuate run folder", tuple(read_run(run)))
+            return LogFile(run.name, "an arcuate run folder", tuple(_read_run(run)))
     pickles = []
     for group in _candidate_files(path):
         if not allow_pickle and _is_pickle(group[0], read_head(group[0])):
@@ -106,12 +107,12 @@ def _candidate_files(path: Path) -> list[list[Path]]:
     if events:
         groups.append(events)
     unique = {frozenset(group): group for group in reversed(groups)}
-    return sorted(unique.values(), key=lambda group: _likelihood(group[0].name))
 
+    def rank(group: list[Path]) -> tuple[int, str]:
+        name = group[0].name
+        return next((i for i, word in enumerate(_LOG_NAMES) if word in name.lower()), len(_LOG_NAMES)), name
 
-def _likelihood(name: str) -> tuple[int, str]:
-    rank = next((i for i, word in enumerate(_LOG_NAMES) if word in name.lower()), len(_LOG_NAMES))
-    return rank, name
+    return sorted(unique.values(), key=rank)
 
 
 def _partner_files(path: Path) -> list[Path]:
@@ -172,7 +173,12 @@ def _read_file(path: Path, collector: Collector, allow_pickle: bool) -> tuple[st
     if is_event_file(head):
         return "a TensorBoard event file", read_events(path, collector)
     if _is_pickle(path, head):
-        return _read_pickle(path, collector, allow_pickle), ()
+        if not allow_pickle:
+            raise UserError(f"{path} is a pickle, which can execute code when it is opened; {_PICKLE_HINT}")
+        from arcuate.data.unpickle import load_pickle
+
+        read_tree(load_pickle(path), collector)
+        return "a pickle", ()
     for magic, description in _OTHER_FORMATS.items():
         if head.startswith(magic):
             raise UserError(f"{path} is not a training log but {description}")
@@ -201,20 +207,11 @@ def _is_pickle(path: Path, head: bytes) -> bool:
     return bool(last) and last[0][2] == len(data) - 1
 
 
-def _read_pickle(path: Path, collector: Collector, allow_pickle: bool) -> str:
-    if not allow_pickle:
-        raise UserError(f"{path} is a pickle, which can execute code when it is opened; {_PICKLE_HINT}")
-    from arcuate.data.unpickle import load_pickle
-
-    read_tree(load_pickle(path), collector)
-    return "a pickle"
-
-
 def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector) -> str:
     lines = head.decode(encoding, errors="replace").splitlines()
     filled = [line.strip() for line in lines if line.strip()]
     blocks = line_blocks(path, encoding)
-    if _is_json_document(filled) and read_json(path, encoding, collector):
+    if _is_json_document(filled) and read_json_document(path, encoding, collector):
         return "a JSON document"
     if _share_of_objects(filled) >= 0.5:
         read_jsonl(blocks, collector)
@@ -286,3 +283,135 @@ def _apply_metadata(logs: Sequence[TrainingLog], metadata: Metadata) -> list[Tra
         )
         for i, log in enumerate(logs)
     ]
+
+
+# Arcuate run folders: metrics, recipe and the incidents of the guard.
+
+_BLANK_SHARE, _FEW_CLASSES = 0.98, 3  # output with almost only blanks, or with at most this many phonemes
+_MAX_INCIDENTS = 5
+_ACTIONS = {
+    "skip": "skipped the step",
+    "rewind": "rewound to a checkpoint",
+    "reduce_lr": "reduced the learning rate",
+    "cool": "reduced the learning rate",  # name used by earlier versions
+    "stop": "stopped the run",
+}
+
+
+def _read_run(run: Run) -> list[TrainingLog]:
+    """The log of a run folder; several if another run was appended to its file."""
+    if not run.metrics_file.is_file():
+        raise UserError(f"{run.path} has no metrics.jsonl: training has not started")
+    collector, output = Collector(), _OutputMonitor()
+    read_jsonl(line_blocks(run.metrics_file, "utf-8"), collector, output.add_rows)
+    logs = assemble_logs(collector, run.name) or [TrainingLog(name=run.name)]
+    recipe, problems = None, []
+    try:
+        recipe = run_recipe(run)
+    except UserError as error:  # damaged or of another version; the curves can be judged without it
+        problems.append(f"judged without its recipe: {error}")
+    logs = [_with_recipe(replace(log, notes=(*log.notes, *problems)), run, recipe) for log in logs]
+    return [_with_incidents(logs[0], _read_incidents(run), output)] if len(logs) == 1 else logs
+
+
+class _OutputMonitor:
+    """Scans the training rows for blank output and for null losses."""
+
+    def __init__(self) -> None:
+        self.blank: list[tuple[int, bool]] = []  # step, whether the output was almost only blanks
+        self.non_finite: list[int] = []  # steps whose row has a null loss, as arcuate writes a non-finite one
+
+    def add_rows(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            try:
+                if row.get("loss", 0) is None:
+                    self.non_finite.append(int(row["step"]))
+                if "blank_share" in row:
+                    blank = row["blank_share"] >= _BLANK_SHARE or row["n_distinct"] <= _FEW_CLASSES
+                    self.blank.append((int(row["step"]), bool(blank)))
+            except (ValueError, TypeError, KeyError, OverflowError):
+                continue  # a row without output statistics
+
+    def blank_since(self) -> int | None:
+        """The step from which on every output was blank, if that covers at least the last third."""
+        blank = [is_blank for _, is_blank in self.blank]
+        if len(blank) < 6 or not all(blank[-(len(blank) // 3) :]):
+            return None
+        others = [i for i, is_blank in enumerate(blank) if not is_blank]
+        return self.blank[others[-1] + 1 if others else 0][0]
+
+
+def _read_incidents(run: Run) -> list[dict[str, Any]]:
+    """The incidents of the guard; unreadable lines are skipped."""
+    if not run.incidents_file.is_file():
+        return []
+    incidents = []
+    for lines in line_blocks(run.incidents_file, "utf-8"):
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                incidents.append(row)
+    return incidents
+
+
+def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingLog:
+    planned = recipe.train.steps if recipe else None
+    dataset, because = _published_dataset(run)
+    return replace(
+        log,
+        is_arcuate=True,
+        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()} if recipe else {},
+        coupling_warnings=tuple(_coupling_warnings(recipe)) if recipe else (),
+        planned=planned,
+        planned_because="recipe.yaml" if planned else "",
+        dataset=dataset,
+        dataset_because=because,
+    )
+
+
+def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], output: _OutputMonitor) -> TrainingLog:
+    sentences = [_describe_incident(row) for row in incidents[:_MAX_INCIDENTS]]
+    if len(incidents) > _MAX_INCIDENTS:
+        sentences.append(f"and {len(incidents) - _MAX_INCIDENTS:,} more incidents")
+    non_finite = [row for row in incidents if row.get("kind") == "non_finite"]
+    given_up = [row["step"] for row in non_finite if row.get("action") != "skip"]
+    return replace(
+        log,
+        incidents=tuple(sentences),
+        non_finite_steps=tuple(sorted({*given_up, *output.non_finite})),
+        skipped_steps=tuple(row["step"] for row in non_finite if row.get("action") == "skip"),
+        blank_since=output.blank_since(),
+    )
+
+
+def _coupling_warnings(recipe: Recipe) -> list[str]:
+    """Warnings for a recipe derived from an official one that changes learning rate, eps or reduction alone."""
+    known = next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
+    official = official_ancestor(known) if known else None
+    return coupling_warnings(recipe, load_recipe(official), official) if official else []
+
+
+def _describe_incident(row: dict[str, Any]) -> str:
+    action = _ACTIONS.get(str(row.get("action")), str(row.get("action") or "recorded an incident"))
+    reason = row.get("reason") or row.get("kind") or "no reason recorded"
+    return f"the guard {action} at step {row['step']:,}: {reason}"
+
+
+def _published_dataset(run: Run) -> tuple[str | None, str]:
+    """The published data set if the run's data have its layout and size; simulated data have no reference."""
+    try:
+        data = read_json(run.environment_file).get("data")
+    except UserError:
+        return None, ""
+    if not isinstance(data, dict):
+        return None, ""
+    sessions = data.get("sessions")
+    n_sessions = len(sessions) if isinstance(sessions, list) else 0
+    for dataset, n_channels, min_sessions in (("b2t25", 512, 40), ("b2t24", 256, 24)):
+        layout = data.get("layout") == dataset and data.get("n_channels") == n_channels
+        if layout and n_sessions >= min_sessions:
+            return dataset, f"environment.json lists {n_sessions} sessions of {n_channels} channels"
+    return None, ""

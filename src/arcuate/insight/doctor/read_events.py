@@ -120,20 +120,16 @@ def _scalars(record: bytes) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     try:
         fields = list(_protobuf_fields(record))
-        step = next((value for number, value in fields if number == 2), 0)
+        step = next((value for number, value in fields if number == 2 and isinstance(value, int)), 0)
+        step -= (step >= 1 << 63) << 64  # two's complement
         for number, summary in fields:
             if number == 5 and isinstance(summary, bytes):
                 for inner, value in _protobuf_fields(summary):
                     if inner == 1 and isinstance(value, bytes) and (found := _scalar(value)):
-                        rows.append({"step": _signed(step), found[0]: found[1]})
+                        rows.append({"step": float(step), found[0]: found[1]})
     except (IndexError, struct.error, UnicodeDecodeError):
         pass  # intact by its checksum, but not an event known to this reader
     return rows
-
-
-def _signed(value: object) -> float:
-    step = value if isinstance(value, int) else 0
-    return float(step - (1 << 64) if step >= 1 << 63 else step)
 
 
 def _scalar(data: bytes) -> tuple[str, float] | None:

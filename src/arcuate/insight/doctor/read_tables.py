@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.insight.doctor.column_names import ColumnMeaning, parse_column_name
-from arcuate.insight.doctor.columns import METRICS, Collector, parse_numbers
+from arcuate.insight.doctor.columns import METRICS, Collector, ColumnMeaning, parse_column_name, parse_numbers
 from arcuate.insight.doctor.metadata import scan_config
-from arcuate.insight.doctor.text_files import line_blocks
+from arcuate.insight.doctor.read_text import line_blocks
 
 # Tables with a header.
 
@@ -178,7 +177,7 @@ _COUNTER = re.compile(r"\d{1,15}(?:\.0*)?")
 _ZERO_SHARE = 0.5  # from this share on, exact zeros in a column of evaluations mean "not evaluated"
 
 
-def read_json(path: Path, encoding: str, collector: Collector) -> bool:
+def read_json_document(path: Path, encoding: str, collector: Collector) -> bool:
     """Read a file as one JSON document; return whether it was valid."""
     parts, size = [], 0
     for lines in line_blocks(path, encoding):

@@ -19,12 +19,11 @@ OFFICIAL_STEPS = {"b2t24": 10_000, "b2t25": 120_000}
 class Reference:
     """Mean and standard deviation of the error rate of healthy runs, by step."""
 
-    name: str
     dataset: str
     model: str
     unit: str
-    n_runs: int
     source: str
+    n_runs: int
     grid: np.ndarray
     mean: np.ndarray
     sd: np.ndarray
@@ -43,24 +42,19 @@ def _packaged() -> dict[str, Any]:
 
 @cache
 def references() -> dict[str, Reference]:
-    return {name: _parse_reference(name, curve) for name, curve in _packaged()["curves"].items()}
-
-
-def _parse_reference(name: str, curve: dict[str, Any]) -> Reference:
-    def column(key: str) -> np.ndarray:
-        return np.array([np.nan if v is None else v for v in curve[key]], dtype=float)
-
-    return Reference(
-        name=name,
-        dataset=str(curve["dataset"]),
-        model=str(curve["model"]),
-        unit=str(curve["unit"]),
-        n_runs=int(curve["n_runs"]),
-        source=str(curve["source"]),
-        grid=column("grid"),
-        mean=column("mean"),
-        sd=np.nan_to_num(column("sd")),
-    )
+    return {
+        name: Reference(
+            dataset=curve["dataset"],
+            model=curve["model"],
+            unit=curve["unit"],
+            source=curve["source"],
+            n_runs=curve["n_runs"],
+            grid=np.array(curve["grid"], dtype=float),
+            mean=np.array(curve["mean"], dtype=float),  # null becomes NaN
+            sd=np.nan_to_num(np.array(curve["sd"], dtype=float)),
+        )
+        for name, curve in _packaged()["curves"].items()
+    }
 
 
 def reference_level(dataset: str) -> float:

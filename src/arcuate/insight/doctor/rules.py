@@ -158,7 +158,8 @@ def _plateaued(m: Measurements) -> Finding | None:
         high, done = m.best >= _HIGH_ANYWHERE, False
     else:
         high = m.level >= _HIGH_FLAT
-        done = m.level >= _HIGH_DONE and not _still_falling(m) and not _on_track(m)
+        on_track = m.expected is not None and m.end <= _ON_TRACK * m.expected
+        done = m.level >= _HIGH_DONE and not _still_falling(m) and not on_track
     if not (flat and high) and not done:
         return None
     since = m.frozen_since if m.frozen_since is not None else int(m.step_at(2 / 3))
@@ -266,10 +267,6 @@ def _still_falling(m: Measurements) -> bool:
     """Still improving when it stopped; a schedule that ended normally is slower in its last fifth."""
     late = max(_FALLING_LATE, 2 * m.noise)
     return m.gain >= _FALLING and (m.finished is False or m.late_gain >= late)
-
-
-def _on_track(m: Measurements) -> bool:
-    return m.expected is not None and m.end <= _ON_TRACK * m.expected
 
 
 def _train_loss_rose(m: Measurements) -> bool:

@@ -11,13 +11,6 @@ from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
 from arcuate.experiments.recipe import OFFICIAL, load_recipe
 from arcuate.files import read_json, write_text
-from arcuate.insight.comparison.scores import (
-    check_same_trials,
-    describe_difference,
-    read_scores,
-    selected_on_scored_trials,
-    to_arm,
-)
 from arcuate.insight.ledger.runs import (
     SEED_SETTINGS,
     Parent,
@@ -26,6 +19,13 @@ from arcuate.insight.ledger.runs import (
     differ_only_in_seed,
     list_runs,
     value_text,
+)
+from arcuate.insight.scores import (
+    check_same_trials,
+    describe_difference,
+    read_scores,
+    selected_on_scored_trials,
+    to_arm,
 )
 from arcuate.progress import Progress
 from arcuate.training.checks import coupling_warnings

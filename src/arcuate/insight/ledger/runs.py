@@ -19,10 +19,7 @@ _RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folde
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
-_EXECUTION_SETTINGS = (
-    *("data.workers", "train.log_every", "train.keep_checkpoints"),
-    "train.checkpoint_every",
-)
+_EXECUTION_SETTINGS = (*("data.workers", "train.log_every", "train.keep_checkpoints"), "train.checkpoint_every")
 SEED_SETTINGS = ("train.seed", "data.seed")
 
 
@@ -158,7 +155,8 @@ def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunLis
     paths = find_runs(folder)
     entries = []
     for i, path in enumerate(paths):
-        entries.append(read_entry(path, _display_name(path, folder)))
+        name = path.resolve().name if path == folder else str(path.relative_to(folder))
+        entries.append(read_entry(path, name))
         if progress:
             progress(i + 1, len(paths), "reading runs")
     entries.sort(key=lambda e: (not e.started, e.started, e.name))
@@ -195,11 +193,6 @@ def is_run_folder(folder: Path) -> bool:
     if sum((folder / name).is_file() for name in _RUN_FILES) >= 2:
         return True
     return (folder / "recipe.yaml").is_file() and (folder / "checkpoints").is_dir()
-
-
-def _display_name(path: Path, folder: Path) -> str:
-    relative = path.relative_to(folder)
-    return str(relative) if relative.parts else path.resolve().name
 
 
 def read_entry(path: Path, name: str) -> RunEntry:
@@ -292,13 +285,27 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
     The run an idea came from is not recorded; the one with the fewest changed settings is the most informative
     comparison. Of equally close candidates the latest is used, and a run is preferred to a recipe.
     """
-    if entry.recipe is None:
+    recipe = entry.recipe
+    if recipe is None:
         return None
+
+    def compared_with(other: RunEntry, kind: str) -> Parent:
+        return Parent(other.name, kind, result_changes(other.recipe, recipe) if other.recipe else (), other)
+
+    by_path = {other.run.path.resolve(): other for other in earlier if other.recipe}
     if entry.weights_from:
-        return _weights_parent(entry, entry.recipe, entry.weights_from, earlier)
-    if baseline := _baseline_parent(entry, entry.recipe, earlier):
-        return baseline
-    candidates = [*_recipe_parents(entry.recipe), *_earlier_runs(entry, entry.recipe, earlier)]
+        source = by_path.get(Path(entry.weights_from.partition("@")[0]).resolve())
+        return compared_with(source, "weights") if source else Parent(entry.weights_from, "weights", ())
+    path = entry.run.path.resolve()
+    baseline = by_path.get(entry.ablation / _BASELINE / path.name) if entry.ablation else None
+    if baseline and path.parent.name != _BASELINE:
+        return compared_with(baseline, "base")
+    similar = [
+        compared_with(other, "run")
+        for other in earlier
+        if other.recipe and not other.weights_from and other.data_hashes == entry.data_hashes
+    ]
+    candidates = [*_recipe_parents(recipe), *similar]
     return min(reversed(candidates), key=lambda p: len(p.changes), default=None)
 
 
@@ -315,26 +322,6 @@ def differ_only_in_seed(changes: Sequence[Change]) -> bool:
     return all(change.path in SEED_SETTINGS for change in changes)
 
 
-def _weights_parent(entry: RunEntry, recipe: Recipe, weights_from: str, earlier: Sequence[RunEntry]) -> Parent:
-    path = Path(weights_from.partition("@")[0]).resolve()
-    for other in reversed(earlier):
-        if other.recipe and other.run.path.resolve() == path:
-            return Parent(other.name, "weights", result_changes(other.recipe, recipe), other)
-    return Parent(weights_from, "weights", ())
-
-
-def _baseline_parent(entry: RunEntry, recipe: Recipe, earlier: Sequence[RunEntry]) -> Parent | None:
-    """For an arm of an ablation: the baseline with the same seed."""
-    folder, path = entry.ablation, entry.run.path.resolve()
-    if folder is None or path.parent.name == _BASELINE:
-        return None
-    baseline = folder / _BASELINE / path.name
-    for other in earlier:
-        if other.recipe and other.run.path.resolve() == baseline:
-            return Parent(other.name, "base", result_changes(other.recipe, recipe), other)
-    return None
-
-
 def _recipe_parents(recipe: Recipe) -> list[Parent]:
     name = next((n for n in (recipe.name, recipe.extends) if n in recipe_names()), None)
     if name is None:
@@ -343,14 +330,6 @@ def _recipe_parents(recipe: Recipe) -> list[Parent]:
         return [Parent(name, "recipe", result_changes(load_recipe(name), recipe))]
     except UserError:  # the packaged recipe is of another version
         return []
-
-
-def _earlier_runs(entry: RunEntry, recipe: Recipe, earlier: Sequence[RunEntry]) -> list[Parent]:
-    return [
-        Parent(other.name, "run", result_changes(other.recipe, recipe), other)
-        for other in earlier
-        if other.recipe is not None and not other.weights_from and other.data_hashes == entry.data_hashes
-    ]
 
 
 def value_text(value: Any) -> str:

@@ -6,22 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.evaluation.significance import Contrast
+from arcuate.insight.pages import svg
 from arcuate.insight.pages.formatting import finite_int, finite_number, percent, tick_label, whole_percent
-from arcuate.insight.pages.markup import Html, figure, join, legend, muted, read_style, svg, tag
-from arcuate.insight.pages.svg import (
-    SMALLEST,
-    Point,
-    Scale,
-    band,
-    dot,
-    line,
-    linear_scale,
-    log_scale,
-    path,
-    text,
-    x_axis,
-    y_axis,
-)
+from arcuate.insight.pages.markup import Html, figure, join, legend, muted, read_style, tag
 
 WIDTH, HEIGHT = 560, 314
 LEFT, RIGHT, TOP, BOTTOM = 62, 540, 14, 268
@@ -72,49 +60,57 @@ def rows_by_step(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], 
     return tuple(kept[step] for step in sorted(kept))
 
 
-def steps_scale(last: float, right: float = RIGHT) -> Scale:
-    return Scale(0.0, max(float(last), 1.0), LEFT, right)
+def steps_scale(last: float, right: float = RIGHT) -> svg.Scale:
+    return svg.Scale(0.0, max(float(last), 1.0), LEFT, right)
 
 
-def loss_scale(values: Sequence[float]) -> Scale:
+def loss_scale(values: Sequence[float]) -> svg.Scale:
     """Logarithmic where the losses span a wide range, else linear from zero."""
-    if min(values) > SMALLEST and max(values) / min(values) > _LOG_RATIO:
-        return log_scale(values, BOTTOM, TOP)
-    return linear_scale(values, BOTTOM, TOP, 0.0 if min(values) >= 0 else None)
+    if min(values) > svg.SMALLEST and max(values) / min(values) > _LOG_RATIO:
+        return svg.log_scale(values, BOTTOM, TOP)
+    return svg.linear_scale(values, BOTTOM, TOP, 0.0 if min(values) >= 0 else None)
 
 
-def draw_curve(curve: Curve, x: Scale, y: Scale, kind: str) -> Html:
+def draw_curve(curve: Curve, x: svg.Scale, y: svg.Scale, kind: str) -> Html:
     """The median line, over the band between minimum and maximum."""
     edges = zip(_points(curve.steps, curve.low, x, y), _points(curve.steps, curve.high, x, y), strict=True)
     both = [(low, high) for low, high in edges if low and high]
     spread = any(low != high for low, high in both)
-    shadow = band([high for _, high in both], [low for low, _ in both], f"band {kind}") if spread else Html()
-    return join([shadow, path(_points(curve.steps, curve.median, x, y), f"line {kind}")])
+    shadow = svg.band([high for _, high in both], [low for low, _ in both], f"band {kind}") if spread else Html()
+    return join([shadow, svg.path(_points(curve.steps, curve.median, x, y), f"line {kind}")])
 
 
-def _points(steps: Sequence[float], values: Sequence[float | None], x: Scale, y: Scale) -> list[Point | None]:
+def _points(
+    steps: Sequence[float], values: Sequence[float | None], x: svg.Scale, y: svg.Scale
+) -> list[svg.Point | None]:
     return [
-        None if v is None or (y.log and v <= SMALLEST) else (x(s), y(v)) for s, v in zip(steps, values, strict=True)
+        None if v is None or (y.log and v <= svg.SMALLEST) else (x(s), y(v)) for s, v in zip(steps, values, strict=True)
     ]
 
 
-def draw_best(x: Scale, y: Scale, step: float, rate: float, bottom: float = BOTTOM) -> list[Html]:
+def draw_best(x: svg.Scale, y: svg.Scale, step: float, rate: float, bottom: float = BOTTOM) -> list[Html]:
     """A ring at the best error rate, labelled below it where there is room."""
     side = "end" if x(step) > (x.start + x.stop) / 2 else "start"
     place = y(max(rate, y.low))
     height = place + (24 if place + 24 < bottom - 4 else -14)
     label = f"best {percent(rate)}"
     return [
-        dot(x(step), place, 5, "best", f"{label} at step {step:,.0f}"),
-        text(x(step), height, label, "strong halo", side),
+        svg.dot(x(step), place, 5, "best", f"{label} at step {step:,.0f}"),
+        svg.text(x(step), height, label, "strong halo", side),
     ]
+
+
+def pair(*figures: Html | None) -> Html:
+    """The figures that exist, two to a row; empty if there are none."""
+    drawn = [drawing for drawing in figures if drawing]
+    return tag("div", *drawn, class_="pair") if drawn else Html()
 
 
 def steps_chart(
     title: str,
     label: str,
-    x: Scale,
-    y: Scale,
+    x: svg.Scale,
+    y: svg.Scale,
     marks: Iterable[Html],
     key: Html | None = None,
     caption: str | None = None,
@@ -122,32 +118,25 @@ def steps_chart(
     unit: str = "optimizer steps",
 ) -> Html:
     """A figure with a quantity over steps; `label` describes it to screen readers."""
-    axes = y_axis(y, LEFT, RIGHT, tick), x_axis(x, BOTTOM, unit)
+    axes = svg.y_axis(y, LEFT, RIGHT, tick), svg.x_axis(x, BOTTOM, unit)
     title += ", logarithmic" if y.log else ""
-    return figure(title, svg(WIDTH, HEIGHT, label, *axes, *marks), caption, key)
+    return figure(title, svg.drawing(WIDTH, HEIGHT, label, *axes, *marks), caption, key)
 
 
 # Learning curves of several runs in one chart, runs of one group in one colour.
 
 
-@dataclass(frozen=True)
-class GroupedRun:
-    """The log of one run and the group it belongs to."""
-
-    group: str
-    rows: Sequence[Mapping[str, Any]]
+GroupedRun = tuple[str, Sequence[Mapping[str, Any]]]  # group, rows of the log
 
 
 def overlaid_curves(runs: Sequence[GroupedRun]) -> Html:
     """Validation error rate and training loss over steps."""
-    validation = [rows_by_step(r for r in run.rows if r.get("split") != "train" and "per" in r) for run in runs]
-    training = [rows_by_step(r for r in run.rows if r.get("split") == "train") for run in runs]
-    charts = [
+    validation = [rows_by_step(r for r in log if r.get("split") != "train" and "per" in r) for _, log in runs]
+    training = [rows_by_step(r for r in log if r.get("split") == "train") for _, log in runs]
+    return pair(
         _overlaid_chart("Phoneme error rate on validation", validation, "per", runs),
         _overlaid_chart("Training loss", training, "loss", runs),
-    ]
-    drawn = [chart for chart in charts if chart is not None]
-    return tag("div", *drawn, class_="pair") if drawn else muted("The logs are still empty.")
+    ) or muted("The logs are still empty.")
 
 
 def _overlaid_chart(
@@ -157,12 +146,12 @@ def _overlaid_chart(
     values = [v for curve in curves for v in curve.median if v is not None]
     if not values:
         return None
-    groups = list(dict.fromkeys(run.group for run in runs))
+    groups = list(dict.fromkeys(group for group, _ in runs))
     x = steps_scale(max(s for curve in curves for s in curve.steps))
-    y = loss_scale(values) if quantity == "loss" else linear_scale(values, BOTTOM, TOP, 0.0)
+    y = loss_scale(values) if quantity == "loss" else svg.linear_scale(values, BOTTOM, TOP, 0.0)
     marks = [
-        path(_points(c.steps, c.median, x, y), f"line own {_colour(groups.index(run.group))}")
-        for c, run in zip(curves, runs, strict=True)
+        svg.path(_points(c.steps, c.median, x, y), f"line own {_colour(groups.index(group))}")
+        for c, (group, _) in zip(curves, runs, strict=True)
     ]
     key = legend(*((_colour(i), name) for i, name in enumerate(groups)))
     label = f"{title} over steps, {len(runs)} runs: {', '.join(groups)}"
@@ -180,12 +169,10 @@ _ROW_WIDTH, _ROW_LEFT, _ROW_RIGHT, _ROW_TOP, _ROW, _ROW_TITLE = 760, 250, 600, 3
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One difference in percentage points of PER with its confidence interval; positive is worse."""
+    """One difference in PER with its confidence interval; positive is worse."""
 
     name: str
-    estimate: float
-    low: float
-    high: float
+    contrast: Contrast
     significant: bool
     title: str | None = None  # heading above this row
 
@@ -198,28 +185,30 @@ def forest_plot(rows: Sequence[ForestRow], label: str) -> Html:
         places.append(y)
         y += _ROW
     bottom = y + 6
-    scale = linear_scale([0.0, *(v for r in rows for v in (r.low, r.high))], _ROW_LEFT, _ROW_RIGHT)
+    scale = svg.linear_scale(
+        [0.0, *(100 * v for r in rows for v in (r.contrast.low, r.contrast.high))], _ROW_LEFT, _ROW_RIGHT
+    )
     zero, above = scale(0), _ROW_TOP - 18
     parts = [
-        line(zero, _ROW_TOP - 12, zero, bottom, "zero"),
-        x_axis(scale, bottom, "percentage points of PER", _signed_tick),
-        text(zero - 8, above, "← better", "quiet", "end"),
-        text(zero + 8, above, "worse →", "quiet", "start"),
+        svg.line(zero, _ROW_TOP - 12, zero, bottom, "zero"),
+        svg.x_axis(scale, bottom, "percentage points of PER", _signed_tick),
+        svg.text(zero - 8, above, "← better", "quiet", "end"),
+        svg.text(zero + 8, above, "worse →", "quiet", "start"),
         *(_forest_row(row, at, scale) for row, at in zip(rows, places, strict=True)),
     ]
-    return svg(_ROW_WIDTH, bottom + 50, label, *parts)
+    return svg.drawing(_ROW_WIDTH, bottom + 50, label, *parts)
 
 
-def _forest_row(row: ForestRow, y: float, scale: Scale) -> Html:
-    kind = ("better" if row.estimate < 0 else "worse") if row.significant else ""
-    interval = f"{_signed(row.estimate)} ({_signed(row.low)} to {_signed(row.high)})"
+def _forest_row(row: ForestRow, y: float, scale: svg.Scale) -> Html:
+    estimate, low, high = (100 * v for v in (row.contrast.estimate, row.contrast.low, row.contrast.high))
+    kind = ("better" if estimate < 0 else "worse") if row.significant else ""
     return join(
         [
-            text(8, y - 16, row.title, "strong") if row.title else Html(),
-            text(24, y + 4, row.name),
-            line(scale(row.low), y, scale(row.high), y, f"interval {kind}".strip()),
-            dot(scale(row.estimate), y, 5, f"estimate {kind}".strip()),
-            text(_ROW_RIGHT + 12, y + 4, interval),
+            svg.text(8, y - 16, row.title, "strong") if row.title else Html(),
+            svg.text(24, y + 4, row.name),
+            svg.line(scale(low), y, scale(high), y, f"interval {kind}".strip()),
+            svg.dot(scale(estimate), y, 5, f"estimate {kind}".strip()),
+            svg.text(_ROW_RIGHT + 12, y + 4, f"{_signed(estimate)} ({_signed(low)} to {_signed(high)})"),
         ]
     )
 
@@ -236,20 +225,20 @@ def _signed(value: float) -> str:
 
 def dot_plot(arms: Sequence[tuple[str, Sequence[float]]], label: str) -> Html:
     """Error rates in per cent: a dot for each run, a bar at the mean of the arm."""
-    scale = linear_scale([v for _, values in arms for v in values], _ROW_LEFT, _ROW_RIGHT, 0.0)
+    scale = svg.linear_scale([v for _, values in arms for v in values], _ROW_LEFT, _ROW_RIGHT, 0.0)
     bottom = _ROW_TOP + _ROW * len(arms) - 8
     marks = []
     for i, (name, values) in enumerate(arms):
         y = _ROW_TOP + _ROW * i - 8
         mean = sum(values) / len(values)
         marks += [
-            text(24, y + 4, name),
-            line(_ROW_LEFT, y, _ROW_RIGHT, y, "guide"),
-            *(dot(scale(v), y, 4.5, "dot", f"{v:.1f} %") for v in values),
-            line(scale(mean), y - 9, scale(mean), y + 9, "mean"),
-            text(_ROW_RIGHT + 12, y + 4, f"{mean:.1f} %"),
+            svg.text(24, y + 4, name),
+            svg.line(_ROW_LEFT, y, _ROW_RIGHT, y, "guide"),
+            *(svg.dot(scale(v), y, 4.5, "dot", f"{v:.1f} %") for v in values),
+            svg.line(scale(mean), y - 9, scale(mean), y + 9, "mean"),
+            svg.text(_ROW_RIGHT + 12, y + 4, f"{mean:.1f} %"),
         ]
-    return svg(_ROW_WIDTH, bottom + 50, label, x_axis(scale, bottom, "PER in per cent"), *marks)
+    return svg.drawing(_ROW_WIDTH, bottom + 50, label, svg.x_axis(scale, bottom, "PER in per cent"), *marks)
 
 
 def standalone_svg(drawing: Html) -> str:

@@ -37,11 +37,6 @@ def count(value: Any) -> str:
     return MISSING if number is None else f"{round(number):,}"
 
 
-def counted(value: int, noun: str) -> str:
-    """`1 session`, `2 sessions`."""
-    return f"{value:,} {noun}" + ("" if value == 1 else "s")
-
-
 def parameter_count(value: Any) -> str:
     """A parameter count with three significant digits."""
     number = finite_number(value)

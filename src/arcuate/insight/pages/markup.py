@@ -54,12 +54,6 @@ def notice(text: object) -> Html:
     return tag("p", text, class_="notice")
 
 
-def svg(width: float, height: float, label: str, *children: object, style: str | None = None) -> Html:
-    """A drawing that scales with its column; `label` is the description for screen readers."""
-    size = f"0 0 {width:.0f} {height:.0f}"
-    return tag("svg", *children, viewBox=size, role="img", aria_label=label, class_="plot", style=style)
-
-
 def figure(title: str, drawing: Html, caption: object = None, legend: Html | None = None, wide: bool = False) -> Html:
     """A titled drawing; a wide one scrolls sideways on a narrow screen instead of shrinking."""
     if wide:

@@ -88,6 +88,12 @@ def _bounds(values: Iterable[float]) -> tuple[float, float]:
     return (min(kept), max(kept)) if kept else (1.0, 10.0)
 
 
+def drawing(width: float, height: float, label: str, *children: object, style: str | None = None) -> Html:
+    """A drawing that scales with its column; `label` is the description for screen readers."""
+    size = f"0 0 {width:.0f} {height:.0f}"
+    return tag("svg", *children, viewBox=size, role="img", aria_label=label, class_="plot", style=style)
+
+
 def text(x: float, y: float, words: object, class_: str | None = None, anchor: str | None = None) -> Html:
     return tag("text", words, x=coordinate(x), y=coordinate(y), class_=class_, text_anchor=anchor)
 

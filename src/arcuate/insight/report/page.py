@@ -1,19 +1,29 @@
-"""`write_report`: the sections of the report in reading order."""
+"""`write_report`: the result in one sentence, the main figures as tiles, then the sections in reading order."""
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from arcuate.files import read_jsonl, write_text
-from arcuate.insight.pages.markup import Html, Section, join, page, tag
-from arcuate.insight.report.calibration import calibration_section, read_calibration
-from arcuate.insight.report.confusions import confusions_section
-from arcuate.insight.report.decodings import decodings_section
-from arcuate.insight.report.headline import evaluation_hint, headline, other_results
-from arcuate.insight.report.learning_curves import learning_curves
-from arcuate.insight.report.run_data import RunData, read_run_data
+from arcuate.insight.pages.formatting import (
+    MISSING,
+    count,
+    duration,
+    finite_int,
+    finite_number,
+    parameter_count,
+    percent,
+    split_name,
+)
+from arcuate.insight.pages.markup import Html, Section, join, muted, notice, page, tag, tile
+from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
+from arcuate.insight.report.phonemes import confusions_section, decodings_section
+from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.sessions import sessions_section
 from arcuate.insight.report.setup import environment_section, recipe_section
 from arcuate.insight.report.trial import trial_section
+from arcuate.progress import counted
 from arcuate.run import Run, open_run
 
 
@@ -32,7 +42,7 @@ def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
     trained_with = f" (trained with version {version})" if version else ""
     footer = f"Written by arcuate from the files of the run folder{trained_with}."
-    return page(f"{data.run.name} · arcuate report", headline(data), list(_sections(data)), footer)
+    return page(f"{data.run.name} · arcuate report", _headline(data), list(_sections(data)), footer)
 
 
 def _sections(data: RunData) -> Iterator[Section]:
@@ -40,9 +50,9 @@ def _sections(data: RunData) -> Iterator[Section]:
         yield "calibration", "Calibration", calibration_section(calibration)
     yield "learning", "Learning curves", join([learning_curves(data), _incidents(data)])
     if data.results is None:
-        yield "results", "Results", join([evaluation_hint(data), other_results(data)])
+        yield "results", "Results", join([_evaluation_hint(data), _other_results(data)])
     else:
-        yield "sessions", "Error rate by session", join([sessions_section(data), other_results(data)])
+        yield "sessions", "Error rate by session", join([sessions_section(data), _other_results(data)])
         yield "confusions", "Phoneme confusions", confusions_section(data)
         yield "trial", "Example trial", trial_section(data)
         yield "decodings", "Example decodings", decodings_section(data)
@@ -60,3 +70,185 @@ def _incidents(data: RunData, n_shown: int = 12) -> Html:
     if len(rows) > n_shown:
         items.append(tag("li", f"… and {len(rows) - n_shown} more in {file.name}"))
     return tag("div", tag("h3", "Incidents"), tag("ul", *items), class_="notice")
+
+
+# Headline.
+
+_ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deletions"))
+
+
+def _headline(data: RunData) -> Html:
+    tiles = _rate_tile(data), _errors_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
+    return tag(
+        "header",
+        tag("p", "arcuate run report", class_="kicker"),
+        tag("h1", data.run.name),
+        tag("p", *_lead(data), class_="lead"),
+        _selection_notice(data),
+        tag("div", *filter(None, tiles), class_="tiles"),
+    )
+
+
+def _lead(data: RunData) -> list[Html | str]:
+    """What was measured and on which trials, in one sentence."""
+    results = data.results
+    if results is None:
+        return _calibrated_lead(read_calibration(data.run)) or _unevaluated_lead(data)
+    trials = counted(results.n_trials, f"{split_name(results.split)} trial")
+    if n_sessions := len({d.session for d in results.decodings}):
+        trials += f" of {counted(n_sessions, 'session')}"
+    if results.rate is None:
+        return [f"{trials} decoded. The trials have no labels, so the error rate is unknown."]
+    n_scored = finite_int(results.summary.get("n_scored"))
+    if n_scored is not None and n_scored < results.n_trials:
+        trials += f" ({n_scored:,} with labels)"
+    step = finite_int(results.summary.get("step"))
+    checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
+    interval = _interval_text(*(results.interval or (None, None)))
+    return [
+        *("Phoneme error rate ", tag("b", percent(results.rate))),
+        f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
+    ]
+
+
+def _interval_text(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f})"
+
+
+def _decoding_text(summary: Mapping[str, Any]) -> str:
+    """How the trials were decoded, unless greedily from the CTC head."""
+    head, search, beam = summary.get("head"), summary.get("search"), finite_int(summary.get("beam"))
+    parts = []
+    if isinstance(head, str) and head != "ctc":
+        parts.append(f"the {head} head" if head != "both" else "both heads")
+    if search == "beam":
+        parts.append(f"beam size {beam:,}" if beam is not None else "beam search")
+    return f", decoded with {' and '.join(parts)}" if parts else ""
+
+
+def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
+    """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
+    points = calibration_points(calibration) if calibration else []
+    if calibration is None or not points:
+        return []
+    first, last = points[0], points[-1]
+    before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
+    trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
+    after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
+    interval = _interval_text(last.low, last.high)
+    return ["Phoneme error rate ", tag("b", percent(last.per)), f"{interval} on {trials}, {after}."]
+
+
+def _unevaluated_lead(data: RunData) -> list[Html | str]:
+    step, planned, best = data.last_step, finite_int(data.setting("train.steps")), data.best
+    if step is None:
+        return ["The log is still empty. Not evaluated yet."]
+    done = f"Trained for {step:,}" + (f" of {planned:,}" if planned else "") + " steps"
+    if best:
+        done += f"; best {split_name(best[0])} error rate in the log {percent(best[2])}, at step {best[1]:,}"
+    return [f"{done}. Not evaluated yet."]
+
+
+def _selection_notice(data: RunData) -> Html | None:
+    """Whether the checkpoint was selected on the trials that are scored."""
+    results, selected_on = data.results, data.selected_on
+    if results is None or results.rate is None:
+        return None
+    if selected_on is None:
+        return notice("The split on which the checkpoint was selected is not recorded.")
+    name = split_name(selected_on)
+    if selected_on == results.split.split(".")[0]:
+        return notice(
+            f"The checkpoint was selected on the same {name} trials that are scored here, so the error rate is"
+            " optimistically biased."
+        )
+    return notice(f"The checkpoint was selected on the {name} split, not on the trials scored here.")
+
+
+def _rate_tile(data: RunData) -> Html | None:
+    results = data.results
+    if results and results.rate is not None:
+        remarks: list[str] = []
+        if results.interval:
+            low, high = results.interval
+            remarks = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
+        return tile("Phoneme error rate", percent(results.rate), *remarks, kind="first")
+    if data.best:
+        split, step, rate = data.best
+        remark = f"{split_name(split)}, step {step:,}"
+        return tile("Best error rate in the log", percent(rate), remark, kind="first")
+    return None
+
+
+def _errors_tile(data: RunData) -> Html | None:
+    """Substitutions, insertions and deletions as shares of one bar."""
+    results = data.results
+    if results is None or results.rate is None:
+        return None
+    counts = [finite_int(results.summary.get(name)) for _, name in _ERROR_KINDS]
+    if any(n is None for n in counts):
+        counts = [results.total.substitutions, results.total.insertions, results.total.deletions]
+    kinds = [(n or 0, kind, name) for n, (kind, name) in zip(counts, _ERROR_KINDS, strict=True)]
+    n_errors = sum(n for n, _, _ in kinds)
+    length = finite_int(results.summary.get("n_tokens")) or results.total.length
+    items = []
+    for n, kind, name in kinds:
+        share = f" · {percent(n / length)}" if length else ""
+        items.append(tag("li", tag("i", class_=f"mark {kind}"), tag("b", f"{n:,}"), f" {name}{share}"))
+    return tag(
+        "div",
+        tag("p", "Errors by kind", class_="name"),
+        _error_bar([(n / n_errors, kind, name) for n, kind, name in kinds if n])
+        if n_errors
+        else tag("p", "none", class_="value"),
+        tag("ul", *items),
+        tag("p", f"of {length:,} phonemes, including silence", class_="below") if length else None,
+        class_="tile kinds",
+    )
+
+
+def _error_bar(shares: Sequence[tuple[float, str, str]]) -> Html:
+    label = ", ".join(f"{name} {percent(share, 0)}" for share, _, name in shares)
+    pieces = [tag("span", class_=kind, style=f"flex-grow:{share:.4f}") for share, kind, _ in shares]
+    return tag("div", *pieces, class_="bar", role="img", aria_label=label)
+
+
+def _steps_tile(data: RunData) -> Html:
+    planned, best = finite_int(data.setting("train.steps")), data.best
+    of_planned = f"of {planned:,} planned" if planned and planned != data.last_step else None
+    best_at = f"best {split_name(best[0])} error rate at {best[1]:,}" if best else None
+    return tile("Optimizer steps", count(data.last_step), of_planned, best_at)
+
+
+def _size_tile(data: RunData) -> Html:
+    channels, n_sessions = finite_int(lookup(data.environment, "data.n_channels")), len(data.sessions)
+    sizes = [f"{channels} channels" if channels else "", counted(n_sessions, "session") if n_sessions else ""]
+    n_parameters = parameter_count(data.environment.get("n_parameters"))
+    return tile("Parameters", n_parameters, ", ".join(size for size in sizes if size))
+
+
+def _time_tile(data: RunData) -> Html | None:
+    seconds, steps, device = data.training_seconds, data.last_step, data.environment.get("device")
+    if seconds is None or not steps:
+        return None
+    per_step = f"{finite_number(seconds / steps):.2g}\u202fs per step"
+    return tile("Training time", duration(seconds), per_step, f"on {device}" if device else None)
+
+
+def _evaluation_hint(data: RunData) -> Html:
+    """The commands that create the missing part of the report."""
+    path = shlex.quote(str(data.run.path))
+    text = (
+        "This run has not been evaluated yet. An evaluation adds error rates by session, phoneme confusions, an"
+        " example trial and example decodings. Run"
+    )
+    commands = tag("pre", f"arcuate evaluate {path} --split val\narcuate report {path}")
+    return join([tag("p", text), commands])
+
+
+def _other_results(data: RunData) -> Html:
+    """The results in the folder that are not shown in this report."""
+    if not data.other_results:
+        return Html()
+    names = ", ".join(f"{name} {percent(summary.get('per'))}" for name, summary in data.other_results)
+    return muted(f"Other results in this folder: {names}.")

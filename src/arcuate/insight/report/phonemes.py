@@ -1,6 +1,17 @@
-"""Phonemes as displayed in the report: in articulatory order, with an example word each."""
+"""Phoneme errors: the confusion matrix, the most frequent confusions, and aligned example decodings."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.evaluation.metrics import DELETED, INSERTED, align, confusions
+from arcuate.insight.pages import svg
+from arcuate.insight.pages.formatting import MISSING, percent
+from arcuate.insight.pages.markup import Html, figure, join, legend, muted, table, tag
+from arcuate.insight.report.run_data import Decoding, RunData
+from arcuate.progress import counted
 
 # Neighbours are similar: vowels from front to back, voiceless consonants next to voiced ones.
 PHONEME_GROUPS: dict[str, tuple[str, ...]] = {
@@ -34,3 +45,223 @@ def with_example(name: str) -> str:
 
 def phoneme_symbol(name: str) -> str:
     return WORD_BOUNDARY if name == SILENCE_NAME else name
+
+
+# Confusions.
+
+_CELL, _GAP, _LEFT, _TOP = 16, 6, 74, 62
+_ABBREVIATIONS = {"affricates": "affr."}  # a group of two columns has no room for more
+_SATURATION = 0.25  # share of errors that is drawn in full colour
+_Counts = Counter[tuple[str, str]]  # (reference, hypothesis)
+_Key = TypeVar("_Key")
+
+
+def confusions_section(data: RunData) -> Html:
+    decodings = data.results.decodings if data.results else ()
+    counts = confusions([(d.reference, d.hypothesis) for d in decodings if d.reference is not None])
+    known: _Counts = Counter(
+        {
+            (reference, hypothesis): n
+            for (reference, hypothesis), n in counts.items()
+            if reference in (*PHONEME_ORDER, INSERTED) and hypothesis in (*PHONEME_ORDER, DELETED)
+        }
+    )
+    if not known:
+        return muted("Confusions require labelled trials; these results have none.")
+    caption = (
+        "Rows: reference phonemes; columns: decoded phonemes; each row sums to 100 %. The row “inserted” shows decoded"
+        " phonemes without a reference, the column “deleted” reference phonemes that were not decoded."
+    )
+    if n_unknown := counts.total() - known.total():
+        caption += f" {counted(n_unknown, 'token')} outside the alphabet not shown."
+    key = legend(("right", "correct"), ("wrong", f"confused, full colour from {percent(_SATURATION, 0)}"))
+    chart = figure("Reference against decoded phonemes", _matrix(known), caption, key, wide=True)
+    return tag("div", chart, tag("div", *_most_frequent(known), class_="lists"), class_="beside")
+
+
+def _matrix(counts: _Counts) -> Html:
+    """The row-normalised matrix, phonemes grouped by manner of articulation."""
+    offsets = _offsets()
+    extra = offsets[PHONEME_ORDER[-1]] + _CELL + _GAP  # offset of the row "inserted" and the column "deleted"
+    rows, columns = {**offsets, INSERTED: extra}, {**offsets, DELETED: extra}
+    totals = _reference_totals(counts)
+    right = _LEFT + extra + _CELL
+    parts = [*_frame(offsets, extra)]
+    for name, offset in rows.items():
+        y = _TOP + offset + 12
+        parts.append(svg.text(_LEFT - 6, y, "inserted" if name == INSERTED else name, "small", "end"))
+        total = f"{totals[name]:,}" if totals[name] else MISSING
+        parts.append(svg.text(right + 40, y, total, "small quiet", "end"))
+    for name, offset in columns.items():
+        label = "deleted" if name == DELETED else name
+        parts.append(svg.rotated_text(_LEFT + offset + 11, _TOP - 6, label, -90, "small"))
+    for (reference, hypothesis), n in sorted(counts.items()):
+        share = n / totals[reference]
+        x, y = _LEFT + columns[hypothesis], _TOP + rows[reference]
+        parts.append(_cell(x, y, share, reference == hypothesis, _tooltip(reference, hypothesis, n, share)))
+    style = f"min-width:40rem;max-width:{(right + 48) / 16:.1f}rem"
+    height = _TOP + extra + _CELL + 8
+    return svg.drawing(right + 48, height, "Phoneme confusion matrix", *parts, style=style)
+
+
+def _offsets() -> dict[str, float]:
+    """The offset of the row and column of each phoneme, with a gap between groups."""
+    offsets, at = {}, 0.0
+    for group in PHONEME_GROUPS.values():
+        for name in group:
+            offsets[name] = at
+            at += _CELL
+        at += _GAP
+    return offsets
+
+
+def _frame(offsets: Mapping[str, float], extra: float) -> Iterator[Html]:
+    """A pale background for each pair of groups, and the names of the groups."""
+    spans = [(offsets[g[0]], offsets[g[-1]] + _CELL) for g in PHONEME_GROUPS.values()]
+    spans.append((extra, extra + _CELL))
+    for y0, y1 in spans:
+        for x0, x1 in spans:
+            yield svg.rectangle(_LEFT + x0, _TOP + y0, x1 - x0, y1 - y0, "ground")
+    for name, (start, stop) in zip(PHONEME_GROUPS, spans, strict=False):
+        if stop - start > _CELL:
+            label, middle = _ABBREVIATIONS.get(name, name), (start + stop) / 2
+            yield svg.text(_LEFT + middle, 14, label, "small strong", "middle")
+            yield svg.rotated_text(14, _TOP + middle, label, -90, "small strong", "middle")
+    yield svg.text(_LEFT + extra + _CELL + 40, _TOP - 6, "total", "small quiet", "end")
+
+
+def _cell(x: float, y: float, share: float, correct: bool, tooltip: str) -> Html:
+    opacity = 0.12 + 0.88 * share if correct else min(1.0, max(0.1, math.sqrt(share / _SATURATION)))
+    return svg.rectangle(
+        *(x + 0.5, y + 0.5, _CELL - 1, _CELL - 1, "right" if correct else "wrong"),
+        tag("title", tooltip),
+        fill_opacity=f"{opacity:.2f}",
+    )
+
+
+def _tooltip(reference: str, hypothesis: str, n: int, share: float) -> str:
+    if reference == INSERTED:
+        return f"{hypothesis} inserted {counted(n, 'time')}, {percent(share)} of all insertions"
+    if hypothesis == DELETED:
+        return f"{reference} deleted {counted(n, 'time')}, {percent(share)}"
+    return f"{reference} decoded as {hypothesis} {counted(n, 'time')}, {percent(share)}"
+
+
+def _reference_totals(counts: _Counts) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for (reference, _), n in counts.items():
+        totals[reference] += n
+    return totals
+
+
+def _most_frequent(counts: _Counts) -> list[Html]:
+    """The most frequent errors of each kind."""
+    totals = _reference_totals(counts)
+    substituted = {k: n for k, n in counts.items() if k[0] != k[1] and k[0] != INSERTED and k[1] != DELETED}
+    deleted = {reference: n for (reference, hypothesis), n in counts.items() if hypothesis == DELETED}
+    inserted = {hypothesis: n for (reference, hypothesis), n in counts.items() if reference == INSERTED}
+    tables = []
+    if substituted:
+        rows: list[tuple[object, ...]] = [
+            (
+                join([tag("span", with_example(a)), Html(" as "), tag("span", with_example(b))]),
+                n,
+                percent(n / totals[a]),
+            )
+            for (a, b), n in _largest(substituted, 10)
+        ]
+        head = ("reference as decoded", "count", "of reference")
+        tables += [tag("h3", "Most frequent substitutions"), table(head, rows, "numbers")]
+    if deleted:
+        rows = [(with_example(a), n, percent(n / totals[a])) for a, n in _largest(deleted, 5)]
+        head = ("phoneme", "count", "of reference")
+        tables += [tag("h3", "Most frequent deletions"), table(head, rows, "numbers")]
+    if inserted:
+        rows = [(with_example(a), n) for a, n in _largest(inserted, 5)]
+        tables += [tag("h3", "Most frequent insertions"), table(("phoneme", "count"), rows, "numbers")]
+    return tables or [tag("p", "All phonemes were decoded correctly.")]
+
+
+def _largest(counts: Mapping[_Key, int], n: int) -> list[tuple[_Key, int]]:
+    """The largest counts; ties in the order of their names, so that the page is reproducible."""
+    return sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))[:n]
+
+
+# Example decodings, with every error marked by a symbol as well as a colour.
+
+_N_EACH = 4  # trials of each kind
+_MAX_TOKENS = 200  # of one decoding
+
+
+def decodings_section(data: RunData) -> Html:
+    decodings = data.results.decodings if data.results else ()
+    groups = _choose_examples(decodings)
+    if not groups:
+        return muted("The results contain no decodings.")
+    labelled = any(d.rate is not None for d in decodings)
+    parts: list[Html] = [_legend() if labelled else muted("No labels: decoded phonemes without error marks.")]
+    for title, members in groups:
+        parts += [tag("h3", title), tag("ol", *(_entry(d) for d in members), class_="decodings")]
+    return join(parts)
+
+
+def _choose_examples(decodings: Sequence[Decoding]) -> list[tuple[str, list[Decoding]]]:
+    """Best, typical and worst trials without overlap; the first trials if there are no labels."""
+    scored = sorted(
+        (d for d in decodings if d.rate is not None), key=lambda d: (d.rate or 0.0, -len(d.reference or ()), d.trial)
+    )
+    if not scored:
+        return [("The first trials", list(decodings[: 3 * _N_EACH]))] if decodings else []
+    if len(scored) <= 3 * _N_EACH:
+        return [(f"All {counted(len(scored), 'trial')}, from best to worst", scored)]
+    middle = (len(scored) - _N_EACH) // 2
+    return [
+        ("Best: lowest error rates, longest trials first", scored[:_N_EACH]),
+        ("Typical: around the median trial", scored[middle : middle + _N_EACH]),
+        ("Worst: highest error rates", scored[::-1][:_N_EACH]),
+    ]
+
+
+def _entry(decoding: Decoding) -> Html:
+    remarks = [decoding.trial] if decoding.text else []
+    remarks += [f"block {decoding.block}"] if decoding.block else []
+    remarks += [f"flagged: {', '.join(decoding.flags)}"] if decoding.flags else []
+    rate = tag("b", percent(decoding.rate)) if decoding.rate is not None else None
+    sentence = tag("span", decoding.text or decoding.trial, class_="sentence")
+    line = tag("p", sentence, tag("span", " · ".join(remarks), class_="where"), rate, class_="line")
+    return tag("li", line, tag("p", *_chips(decoding), class_="chips"))
+
+
+def _chips(decoding: Decoding) -> list[Html]:
+    """One chip per aligned pair of phonemes."""
+    if decoding.reference is None:
+        pairs = [(name, name) for name in decoding.hypothesis]
+    else:
+        pairs = align(decoding.reference, decoding.hypothesis)
+    parts = [part for pair in pairs[:_MAX_TOKENS] for part in (_chip(*pair), Html(" "))]
+    n_hidden = len(pairs) - _MAX_TOKENS
+    return [*parts, tag("span", f"… {n_hidden} more", class_="where")] if n_hidden > 0 else parts
+
+
+def _chip(reference: str, hypothesis: str) -> Html:
+    expected, decoded = phoneme_symbol(reference), phoneme_symbol(hypothesis)
+    if reference == hypothesis:
+        class_ = "chip" + (" gap" if expected == WORD_BOUNDARY else "")
+        return tag("span", expected, class_=class_, title=with_example(reference))
+    if reference == INSERTED:
+        return tag("ins", "+", decoded, class_="chip ins", title=f"{with_example(hypothesis)} inserted")
+    if hypothesis == DELETED:
+        return tag("del", "−", expected, class_="chip del", title=f"{with_example(reference)} deleted")
+    title = f"{with_example(reference)} decoded as {with_example(hypothesis)}"
+    return tag("span", expected, tag("i", "→"), tag("b", decoded), class_="chip sub", title=title)
+
+
+def _legend() -> Html:
+    entries = (
+        (_chip("T", "T"), "correct"),
+        (_chip("T", "D"), "T decoded as D"),
+        (_chip(INSERTED, "T"), "T inserted"),
+        (_chip("T", DELETED), "T deleted"),
+        (_chip(SILENCE_NAME, SILENCE_NAME), "word boundary"),
+    )
+    return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")

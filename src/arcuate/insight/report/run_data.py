@@ -15,7 +15,7 @@ from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
 from arcuate.files import read_json, read_jsonl
-from arcuate.insight.pages.charts import rows_by_step
+from arcuate.insight.pages import charts
 from arcuate.insight.pages.formatting import finite_int, finite_number
 from arcuate.run import Run
 
@@ -152,8 +152,8 @@ def read_run_data(run: Run, split: str | None = None) -> RunData:
         recipe_text=text,
         recipe=_read_recipe(run, text),
         environment=run.environment() if run.environment_file.exists() else {},
-        training=rows_by_step(row for row in rows if row.get("split") == "train"),
-        validation={name: rows_by_step(r for r in rows if str(r.get("split")) == name) for name in splits},
+        training=charts.rows_by_step(row for row in rows if row.get("split") == "train"),
+        validation={name: charts.rows_by_step(r for r in rows if str(r.get("split")) == name) for name in splits},
         results=_read_results(run, shown) if shown else None,
         other_results=tuple(
             (name, read_json(summary))

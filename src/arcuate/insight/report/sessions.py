@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.significance import bootstrap_interval
-from arcuate.insight.pages.formatting import counted, finite_number, percent, whole_percent
-from arcuate.insight.pages.markup import Html, figure, join, legend, muted, svg, table, tag
-from arcuate.insight.pages.svg import column_labels, dot, line, linear_scale, y_axis
+from arcuate.insight.pages import svg
+from arcuate.insight.pages.formatting import finite_number, percent, whole_percent
+from arcuate.insight.pages.markup import Html, figure, join, legend, muted, table, tag
 from arcuate.insight.report.run_data import Decoding, Results, RunData
+from arcuate.progress import counted
 
 _LEFT, _TOP, _PLOT_HEIGHT = 62, 16, 210
 _MAX_BLOCKS = 600
@@ -36,8 +37,7 @@ def sessions_section(data: RunData) -> Html:
     if unscored := set(data.sessions) - {r.session for r in rates}:
         caption += f" {counted(len(unscored), 'session')} of the data without scored trials."
     key = legend(
-        ("point", "session, with 95 % interval over its trials"),
-        ("limit", f"all trials, {percent(results.rate)}"),
+        ("point", "session, with 95 % interval over its trials"), ("limit", f"all trials, {percent(results.rate)}")
     )
     chart = _session_chart(rates, results.rate, caption)
     return join(
@@ -74,21 +74,21 @@ def _session_chart(rates: Sequence[_SessionRate], overall: float | None, caption
     rotated = column < 7.5 * longest
     bottom = _TOP + _PLOT_HEIGHT
     values = [v for r in rates for v in (r.rate, r.high) if v is not None]
-    y = linear_scale([*values, *([overall] if overall is not None else [])], bottom, _TOP, 0.0)
+    y = svg.linear_scale([*values, *([overall] if overall is not None else [])], bottom, _TOP, 0.0)
     places = [_LEFT + column * (i + 0.5) for i in range(len(rates))]
-    parts = [y_axis(y, _LEFT, width - 8, whole_percent), line(_LEFT, bottom, width - 8, bottom, "axis")]
+    parts = [svg.y_axis(y, _LEFT, width - 8, whole_percent), svg.line(_LEFT, bottom, width - 8, bottom, "axis")]
     if overall is not None:
-        parts.append(line(_LEFT, y(overall), width - 8, y(overall), "line limit"))
+        parts.append(svg.line(_LEFT, y(overall), width - 8, y(overall), "line limit"))
     for x, rate in zip(places, rates, strict=True):
         if rate.low is not None and rate.high is not None:
-            parts.append(line(x, y(rate.low), x, y(rate.high), "whisker"))
+            parts.append(svg.line(x, y(rate.low), x, y(rate.high), "whisker"))
         n_trials = counted(rate.n_trials, "trial") if rate.n_trials else "trials not listed"
-        parts.append(dot(x, y(rate.rate), 4.5, "point", f"{rate.session}: {percent(rate.rate)}, {n_trials}"))
-    parts += column_labels(places, bottom, names, rotated)
+        parts.append(svg.dot(x, y(rate.rate), 4.5, "point", f"{rate.session}: {percent(rate.rate)}, {n_trials}"))
+    parts += svg.column_labels(places, bottom, names, rotated)
     height = bottom + (5.4 * longest + 24 if rotated else 34)
     label = f"Phoneme error rate of {counted(len(rates), 'session')}. {caption}"
     style = f"max-width:{width / 16:.1f}rem;min-width:{min(width, 760) / 16:.1f}rem"
-    return svg(width, height, label, *parts, style=style)
+    return svg.drawing(width, height, label, *parts, style=style)
 
 
 def short_session_names(names: Sequence[str]) -> list[str]:

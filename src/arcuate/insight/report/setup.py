@@ -7,9 +7,10 @@ from typing import Any
 from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, recipe_names
-from arcuate.insight.pages.formatting import MISSING, count, counted, split_name
+from arcuate.insight.pages.formatting import MISSING, count, split_name
 from arcuate.insight.pages.markup import Html, definition_list, join, muted, scroll_table, tag
 from arcuate.insight.report.run_data import RunData, lookup
+from arcuate.progress import counted
 
 _TITLES = {
     "data": "Data",

@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numba import njit
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.arpa_parser import (
-    BAD_NUMBER,
-    OK,
-    TOO_FEW_WORDS,
-    TOO_MANY_WORDS,
-    copy_spans,
-    find_words,
-    parse_lines,
-)
 from arcuate.language.ngram.file import open_output
 from arcuate.language.ngram.model import MAX_ORDER, LanguageModel
 from arcuate.language.ngram.text import LineBuffer, decompressed, open_binary
@@ -30,6 +22,7 @@ from arcuate.language.ngram.vocabulary import (
     NGramTables,
     Vocabulary,
     add_special_words,
+    find_word,
     index_words,
     make_vocabulary,
 )
@@ -37,14 +30,21 @@ from arcuate.progress import Progress
 
 _COUNT = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION = re.compile(rb"\\(\d{1,3})-grams:$")
+_OK, _BAD_NUMBER, _TOO_FEW_WORDS, _TOO_MANY_WORDS = 0, 1, 2, 3
 _PROBLEMS = {
-    BAD_NUMBER: "a number is missing or malformed",
-    TOO_FEW_WORDS: "there are fewer words than the section requires",
-    TOO_MANY_WORDS: "there are more words than the section allows",
+    _BAD_NUMBER: "a number is missing or malformed",
+    _TOO_FEW_WORDS: "there are fewer words than the section requires",
+    _TOO_MANY_WORDS: "there are more words than the section allows",
 }
 _MAX_BACKOFF = 99.0  # log10; positive back-offs compensate for sums below one, which are never that small
 _ROUNDING = 1e-3  # log10; largest excess over probability one that rounding can cause
 _LINES_PER_WRITE = 2**16
+
+# Character codes of the parser.
+_TAB, _NEWLINE, _CARRIAGE_RETURN, _SPACE, _PLUS, _MINUS, _POINT, _BACKSLASH = 9, 10, 13, 32, 43, 45, 46, 92
+_DIGIT_0, _DIGIT_9 = 48, 57
+_LOWER = 32  # c | 32 is the lower-case letter
+_E, _F, _I, _N = 101, 102, 105, 110
 
 
 def read_arpa(path: Path, *, recount: bool = False, progress: Progress | None = None) -> NGramTables:
@@ -137,10 +137,10 @@ def _blocks(text: LineBuffer, order: int) -> Iterator[tuple[np.ndarray, np.ndarr
         numbers = np.empty((capacity, 2), np.float64)
         spans = np.empty((capacity, order, 2), np.int32)
         lines = np.empty(capacity, np.int64)
-        n, text.at, text.line, status = parse_lines(text.buffer, text.at, text.line, order, numbers, spans, lines)
+        n, text.at, text.line, status = _parse_lines(text.buffer, text.at, text.line, order, numbers, spans, lines)
         if n:
             yield _to_nat(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
-        if status != OK:
+        if status != _OK:
             raise text.error(f"{_PROBLEMS[status]} (an n-gram of {order} words)")
         if text.at < len(text.buffer) and n < capacity:
             return
@@ -162,7 +162,7 @@ def _read_unigrams(text: LineBuffer) -> tuple[Vocabulary, NGramTable, int]:
     """The words, their table, and the number of lines read."""
     numbers, lines, blobs, lengths = [], [], [], []
     for values, spans, at in _blocks(text, 1):
-        blob, n_bytes = copy_spans(text.buffer, spans[:, 0])
+        blob, n_bytes = _copy_spans(text.buffer, spans[:, 0])
         numbers.append(values)
         lines.append(at)
         blobs.append(blob)
@@ -182,7 +182,7 @@ def _read_section(text: LineBuffer, order: int, vocabulary: Vocabulary) -> NGram
     ids, numbers, lines = [], [], []
     for values, spans, at in _blocks(text, order):
         words = np.empty(spans.shape[:2], np.int32)
-        unknown = find_words(text.buffer, spans, vocabulary.blob, vocabulary.offsets, vocabulary.slots, words)
+        unknown = _find_words(text.buffer, spans, vocabulary.blob, vocabulary.offsets, vocabulary.slots, words)
         if unknown >= 0:
             raise text.error("a word of this n-gram has no unigram", int(at[unknown]))
         ids.append(words)
@@ -218,9 +218,7 @@ def _without_repeats(text: LineBuffer, vocabulary: Vocabulary, table: NGramTable
         return vocabulary, table
     for at, before in zip(again.tolist(), first[again].tolist(), strict=True):
         if not np.allclose(
-            [table.log_probs[at], table.backoffs[at]],
-            [table.log_probs[before], table.backoffs[before]],
-            atol=1e-5,
+            [table.log_probs[at], table.backoffs[at]], [table.log_probs[before], table.backoffs[before]], atol=1e-5
         ):
             raise text.error(
                 f"the word '{vocabulary[at]}' of line {table.lines[before]} is repeated with different values;"
@@ -231,6 +229,161 @@ def _without_repeats(text: LineBuffer, vocabulary: Vocabulary, table: NGramTable
     ids = np.arange(len(kept), dtype=np.int32)[:, None]
     rest = NGramTable(ids, table.log_probs[kept], table.backoffs[kept], table.lines[kept])
     return make_vocabulary(vocabulary[int(i)] for i in kept), rest
+
+
+# Parser of n-gram lines: log10 probability, words, optional log10 back-off. One pass over the bytes of complete lines,
+# O(length), without Python objects per line: numbers go into a float64 array, words are stored as byte spans and looked
+# up in the vocabulary afterwards.
+
+
+@njit(cache=True)
+def _parse_lines(
+    text: np.ndarray, at: int, line: int, order: int, numbers: np.ndarray, spans: np.ndarray, lines: np.ndarray
+) -> tuple[int, int, int, int]:
+    """Parse lines from `at` to the end of the text or a line that starts with a backslash.
+
+    Fills numbers (n, 2) with probability and back-off as written, spans (n, order, 2) with the start and end of each
+    word, and lines (n,) with line numbers. Returns (n, position, line number, status).
+    """
+    n = 0
+    size = text.shape[0]
+    while at < size and n < numbers.shape[0]:
+        end = at
+        while end < size and text[end] != _NEWLINE:
+            end += 1
+        start = _skip_space(text, at, end)
+        if start < end:
+            if text[start] == _BACKSLASH:
+                return n, at, line, _OK
+            status = _parse_line(text, start, end, order, numbers[n], spans[n])
+            if status != _OK:
+                return n, at, line, status
+            lines[n] = line
+            n += 1
+        at = end + 1
+        line += 1
+    return n, min(at, size), line, _OK
+
+
+@njit(cache=True)
+def _parse_line(text: np.ndarray, at: int, end: int, order: int, numbers: np.ndarray, spans: np.ndarray) -> int:
+    stop = _field_end(text, at, end)
+    good, numbers[0] = _parse_number(text, at, stop)
+    if not good:
+        return _BAD_NUMBER
+    for i in range(order):
+        at = _skip_space(text, stop, end)
+        if at == end:
+            return _TOO_FEW_WORDS
+        stop = _field_end(text, at, end)
+        spans[i, 0] = at
+        spans[i, 1] = stop
+    numbers[1] = 0.0
+    at = _skip_space(text, stop, end)
+    if at < end:
+        stop = _field_end(text, at, end)
+        good, numbers[1] = _parse_number(text, at, stop)
+        if not good:
+            return _BAD_NUMBER
+        if _skip_space(text, stop, end) < end:
+            return _TOO_MANY_WORDS
+    return _OK
+
+
+@njit(cache=True)
+def _skip_space(text: np.ndarray, at: int, end: int) -> int:
+    while at < end and (text[at] == _SPACE or _TAB <= text[at] <= _CARRIAGE_RETURN):
+        at += 1
+    return at
+
+
+@njit(cache=True)
+def _field_end(text: np.ndarray, at: int, end: int) -> int:
+    while at < end and not (text[at] == _SPACE or _TAB <= text[at] <= _CARRIAGE_RETURN):
+        at += 1
+    return at
+
+
+@njit(cache=True)
+def _parse_number(text: np.ndarray, at: int, end: int) -> tuple[bool, float]:
+    """Parse a decimal number or -inf; (False, 0) for anything else.
+
+    The mantissa is accumulated as an integer-valued float and scaled once. Up to 15 digits and powers up to 10^22 are
+    exact in float64, so such numbers are correctly rounded.
+    """
+    negative = at < end and text[at] == _MINUS
+    if at < end and (text[at] == _MINUS or text[at] == _PLUS):
+        at += 1
+    if end - at == 3 and text[at] | _LOWER == _I and text[at + 1] | _LOWER == _N and text[at + 2] | _LOWER == _F:
+        return negative, -np.inf
+    mantissa, n_digits, exponent, seen_point = 0.0, 0, 0, False
+    while at < end:
+        c = text[at]
+        if c == _POINT and not seen_point:
+            seen_point = True
+        elif _DIGIT_0 <= c <= _DIGIT_9:
+            mantissa = mantissa * 10.0 + (c - _DIGIT_0)
+            n_digits += 1
+            if seen_point:
+                exponent -= 1
+        else:
+            break
+        at += 1
+    if n_digits == 0:
+        return False, 0.0
+    if at < end:
+        if text[at] | _LOWER != _E:
+            return False, 0.0
+        good, power = _parse_exponent(text, at + 1, end)
+        if not good:
+            return False, 0.0
+        exponent += power
+    value = mantissa * 10.0**exponent if exponent > 0 else mantissa / 10.0 ** (-exponent)
+    if not np.isfinite(value):
+        return False, 0.0
+    return True, -value if negative else value
+
+
+@njit(cache=True)
+def _parse_exponent(text: np.ndarray, at: int, end: int) -> tuple[bool, int]:
+    negative = at < end and text[at] == _MINUS
+    if at < end and (text[at] == _MINUS or text[at] == _PLUS):
+        at += 1
+    if at >= end or end - at > 3:
+        return False, 0
+    power = 0
+    for i in range(at, end):
+        if not _DIGIT_0 <= text[i] <= _DIGIT_9:
+            return False, 0
+        power = power * 10 + (text[i] - _DIGIT_0)
+    return True, -power if negative else power
+
+
+@njit(cache=True)
+def _find_words(
+    text: np.ndarray, spans: np.ndarray, blob: np.ndarray, offsets: np.ndarray, slots: np.ndarray, ids: np.ndarray
+) -> int:
+    """Write the word ids (n, order) of spans; return the first row with an unknown word, or -1."""
+    for i in range(spans.shape[0]):
+        for j in range(spans.shape[1]):
+            word = find_word(text, spans[i, j, 0], spans[i, j, 1], blob, offsets, slots)
+            if word < 0:
+                return i
+            ids[i, j] = word
+    return -1
+
+
+@njit(cache=True)
+def _copy_spans(text: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenated bytes of spans (n, 2), and the length of each."""
+    lengths = spans[:, 1] - spans[:, 0]
+    blob = np.empty(lengths.sum(), np.uint8)
+    at = 0
+    for i in range(spans.shape[0]):
+        for j in range(spans[i, 0], spans[i, 1]):
+            blob[at] = text[j]
+            at += 1
+    return blob, lengths
 
 
 def write_arpa(model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None) -> None:

@@ -4,6 +4,7 @@ Different from the paper: fallback discounts, pruning and counts of counts follo
 the same probabilities.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,26 +15,20 @@ import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.language.ngram.counts import (
-    BOS_ID,
-    EOS_ID,
-    UNK_ID,
-    Corpus,
-    Counts,
-    count_ngrams,
-    read_corpus,
-)
+from arcuate.files import fields_to_dict
 from arcuate.language.ngram.file import check_can_write
 from arcuate.language.ngram.io import ModelInfo, write_model
 from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
 from arcuate.language.ngram.perplexity import Leakage, measure_leakage
 from arcuate.language.ngram.text import decode_line, read_lines, read_sentences
 from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import LOG_ZERO, NGramTable, NGramTables, index_words, join_bytes
+from arcuate.language.ngram.vocabulary import BOS, EOS, LOG_ZERO, UNK, NGramTable, NGramTables, index_words, join_bytes
 from arcuate.progress import Progress, logger
 
 _FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 _MAX_ORDER = 16
+UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+_BATCH = 2**23  # positions sorted at a time
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class BuildResult:
     def to_dict(self) -> dict[str, Any]:
         result = self.info.to_dict() | {"n_left_out": self.n_left_out}
         if self.leakage is not None:
-            result["leakage"] = self.leakage.to_dict()
+            result["leakage"] = fields_to_dict(self.leakage)
         return result
 
 
@@ -97,13 +92,31 @@ def build_model(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A text as word ids: <s> words </s> per line."""
+
+    words: list[bytes]  # id to word
+    ids: np.ndarray  # (n,) int32
+    n_sentences: int
+    n_empty: int
+
+
+@dataclass(frozen=True)
+class Discounts:
+    """Absolute discounts of n-grams with count 1, 2, and 3 or more."""
+
+    amounts: tuple[float, float, float]
+    fallback: bool  # the text was too small or too regular to estimate them
+
+
 @dataclass(frozen=True)
 class Estimated:
     """A model with statistics of its text."""
 
     model: LanguageModel
     corpus: Corpus
-    discounts: list["Discounts"]  # by order
+    discounts: list[Discounts]  # by order
     n_left_out: int  # sentences
 
 
@@ -167,12 +180,18 @@ class _CorpusReader:
         return np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
 
 
-@dataclass(frozen=True)
-class Discounts:
-    """Absolute discounts of n-grams with count 1, 2, and 3 or more."""
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """n-grams of one order, sorted by their words."""
 
-    amounts: tuple[float, float, float]
-    fallback: bool  # the text was too small or too regular to estimate them
+    parents: np.ndarray  # (n,) int64, row of the first k − 1 words one order below
+    words: np.ndarray  # (n,) int64, last word
+    counts: np.ndarray  # (n,) int64
+    suffixes: np.ndarray  # (n,) int64, row of the last k − 1 words one order below
+    from_start: np.ndarray  # (n,) bool, whether the first word is <s>
+
+    def __len__(self) -> int:
+        return len(self.words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,11 +204,7 @@ class _Smoothed:
 
 
 def estimate_tables(
-    corpus: Corpus,
-    order: int,
-    prune: Sequence[int] = (),
-    name: str = "text",
-    progress: Progress | None = None,
+    corpus: Corpus, order: int, prune: Sequence[int] = (), name: str = "text", progress: Progress | None = None
 ) -> tuple[NGramTables, list[Discounts]]:
     """Estimate a back-off model; return it with the discounts of each order.
 
@@ -270,12 +285,7 @@ def _discounts(n: np.ndarray) -> Discounts:
 
 
 def _smooth(
-    k: int,
-    counts: list[Counts],
-    adjusted: np.ndarray,
-    discounts: Discounts,
-    threshold: int,
-    below: _Smoothed | None,
+    k: int, counts: list[Counts], adjusted: np.ndarray, discounts: Discounts, threshold: int, below: _Smoothed | None
 ) -> _Smoothed:
     """Discount and interpolate the n-grams of order k."""
     table = counts[k - 1]
@@ -311,3 +321,104 @@ def _tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[NGramTable]
     while len(tables) > 1 and not len(tables[-1]):
         tables.pop()
     return tables
+
+
+# n-gram counts, as sorted keys in bounded batches, without a dictionary of n-grams: a k-gram is the pair (row of its
+# first k − 1 words, last word) packed into one integer. Sorting integers therefore sorts n-grams, and equal n-grams are
+# adjacent at every order.
+
+
+class _Ids(dict[bytes, int]):
+    """Assigns ids in order of first occurrence."""
+
+    def __missing__(self, word: bytes) -> int:
+        self[word] = new_id = len(self)
+        return new_id
+
+
+def read_corpus(lines: Iterable[bytes], name: str) -> Corpus:
+    """Convert UTF-8 text with one sentence per line to word ids. Words are separated by white space."""
+    ids = _Ids({UNK.encode(): UNK_ID, BOS.encode(): BOS_ID, EOS.encode(): EOS_ID})
+    reserved = frozenset(ids)
+    stream = array("i")
+    n_sentences = n_empty = 0
+    for line in lines:
+        words = line.split()
+        n_sentences += 1
+        n_empty += not words
+        if not reserved.isdisjoint(words):
+            found = next(word for word in words if word in reserved).decode()
+            raise UserError(
+                f"{name}, line {n_sentences}: the text contains {found}, which is added automatically; remove it"
+            )
+        stream.append(BOS_ID)
+        stream.extend([ids[word] for word in words])
+        stream.append(EOS_ID)
+    if n_sentences == n_empty:
+        raise UserError(f"{name} contains no words; give a text with one sentence per line")
+    return Corpus(list(ids), np.frombuffer(stream, np.int32), n_sentences, n_empty)
+
+
+def count_ngrams(corpus: Corpus, order: int, progress: Progress | None = None) -> list[Counts]:
+    """Count all n-grams up to an order. Memory: about 8 bytes per word of text and 40 per distinct n-gram."""
+    ids, n_words = corpus.ids, len(corpus.words)
+    unigrams = np.bincount(ids, minlength=n_words)
+    word_ids = np.arange(n_words)
+    tables = [Counts(np.zeros(n_words, np.int64), word_ids, unigrams, np.zeros(n_words, np.int64), word_ids == BOS_ID)]
+    rows = ids.copy()  # row of the (k − 1)-gram that starts at each position; -1 if it crosses a sentence end
+    keys = np.zeros(0, np.int64)
+    for k in range(2, order + 1):
+        if progress:
+            progress(k - 1, order, f"counting {k}-grams")
+        below, below_keys = tables[-1], keys
+        keys, counts = _distinct(rows, ids, k, n_words)
+        parents, words = np.divmod(keys, n_words)
+        suffixes = words if k == 2 else np.searchsorted(below_keys, below.suffixes[parents] * n_words + words)
+        tables.append(Counts(parents, words, counts, suffixes, below.from_start[parents]))
+        if k < order:
+            _renumber(rows, ids, k, n_words, keys)
+    return tables
+
+
+def _batches(n: int) -> Iterator[slice]:
+    for start in range(0, n, _BATCH):
+        yield slice(start, min(start + _BATCH, n))
+
+
+def _keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice) -> tuple[np.ndarray, np.ndarray]:
+    """(positions, keys) of the k-grams that start in a batch and end within their sentence."""
+    start, end = batch.start, min(batch.stop, len(ids) - k + 1)
+    if end <= start:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    first = rows[start:end]
+    inside = (first >= 0) & (ids[start + k - 2 : end + k - 2] != EOS_ID)
+    at = np.flatnonzero(inside) + start
+    return at, rows[at].astype(np.int64) * n_words + ids[at + k - 1]
+
+
+def _distinct(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted keys of all k-grams with their counts. Sorted runs are merged as in a merge sort: O(n log n)."""
+    runs: list[tuple[np.ndarray, np.ndarray]] = []
+    for batch in _batches(len(ids)):
+        runs.append(np.unique(_keys(rows, ids, k, n_words, batch)[1], return_counts=True))
+        while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):
+            runs.append(_merged(runs.pop(), runs.pop()))
+    while len(runs) > 1:
+        runs.append(_merged(runs.pop(), runs.pop()))
+    return runs[0]
+
+
+def _merged(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    keys = np.concatenate([a[0], b[0]])
+    order = np.argsort(keys, kind="stable")
+    keys, counts = keys[order], np.concatenate([a[1], b[1]])[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    return keys[starts], np.add.reduceat(counts, starts) if len(starts) else counts
+
+
+def _renumber(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, keys: np.ndarray) -> None:
+    """Replace rows of (k − 1)-grams by rows of k-grams, in place."""
+    for batch in _batches(len(ids)):
+        at, own = _keys(rows, ids, k, n_words, batch)
+        rows[batch] = -1
+        rows[at] = np.searchsorted(keys, own)

@@ -3,7 +3,6 @@
 Any safetensors reader opens them. They are written to a temporary file that is renamed when it is complete.
 """
 
-import errno
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.files import atomic_write, check_writable
+from arcuate.files import atomic_write, check_writable, explain_write_error
 from arcuate.progress import Progress
 
 VERSION = 1
@@ -23,7 +22,6 @@ _DTYPES = {"U64": np.uint64, "I64": np.int64, "I32": np.int32, "F32": np.float32
 _DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 2**22
 _CHUNK = 2**24
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_arrays(
@@ -58,11 +56,7 @@ def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
         with atomic_write(path) as stream:
             yield stream
     except OSError as error:
-        if error.errno in _DISK_FULL:
-            message = f"the disk is full; free some space and write {path} again (the partial file was removed)"
-        else:
-            message = f"cannot write {path}: {error.strerror or error}; check the folder and its permissions"
-        raise UserError(message) from error
+        raise explain_write_error(error, path) from error
 
 
 def check_can_write(path: Path, force: bool, *inputs: Path | str) -> None:

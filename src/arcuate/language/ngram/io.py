@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
+from arcuate.files import fields_to_dict
 from arcuate.language.ngram.arpa import read_arpa, write_arpa
-from arcuate.language.ngram.file import (
-    VERSION,
-    check_can_write,
-    check_crc,
-    damaged,
-    is_model_file,
-    write_arrays,
-)
+from arcuate.language.ngram.file import VERSION, check_can_write, check_crc, damaged, is_model_file, write_arrays
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.pocketsphinx import embedded_path, is_sphinx_file, read_sphinx
 from arcuate.language.ngram.query import NGramArrays
@@ -82,7 +76,6 @@ def _cache_folder() -> Path:
 
 def write_model(model: LanguageModel, path: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a model file, which processes can map and share."""
-    check_can_write(path, force)
     arrays: dict[str, np.ndarray] = {name: getattr(model.arrays, name) for name in NGramArrays._fields}
     arrays |= {"vocabulary": model.words.blob, "offsets": model.words.offsets, "slots": model.words.slots}
     if model.sentences is not None:
@@ -117,32 +110,26 @@ class ModelInfo:
     n_ngrams: tuple[int, ...]  # by order
     n_words: int
     n_bytes: int | None
+    bytes_per_ngram: float | None
     n_sentence_hashes: int | None
     metadata: dict[str, Any]
 
     @staticmethod
     def of(model: LanguageModel, path: Path | None) -> "ModelInfo":
+        n_bytes = path.stat().st_size if path else None
         return ModelInfo(
             path=str(path) if path else None,
             order=model.order,
             n_ngrams=model.counts,
             n_words=len(model.words),
-            n_bytes=path.stat().st_size if path else None,
+            n_bytes=n_bytes,
+            bytes_per_ngram=n_bytes / sum(model.counts) if n_bytes else None,
             n_sentence_hashes=None if model.sentences is None else len(model.sentences),
             metadata={k: v for k, v in model.metadata.items() if k not in ("crc32", "order")},
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "order": self.order,
-            "n_ngrams": list(self.n_ngrams),
-            "n_words": self.n_words,
-            "n_bytes": self.n_bytes,
-            "bytes_per_ngram": self.n_bytes / sum(self.n_ngrams) if self.n_bytes else None,
-            "n_sentence_hashes": self.n_sentence_hashes,
-            "metadata": self.metadata,
-        }
+        return fields_to_dict(self)
 
 
 @dataclass(frozen=True)
@@ -209,7 +196,7 @@ class ExportResult:
     n_ngrams: tuple[int, ...]  # by order
 
     def to_dict(self) -> dict[str, Any]:
-        return {"model": self.model, "arpa": self.arpa, "n_ngrams": list(self.n_ngrams)}
+        return fields_to_dict(self)
 
 
 def export_model(

@@ -75,11 +75,7 @@ def mix_models(
     normalised = _normalise_weights(tuning.weights if tuning else weights, len(opened))
     tables = interpolate(opened, normalised, progress)
     metadata, hashes = _merge_sentence_hashes(opened)
-    metadata |= {
-        "made_by": "linear interpolation",
-        "models": [str(name) for name in models],
-        "weights": normalised,
-    }
+    metadata |= {"made_by": "linear interpolation", "models": [str(name) for name in models], "weights": normalised}
     mixed = model_from_tables(tables, metadata, hashes, progress)
     write_model(mixed, path, force=force, progress=progress)
     return MixResult(
@@ -170,9 +166,7 @@ def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def _merge_vocabularies(
-    models: Sequence[LanguageModel],
-) -> tuple[Vocabulary, list[tuple[np.ndarray, np.ndarray]]]:
+def _merge_vocabularies(models: Sequence[LanguageModel]) -> tuple[Vocabulary, list[tuple[np.ndarray, np.ndarray]]]:
     """Common vocabulary, and per model two maps: own id to common id, common id to own id or -1."""
     names: dict[str, int] = dict.fromkeys((UNK, BOS, EOS), 0)
     own_names = []

@@ -11,6 +11,7 @@ import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
+from arcuate.files import fields_to_dict
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import score_sentences
@@ -89,13 +90,7 @@ class Leakage:
 
     n_sentences: int
     n_in_training_text: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "n_sentences": self.n_sentences,
-            "n_in_training_text": self.n_in_training_text,
-            "share": self.n_in_training_text / self.n_sentences,
-        }
+    share: float  # of the evaluation sentences
 
 
 def measure_leakage(model: LanguageModel, sentences: Sequence[str]) -> Leakage | None:
@@ -110,7 +105,7 @@ def measure_leakage(model: LanguageModel, sentences: Sequence[str]) -> Leakage |
             f"{n} of {len(seen)} evaluation sentences are in the training text, which lowers error rates on them;"
             " build the model with --leave-out"
         )
-    return Leakage(len(seen), n)
+    return Leakage(len(seen), n, n / len(seen))
 
 
 def _seen_sentences(model: LanguageModel, sentences: Sequence[str]) -> list[bool] | None:
@@ -127,6 +122,7 @@ class TextScore:
     n_sentences: int
     n_words: int
     n_oov: int
+    oov_rate: float | None
     perplexity: float | None  # over known words and sentence ends
     perplexity_with_oov: float | None  # unknown words at the probability of <unk>
     log10_prob: float  # of known words and sentence ends
@@ -136,27 +132,8 @@ class TextScore:
     leakage: Leakage | None = None
     leakage_requested: bool = False
 
-    @property
-    def oov_rate(self) -> float | None:
-        return self.n_oov / self.n_words if self.n_words else None
-
     def to_dict(self) -> dict[str, Any]:
-        result = {
-            "model": self.model,
-            "n_sentences": self.n_sentences,
-            "n_words": self.n_words,
-            "n_oov": self.n_oov,
-            "oov_rate": self.oov_rate,
-            "perplexity": self.perplexity,
-            "perplexity_with_oov": self.perplexity_with_oov,
-            "log10_prob": self.log10_prob,
-            "oov_words": list(self.oov_words),
-            "n_in_training_text": self.n_in_training_text,
-            "perplexity_unseen": self.perplexity_unseen,
-        }
-        if self.leakage_requested:
-            result["leakage"] = self.leakage.to_dict() if self.leakage else None
-        return result
+        return fields_to_dict(self, "leakage_requested", *(() if self.leakage_requested else ("leakage",)))
 
 
 def score_text(
@@ -190,11 +167,13 @@ def score_text(
             unseen.add(scores.log_probs[scores.known & ~np.array(seen)[scores.sentence]])
         if progress:
             progress(start + len(batch), len(sentences), "scoring")
+    n_words = total.n - len(sentences)
     return TextScore(
         model=opened.name if isinstance(model, LanguageModel) else str(model),
         n_sentences=len(sentences),
-        n_words=total.n - len(sentences),
+        n_words=n_words,
         n_oov=unknown.total(),
+        oov_rate=unknown.total() / n_words if n_words else None,
         perplexity=known.perplexity,
         perplexity_with_oov=total.perplexity,
         log10_prob=known.log_prob / math.log(10),

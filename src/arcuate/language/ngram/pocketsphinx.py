@@ -4,20 +4,14 @@ Little-endian: magic bytes, order, counts, quantisation tables, unigrams, one bi
 The trie is reversed: it runs from the last word of an n-gram to its first. Logarithms have base 1.0001.
 """
 
-import importlib.util
 import math
 from pathlib import Path
 
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.vocabulary import (
-    NGramTable,
-    NGramTables,
-    Vocabulary,
-    add_special_words,
-    index_words,
-)
+from arcuate.files import find_package_file
+from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, Vocabulary, add_special_words, index_words
 
 _MAGIC = b"Trie Language Model"
 _LOG_BASE = math.log(1.0001)
@@ -26,12 +20,9 @@ _MAX_ORDER = 16
 
 
 def embedded_path() -> Path:
-    """Path of the English 3-gram in the installed package, without importing its compiled module."""
-    spec = importlib.util.find_spec("pocketsphinx")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "model" / "en-us" / "en-us.lm.bin"
-        if path.is_file():
-            return path
+    """Path of the English 3-gram in the installed package."""
+    if path := find_package_file("pocketsphinx", "model/en-us/en-us.lm.bin"):
+        return path
     raise UserError("the English language model is missing; run `pip install pocketsphinx`, which contains it")
 
 

@@ -69,7 +69,7 @@ def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[N
         if levels.missing is None:
             break
         k, ngrams = levels.missing
-        orders[k - 1] = _with_implied(orders[k - 1], ngrams)
+        orders[k - 1] = orders[k - 1].extend(ngrams, np.nan)  # `_link` computes the probability by backing off
         n_implied += len(ngrams)
     arrays = levels.arrays()
     _link(arrays)
@@ -165,17 +165,6 @@ class _Levels:
             np.zeros(n_inner, np.int32),
             np.zeros(n_nodes - n_inner, np.int32),
         )
-
-
-def _with_implied(table: NGramTable, ngrams: np.ndarray) -> NGramTable:
-    """Add n-grams that only longer ones mention. NaN: `_link` computes their probability by backing off."""
-    n = len(ngrams)
-    return NGramTable(
-        np.concatenate([table.ids, ngrams.astype(np.int32)]),
-        np.concatenate([table.log_probs, np.full(n, np.nan, np.float32)]),
-        np.concatenate([table.backoffs, np.zeros(n, np.float32)]),
-        None if table.lines is None else np.concatenate([table.lines, np.zeros(n, np.int64)]),
-    )
 
 
 @njit(cache=True)

@@ -141,6 +141,16 @@ class NGramTable:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def extend(self, ids: np.ndarray, log_prob: float) -> "NGramTable":
+        """Append n-grams (n, order) with one log-probability and without back-off."""
+        n = len(ids)
+        return NGramTable(
+            np.concatenate([self.ids, ids.astype(np.int32)]),
+            np.concatenate([self.log_probs, np.full(n, log_prob, np.float32)]),
+            np.concatenate([self.backoffs, np.zeros(n, np.float32)]),
+            None if self.lines is None else np.concatenate([self.lines, np.zeros(n, np.int64)]),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class NGramTables:
@@ -168,15 +178,7 @@ def add_special_words(tables: NGramTables) -> NGramTables:
     added = tuple(word for word in (UNK, BOS, EOS) if special_id(tables.vocabulary, word) < 0)
     if not added:
         return tables
-    old = tables.orders[0]
-    n = len(added)
-    lines = None if old.lines is None else np.concatenate([old.lines, np.zeros(n, np.int64)])
-    new_ids = np.arange(len(tables.vocabulary), len(tables.vocabulary) + n, dtype=np.int32)
-    unigrams = NGramTable(
-        np.concatenate([old.ids, new_ids[:, None]]),
-        np.concatenate([old.log_probs, np.full(n, LOG_ZERO, np.float32)]),
-        np.concatenate([old.backoffs, np.zeros(n, np.float32)]),
-        lines,
-    )
+    new_ids = len(tables.vocabulary) + np.arange(len(added))
+    unigrams = tables.orders[0].extend(new_ids[:, None], LOG_ZERO)
     vocabulary = make_vocabulary([*tables.vocabulary, *added])
     return replace(tables, vocabulary=vocabulary, orders=(unigrams, *tables.orders[1:]), added=added)

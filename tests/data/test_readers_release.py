@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.data.readers import find_source
+from arcuate.data.readers.release import find_source
 from arcuate.errors import UserError
 from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 

@@ -1,14 +1,18 @@
-"""Find the recordings below a folder and detect their layout."""
+"""Recordings on disk: find the files of a release below a folder, detect their layout, count and read their trials."""
 
 import os
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from arcuate.data.readers import b2t24, b2t25, side_files
 from arcuate.data.readers.source import (
+    FileSummary,
     ReadResult,
     Source,
+    SourceFile,
     file_order,
     list_names,
     summarise_error,
@@ -44,25 +48,31 @@ def find_source(path: Path) -> Source:
     only = path if root == path.parent else None  # the folder of a single session was given
     files, skipped = b2t25.list_files(root, only) if layout == "b2t25" else b2t24.list_files(root)
     notes = [f"{folder.id} beside the recordings cannot be listed" for folder in unlisted]
-    return _with_side_files(Source(layout, root, tuple(sorted(files, key=file_order))), path, skipped, notes)
-
-
-def _with_side_files(source: Source, given: Path, skipped: list[ReadResult], notes: list[str]) -> Source:
     corpora: side_files.Corpora = {}
-    modes: side_files.Modes = {}
-    if source.layout == "b2t25" and (table := side_files.find_beside(source.root, given, side_files.DESCRIPTION_FILE)):
-        try:
-            corpora, unused = side_files.read_corpora(table)
-            notes = notes + unused
-        except side_files.ERRORS as error:
-            skipped = [*skipped, unreadable(table.name, summarise_error(error))]
-    if table := side_files.find_beside(source.root, given, side_files.TRUTH_FILE):
-        try:
-            modes, unused = side_files.read_modes(table)
-            notes = notes + unused
-        except side_files.ERRORS as error:
-            skipped = [*skipped, unreadable(table.name, summarise_error(error))]
-    return replace(source, corpora=corpora, modes=modes, notes=tuple(notes), skipped=tuple(skipped))
+    if layout == "b2t25":
+        corpora = _read_beside(root, path, side_files.DESCRIPTION_FILE, side_files.read_corpora, notes, skipped)
+    modes: side_files.Modes = _read_beside(root, path, side_files.TRUTH_FILE, side_files.read_modes, notes, skipped)
+    return Source(layout, root, tuple(sorted(files, key=file_order)), corpora, modes, tuple(notes), tuple(skipped))
+
+
+def _read_beside(
+    root: Path,
+    given: Path,
+    name: str,
+    read: Callable[[Path], tuple[dict[Any, str], list[str]]],
+    notes: list[str],
+    skipped: list[ReadResult],
+) -> dict[Any, str]:
+    """Contents of a table beside the recordings, if there is one; what cannot be used is added to the lists."""
+    if (table := side_files.find_beside(root, given, name)) is None:
+        return {}
+    try:
+        contents, unused = read(table)
+    except side_files.ERRORS as error:
+        skipped.append(unreadable(table.name, summarise_error(error)))
+        return {}
+    notes.extend(unused)
+    return contents
 
 
 def _check_folder(path: Path) -> None:
@@ -94,14 +104,12 @@ def _search(path: Path, unlisted: list[ReadResult]) -> dict[Path, Layout]:
         if any(b2t25.is_session(child) for child in inside):
             roots[folder] = "b2t25"
         if any(b2t24.is_partition(child) for child in inside):
-            roots[folder] = "b2t24" if folder not in roots else _refuse_both_layouts(folder)
+            if folder in roots:
+                raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a separate folder")
+            roots[folder] = "b2t24"
         if folder not in roots and depth < _MAX_DEPTH:
             waiting.extend((child, depth + 1) for child in inside)
     return roots
-
-
-def _refuse_both_layouts(folder: Path) -> Layout:
-    raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a separate folder")
 
 
 def _folders(folder: Path, unlisted: list[ReadResult]) -> list[Path]:
@@ -120,3 +128,19 @@ def _describe_contents(folder: Path) -> str:
     if packed:
         return f"it holds {packed[0]}; unpack it first"
     return "it holds " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def summarise_file(source: Source, file: SourceFile) -> FileSummary:
+    """Number of trials in a file, without reading them."""
+    return b2t25.summarise_file(file) if source.layout == "b2t25" else b2t24.summarise_file(file)
+
+
+def read_trials(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> Iterator[ReadResult]:
+    """The trials of one file, one at a time; `features` selects features and area of the '24 layout."""
+    results = b2t25.read_trials(file) if source.layout == "b2t25" else b2t24.read_trials(file, features)
+    for result in results:
+        if (trial := result.trial) is not None:
+            mode = source.modes.get((trial.session, trial.split, trial.number))
+            corpus = source.corpus_of(trial.session, trial.block)
+            result = replace(result, trial=replace(trial, mode=mode, corpus=corpus))
+        yield result
