@@ -51,7 +51,7 @@ class Safety(Settings):
         0.02, ge=0.0, le=1.0, description="Confidence lost against the unadapted model that causes a fall-back."
     )
     min_length_ratio: float = Field(
-        0.7, ge=0.0, le=1.0, description="Decoded tokens per token of the unadapted model below which it falls back."
+        0.7, ge=0.0, le=1.0, description="Decoded tokens per token of the unadapted model that cause a fall-back."
     )
     lr_factor: float = Field(0.5, gt=0.0, le=1.0, description="Factor on the learning rate after each fall-back.")
     max_fallbacks: int = Field(
@@ -76,7 +76,7 @@ class Adaptation(Settings):
         0.5,
         gt=0.0,
         le=10.0,
-        description="Largest distance of a layer from its initial value, relative to the norm of that.",
+        description="Maximum distance of a layer from its initial value, relative to the norm of the initial layer.",
     )
     copies: int = Field(16, ge=1, le=1024, description="Augmented copies of the current trial in a step.")
     replay_trials: int = Field(16, ge=1, le=1024, description="Past trials in a step (replay).")

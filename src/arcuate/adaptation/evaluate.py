@@ -149,7 +149,7 @@ def recording_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class SessionResult:
-    """Adaptation of one session in numbers."""
+    """Summary of one adapted session."""
 
     session: str
     known: bool  # the model has a layer for it

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -72,9 +72,6 @@ class AdaptationStatus:
     n_queued: int  # sentences waiting for their update
     n_skipped: int  # sentences without an update because too many were queued, or because they were too long
     layer_distance: float  # from the initial layer, relative to its norm
-
-    def to_event(self) -> dict[str, Any]:
-        return {"type": "adaptation", **vars(self)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ class Endpoints(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"speech": "speech_threshold"}
 
     enabled: bool = Field(
-        True, description="Find sentences by silence; if false, only the source or the page ends them."
+        True, description="Find sentences by silence; otherwise only the source or the page ends them."
     )
     silence_s: float = Field(1.2, gt=0.0, le=60.0, description="Silence that ends a sentence, in s.")
     speech_threshold: float = Field(
@@ -72,4 +72,4 @@ class LiveSettings(Settings):
     faults: Faults = Faults()
     limits: Limits = Limits()
     start: Start = Start()
-    alternatives: int = Field(5, ge=1, le=100, description="Hypotheses from which alternatives of words are shown.")
+    alternatives: int = Field(5, ge=1, le=100, description="Hypotheses from which word alternatives are taken.")

@@ -45,7 +45,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServeResult:
-    """What a live session left behind."""
+    """Number of sentences of a live session and, if it was recorded, where."""
 
     n_sentences: int
     recording: Path | None

@@ -220,14 +220,13 @@ class LiveSession:
         """Report whether the session is being recorded, and why recording has failed."""
         if self.recorder is not None and self._published_recording is not (self.recorder.error is None):
             self._published_recording = self.recorder.error is None
-            event = {"on": self._published_recording, "message": self.recorder.error}
-            self.publish({"type": "recording", **event})
+            self.publish({"type": "recording", "on": self._published_recording, "message": self.recorder.error})
 
     def _publish_adaptation(self) -> None:
         status = self.decoder.adaptation
         if status is not None and status != self._published_adaptation:
             self._published_adaptation = status
-            self._emit(status.to_event())
+            self._emit({"type": "adaptation", **vars(status)})
 
     def _emit(self, event: dict[str, Any]) -> None:
         event = {**event, "at": time.time()}
