@@ -83,12 +83,10 @@ class DecodedTrial:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Confidence and output length of the adapted and the unadapted model on the last trials."""
+    """Confidence and number of decoded tokens of the adapted and the unadapted model on the last trials."""
 
-    adapted_confidence: tuple[float, ...] = ()
-    unadapted_confidence: tuple[float, ...] = ()
-    adapted_tokens: tuple[int, ...] = ()  # number of decoded tokens
-    unadapted_tokens: tuple[int, ...] = ()
+    confidence: tuple[tuple[float, float], ...] = ()  # (adapted, unadapted) of each trial
+    n_tokens: tuple[tuple[int, int], ...] = ()
     n_fallbacks: int = 0
 
 

@@ -24,7 +24,7 @@ from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.files import to_json_value
-from arcuate.live.access import Access, is_local, make_access
+from arcuate.live.access import is_local, make_access
 from arcuate.live.config import LiveSettings
 from arcuate.live.messages import Source
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
@@ -60,15 +60,13 @@ class PreparedServer:
     """A server with everything loaded; `run` blocks until it is interrupted."""
 
     live: "LiveServer"
-    access: Access
-    host: str
     port: int
 
     @property
     def url(self) -> str:
-        name = "localhost" if is_local(self.host) else self.host
-        token = f"?token={self.access.token}" if self.access.token else ""
-        return f"http://{name}:{self.port}/{token}"
+        access = self.live.access
+        name = "localhost" if is_local(access.host) else access.host
+        return f"http://{name}:{self.port}/" + (f"?token={access.token}" if access.token else "")
 
     def run(self) -> ServeResult:
         import uvicorn
@@ -81,7 +79,7 @@ class PreparedServer:
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
         config = uvicorn.Config(
             make_app(self.live),
-            host=self.host,
+            host=self.live.access.host,
             port=self.port,
             log_level="warning",
             ws_max_size=self.live.settings.limits.message_bytes + 64,
@@ -174,9 +172,8 @@ def prepare_server(
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session)
-    access = make_access(host, token)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
-    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), access, host, port)
+    return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
 
 
 def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -> None:
