@@ -118,18 +118,8 @@ def test_layers_of_known_days_stay_as_they_were(calibrated: tuple[Path, dict], n
 def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
     done = arcuate(
         *("calibrate", new_days / "run", "--data", new_days / "store", "--session", SAME, "--curve", "none"),
-        *(
-            "--run",
-            tmp_path / "run",
-            "--sentences",
-            3,
-            "--set",
-            "other_lr_factor=0",
-            "--set",
-            "init=mean",
-            "--set",
-            "steps=5",
-        ),
+        *("--run", tmp_path / "run", "--sentences", 3),
+        *("--set", "other_lr_factor=0", "--set", "init=mean", "--set", "steps=5"),
     )
     assert done.returncode == 0, done.stderr
     old, new = load_model(find_checkpoint(new_days / "run")), load_model(find_checkpoint(tmp_path / "run"))
