@@ -35,9 +35,8 @@ from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.distributed import encode_for_training
 from arcuate.training.optim import make_optimizer
-from arcuate.training.step import forward
+from arcuate.training.step import encode_for_training, forward
 
 N_TIMED, N_REPEATED = 6, 6  # batches, and how often each is timed
 PUBLISHED = ("b2t24-transformer", "b2t25-transformer", "b2t25-gru", "mode-ssm")  # read forwards only

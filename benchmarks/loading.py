@@ -18,9 +18,8 @@ from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model
 from arcuate.losses.combined import compute_losses, weighted_loss
-from arcuate.training.distributed import encode_for_training
 from arcuate.training.optim import make_optimizer, set_learning_rates
-from arcuate.training.step import forward
+from arcuate.training.step import encode_for_training, forward
 
 BLOCK = 5  # batches read ahead, as a worker would
 

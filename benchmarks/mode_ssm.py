@@ -22,7 +22,7 @@ from arcuate.models.config import ModelConfig
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model, count_parameters
 from arcuate.run import Run
-from arcuate.training.distributed import encode_for_training
+from arcuate.training.step import encode_for_training
 
 STEPS = 600
 SSM = [

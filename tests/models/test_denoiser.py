@@ -23,7 +23,7 @@ from arcuate.models.interfaces import Flow, ModelInputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.distributed import encode_for_training
+from arcuate.training.step import encode_for_training
 
 causality = pytest.mark.parametrize("causal", [True, False])
 

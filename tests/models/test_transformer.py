@@ -161,7 +161,7 @@ def test_cost_of_a_streamed_frame_is_constant():
 
 def test_long_trials_are_processed_in_windows():
     """The cost of a long trial grows linearly with its length."""
-    distances = RelativePositionBias(n_heads=2, n_buckets=8, context=100, bidirectional=False)
+    distances = RelativePositionBias(TransformerSettings(width=2, n_heads=2, n_buckets=8, context=100))
     n_scores = [sum(w.bias.numel() for w in distances.windows(0, n)) for n in (1000, 2000, 4000)]
     assert n_scores[2] - n_scores[1] == 2 * (n_scores[1] - n_scores[0])
 
@@ -227,7 +227,7 @@ def test_low_precision():
 
 def test_attention_dropout_only_in_training():
     attention = Attention(8, 2, context=4, dropout=0.5)
-    windows = RelativePositionBias(2, 4, context=4, bidirectional=False).windows(0, 6)
+    windows = RelativePositionBias(TransformerSettings(width=2, n_heads=2, n_buckets=4, context=4)).windows(0, 6)
     frames, start = torch.randn(1, 6, 8), attention.start(1)
     assert not torch.equal(attention(frames, windows, start)[0], attention(frames, windows, start)[0])
     attention.eval()

@@ -22,6 +22,7 @@ from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.distributed import EncodeModule, outputs_from_tensors
+from arcuate.training.step import encode_for_training
 
 KINDS = [
     GRUSettings(width=8, depth=3, dropout=0.0),
@@ -101,7 +102,7 @@ def test_outputs_survive_the_conversion_to_tensors():
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
     inputs = ModelInputs(*batch, tokens, layers=layers)
     straight = model.encode(inputs)
-    wrapped = outputs_from_tensors(EncodeModule(model)(inputs, False))
+    wrapped = outputs_from_tensors(EncodeModule(model, encode_for_training)(inputs, False))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])

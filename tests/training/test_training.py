@@ -11,13 +11,12 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
-from arcuate.training.averaging import WeightAverages
 from arcuate.training.config import Ema, Precision, Swa
-from arcuate.training.distributed import Distributed, encode_for_training
-from arcuate.training.optim import fill_absent_gradients, make_optimizer, set_learning_rates
+from arcuate.training.distributed import Distributed
+from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.precision import choose_precision
 from arcuate.training.state import TrainingState
-from arcuate.training.step import compute_gradients
+from arcuate.training.step import compute_gradients, encode_for_training
 from support.training import make_recipe, make_state
 
 CPU = torch.device("cpu")

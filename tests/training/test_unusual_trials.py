@@ -12,7 +12,7 @@ from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
-from arcuate.training.distributed import encode_for_training
+from arcuate.training.step import encode_for_training
 
 SMALL = [
     "encoder.width=8",

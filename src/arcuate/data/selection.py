@@ -1,12 +1,13 @@
-"""Trial selection: which trials of a store a recipe trains on and which it validates on."""
+"""Trial selection: the trials of a store that a recipe trains and validates on, and the dev split held out of train."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from arcuate.data.alphabet import min_frames
 from arcuate.data.config import DataConfig
-from arcuate.data.splits import dev_split
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 
 CountFrames = Callable[[int], int]  # bins -> frames of a given model, such as `Patch.count_frames`
@@ -19,7 +20,7 @@ class Selection:
     sessions: tuple[str, ...]
     train: tuple[TrialInfo, ...]
     validation: tuple[TrialInfo, ...]
-    selected_on: str  # "dev" (split off train) or "val"
+    selected_on: str  # split that checkpoints are selected on: "dev" (held out of train) or "val"
     unaligned: tuple[TrialInfo, ...] = ()  # excluded training trials: too few frames for their label
 
 
@@ -53,6 +54,38 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
         "dev",
         tuple(unaligned),
     )
+
+
+def dev_split(infos: Iterable[TrialInfo], fraction: float, seed: int) -> set[str]:
+    """Ids of the training trials held out to select checkpoints on.
+
+    The hash of a sentence decides, so all repetitions of a sentence are on the same side. Sessions are filled one after
+    the other up to their quota, so later sessions do not move trials of earlier ones.
+    """
+    by_session: dict[str, dict[bytes, list[str]]] = {}
+    for info in infos:
+        if info.split == "train":
+            by_session.setdefault(info.session, {}).setdefault(_sentence_key(info, seed), []).append(info.id)
+    in_dev: set[bytes] = set()
+    in_train: set[bytes] = set()
+    dev: set[str] = set()
+    n_seen = 0
+    for sentences in by_session.values():
+        n_seen += sum(len(ids) for ids in sentences.values())
+        quota = int(fraction * n_seen + 0.5)
+        dev.update(trial for key in in_dev & sentences.keys() for trial in sentences[key])
+        for key in sorted(sentences.keys() - in_dev - in_train):
+            if len(dev) + len(sentences[key]) <= quota:
+                in_dev.add(key)
+                dev.update(sentences[key])
+        in_train |= sentences.keys() - in_dev
+    return dev
+
+
+def _sentence_key(info: TrialInfo, seed: int) -> bytes:
+    """A pseudo-random key of the sentence; without a text, of the label, else of the trial id."""
+    content = normalise_text(info.text) if info.text else repr(info.tokens) if info.tokens else info.id
+    return hashlib.sha256(f"{seed}\n{content}".encode()).digest()
 
 
 def can_align(tokens: Sequence[int], n_frames: int) -> bool:

@@ -1,29 +1,14 @@
-"""Splits: content hashes that identify them, leakage between them, and the dev split held out of train."""
+"""Splits: content hashes that identify them, and leakage between them."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS
-
-
-class Sentence(Protocol):
-    """The fields of a trial that splitting needs."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def session(self) -> str: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def tokens(self) -> tuple[int, ...] | None: ...
-    @property
-    def text(self) -> str | None: ...
 
 
 class TextOverlap(TypedDict):
@@ -80,35 +65,3 @@ def find_leakage(bins_hashes: Mapping[str, Sequence[bytes]], texts: Mapping[str,
 def _overlap(texts: Sequence[str], other: frozenset[str]) -> TextOverlap:
     n = sum(text in other for text in texts)
     return {"n": n, "of": len(texts), "share": round(n / len(texts), 4) if texts and other else None}
-
-
-def dev_split(infos: Iterable[Sentence], fraction: float, seed: int) -> set[str]:
-    """Ids of the training trials held out to select checkpoints on.
-
-    The hash of a sentence decides, so all repetitions of a sentence are on the same side. Sessions are filled one after
-    the other up to their quota, so later sessions do not move trials of earlier ones.
-    """
-    by_session: dict[str, dict[bytes, list[str]]] = {}
-    for info in infos:
-        if info.split == "train":
-            by_session.setdefault(info.session, {}).setdefault(_sentence_key(info, seed), []).append(info.id)
-    in_dev: set[bytes] = set()
-    in_train: set[bytes] = set()
-    dev: set[str] = set()
-    n_seen = 0
-    for sentences in by_session.values():
-        n_seen += sum(len(ids) for ids in sentences.values())
-        quota = int(fraction * n_seen + 0.5)
-        dev.update(trial for key in in_dev & sentences.keys() for trial in sentences[key])
-        for key in sorted(sentences.keys() - in_dev - in_train):
-            if len(dev) + len(sentences[key]) <= quota:
-                in_dev.add(key)
-                dev.update(sentences[key])
-        in_train |= sentences.keys() - in_dev
-    return dev
-
-
-def _sentence_key(info: Sentence, seed: int) -> bytes:
-    """A pseudo-random key of the sentence; without a text, of the label, else of the trial id."""
-    content = normalise_text(info.text) if info.text else repr(info.tokens) if info.tokens else info.id
-    return hashlib.sha256(f"{seed}\n{content}".encode()).digest()

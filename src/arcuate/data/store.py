@@ -181,16 +181,14 @@ class Store:
 
         `log`: statistics of the logarithms for a model with `front_end.log1p`.
         """
-        location = self._locations[info.id]
-        file = self._open_session(location.session)
+        file, location = self._locate(info)
         block = int(file.block_of[location.row])
         mean, sd = file.block[LOG_PREFIX if log else ""]
         return Statistics(mean[block], sd[block], int(file.block_n[block]))
 
     def past_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over earlier trials of the block, else over the previous block, else 0 and 1 with n_bins 0."""
-        location = self._locations[info.id]
-        file = self._open_session(location.session)
+        file, location = self._locate(info)
         mean, sd = file.past[LOG_PREFIX if log else ""]
         return Statistics(mean[location.row], sd[location.row], int(file.past_n[location.row]))
 
@@ -221,31 +219,29 @@ class Store:
         self._files = {}
 
     def _read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
-        location = self._locations[info.id]
-        file = self._open_session(location.session)
+        file, location = self._locate(info)
         bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32) if out is None else out
         if info.n_bins:
             try:
                 file.bins.read_direct(bins, np.s_[location.start : location.start + info.n_bins])
             except (OSError, ValueError, TypeError, RuntimeError) as error:
-                raise UserError(f"{self._session_path(location.session)} {_damaged(error)}") from error
+                raise _damaged(session_path(self.path, location.session), error) from error
         return bins
 
-    def _open_session(self, name: str) -> _SessionFile:
+    def _locate(self, info: TrialInfo) -> tuple[_SessionFile, _TrialLocation]:
+        """The open file of a trial's session, and where the trial is stored in it."""
         if self._pid != os.getpid():  # after a fork, the parent's handles must not be used
             self._files, self._pid = {}, os.getpid()
-        file = self._files.get(name)
+        location = self._locations[info.id]
+        file = self._files.get(location.session)
         if file is None:
-            entry = self._session_infos[name]
+            entry, path = self._session_infos[location.session], session_path(self.path, location.session)
             try:
-                file = _SessionFile(self._session_path(name), entry.n_trials, entry.n_bins, self.n_channels)
+                file = _SessionFile(path, entry.n_trials, entry.n_bins, self.n_channels)
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-                raise UserError(f"{self._session_path(name)} {_damaged(error)}") from error
-            self._files[name] = file
-        return file
-
-    def _session_path(self, name: str) -> Path:
-        return session_path(self.path, name)
+                raise _damaged(path, error) from error
+            self._files[location.session] = file
+        return file, location
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": {}, "_pid": -1}
@@ -289,7 +285,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError("too large")
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} {_damaged(error)}") from error
+        raise _damaged(file, error) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not belong to a store; create one with `arcuate prepare SOURCE STORE`")
     if manifest.get("version") != VERSION:
@@ -317,7 +313,7 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> tuple[tuple[Session
         _SECTIONS.validate_python({name: manifest[name] for name in ("splits", "leakage") if name in manifest})
         _check_consistency(manifest, entries, trials)
     except (KeyError, ValueError, ValidationError) as error:
-        raise UserError(f"{path / MANIFEST_FILE} {_damaged(error)}") from error
+        raise _damaged(path / MANIFEST_FILE, error) from error
     for entry in entries:
         file = session_path(path, entry.name)
         size = file.stat().st_size if file.is_file() else None
@@ -359,10 +355,10 @@ def _check_consistency(
             raise ValueError(f"session {entry.name} has other totals than its trials")
 
 
-def _damaged(error: Exception) -> str:
+def _damaged(file: Path, error: Exception) -> UserError:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     else:
         reason = " ".join(str(error).split())[:150] or type(error).__name__
-    return f"is damaged ({reason}); prepare the source again"
+    return UserError(f"{file} is damaged ({reason}); prepare the source again")

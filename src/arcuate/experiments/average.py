@@ -1,7 +1,7 @@
 """Average of several checkpoints of one run, written beside them as another checkpoint.
 
 Checkpoints of one run usually lie in one basin of the loss, and their mean is often slightly better than each of them
-(Izmailov et al. 2018). Averages kept during training (`ema`, `swa`) are in `arcuate.training.averaging`.
+(Izmailov et al. 2018). Averages kept during training (`ema`, `swa`) are in `arcuate.training.optim`.
 """
 
 from dataclasses import dataclass

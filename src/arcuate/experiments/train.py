@@ -32,7 +32,7 @@ from arcuate.training.callbacks import Callback, CallbackList
 from arcuate.training.checks import coupling_warnings, find_ineffective_settings
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import describe_stages, resolve_epochs
-from arcuate.training.distributed import Distributed, init_distributed, make_encode, shut_down_distributed
+from arcuate.training.distributed import Distributed, init_distributed, shut_down_distributed
 from arcuate.training.environment import describe_environment
 from arcuate.training.interrupts import Stop, handle_signals
 from arcuate.training.loop import train as train_loop
@@ -40,6 +40,7 @@ from arcuate.training.modes import describe_modes, infer_modes, read_modes, writ
 from arcuate.training.precision import PrecisionChoice, choose_precision
 from arcuate.training.start import Start, check_not_calibrated, check_same_recipe, find_parent, start_run
 from arcuate.training.state import TrainingState
+from arcuate.training.step import make_encode
 from arcuate.training.tracking.tracker import check_trackers, make_trackers
 
 

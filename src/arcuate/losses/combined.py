@@ -1,10 +1,10 @@
-"""Losses of all parts of the model and their weighted sum, one value per trial."""
+"""Losses of all heads of the model and their weighted sum, one value per trial."""
 
 import torch
 from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
-from arcuate.losses.config import LossSettings, RNNTSettings
+from arcuate.losses.config import LossSettings
 from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.interfaces import Flow, Joint, Outputs
@@ -21,14 +21,17 @@ def compute_losses(
     modes: Tensor | None = None,  # (B, 2) target weight of each mode; zeros where unknown
 ) -> dict[str, Tensor]:
     """Losses by name, each (B,); those of weight 0 are left out, because 0 times infinity is not a number."""
+
+    def ctc(log_probs: Tensor) -> Tensor:
+        return ctc_loss(log_probs.float(), outputs.n_frames, tokens, n_tokens, settings.ctc)
+
     losses = {}
     if settings.ctc.weight > 0:
-        log_probs = outputs.log_probs["ctc"].float()
-        losses["ctc"] = ctc_loss(log_probs, outputs.n_frames, tokens, n_tokens, settings.ctc)
+        losses["ctc"] = ctc(outputs.log_probs["ctc"])
     if settings.rnnt.weight > 0 and outputs.joint is not None:
-        losses["rnnt"] = _transducer_loss(outputs.joint, outputs.n_frames, tokens, n_tokens, settings.rnnt)
+        losses["rnnt"] = _transducer_loss(outputs.joint, outputs.n_frames, tokens, n_tokens, settings.rnnt.reduction)
     if settings.intermediate.weight > 0 and outputs.intermediate:
-        losses["intermediate"] = _intermediate_loss(outputs, tokens, n_tokens, settings)
+        losses["intermediate"] = torch.stack([ctc(inner) for inner in outputs.intermediate.values()]).mean(0)
     if settings.mode.weight > 0 and outputs.mode is not None and modes is not None:
         losses["mode"] = mode_loss(outputs.mode, modes)
     if settings.denoise.weight > 0 and outputs.flow is not None:
@@ -41,26 +44,15 @@ def weighted_loss(losses: dict[str, Tensor], settings: LossSettings) -> Tensor:
     return torch.stack([getattr(settings, name).weight * values for name, values in losses.items()]).sum(0)
 
 
-def _transducer_loss(
-    joint: Joint, n_frames: Tensor, tokens: Tensor, n_tokens: Tensor, settings: RNNTSettings
-) -> Tensor:
+def _transducer_loss(joint: Joint, n_frames: Tensor, tokens: Tensor, n_tokens: Tensor, reduction: str) -> Tensor:
     losses = chunked_rnnt_loss(joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens, blank=BLANK)
-    match settings.reduction:
+    match reduction:
         case "mean_per_token":
             return losses / n_tokens.clamp(min=1)
         case "half_mean_frames":
             return losses / (n_frames.float().mean() / 2).clamp(min=1)
-        case "sum_per_trial":
+        case _:  # sum_per_trial
             return losses
-
-
-def _intermediate_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: LossSettings) -> Tensor:
-    """Mean CTC loss over the inner layers in use. (B,)"""
-    losses = [
-        ctc_loss(log_probs.float(), outputs.n_frames, tokens, n_tokens, settings.ctc)
-        for log_probs in outputs.intermediate.values()
-    ]
-    return torch.stack(losses).mean(0)
 
 
 def mode_loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -70,8 +62,7 @@ def mode_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 def flow_loss(flow: Flow, n_frames: Tensor) -> Tensor:
     """Squared velocity error relative to predicting no flow: 1 for a denoiser that is the identity. (B,)"""
-    is_true = torch.arange(flow.target.shape[1], device=n_frames.device) < n_frames[:, None]
-    error, scale = (
-        (part.float().square().mean(-1) * is_true).sum(-1) for part in (flow.predicted - flow.target, flow.target)
-    )
+    valid = torch.arange(flow.target.shape[1], device=n_frames.device) < n_frames[:, None]
+    squares = [part.float().square().mean(-1) for part in (flow.predicted - flow.target, flow.target)]
+    error, scale = ((square * valid).sum(-1) for square in squares)
     return error / scale.clamp(min=1e-12)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from arcuate.config import Settings
 
 LossWeight = Annotated[float, Field(ge=0.0, le=1000.0)]
+_Layer = Annotated[int, Field(ge=1, le=64)]
 
 
 class CTCSettings(Settings):
@@ -17,9 +18,7 @@ class CTCSettings(Settings):
         "sum_per_trial",
         description="Reduction over a trial; sum_per_trial is about 35 times larger, so lr and eps must match it.",
     )
-    zero_infinity: bool = Field(
-        False, description="Set the loss of a trial that cannot be aligned to 0 instead of infinity."
-    )
+    zero_infinity: bool = Field(False, description="Loss of 0 instead of infinity for trials that cannot be aligned.")
     weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
 
 
@@ -40,12 +39,10 @@ class RNNTSettings(Settings):
 class IntermediateSettings(Settings):
     """Intermediate CTC (Lee & Watanabe 2021): CTC loss on inner layers through the same output layer.
 
-    Used in training only; reduced as `loss.ctc` is.
+    Used in training only, with the reduction of `loss.ctc`.
     """
 
-    layers: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        (), description="Encoder layers with a loss (1 = the first); empty disables it."
-    )
+    layers: tuple[_Layer, ...] = Field((), description="Encoder layers with a loss (1 = the first); empty disables it.")
     weight: LossWeight = Field(0.3, description="Weight of their mean in the total loss; 0 disables it.")
 
     @model_validator(mode="after")
@@ -56,7 +53,7 @@ class IntermediateSettings(Settings):
 
     @property
     def active_layers(self) -> tuple[int, ...]:
-        """The layers, where their loss has any weight."""
+        """The layers if their loss has a weight above 0."""
         return self.layers if self.weight > 0 else ()
 
 

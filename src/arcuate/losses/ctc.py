@@ -14,7 +14,7 @@ def ctc_loss(
     n_tokens: Tensor,  # (B,)
     settings: CTCSettings,
 ) -> Tensor:
-    """Negative log-likelihood of each trial's tokens, reduced as set. (B,)"""
+    """Negative log-likelihood of each trial's tokens, divided by their number for mean_per_token. (B,)"""
     losses = F.ctc_loss(
         log_probs.transpose(0, 1),
         tokens.long(),
@@ -24,6 +24,4 @@ def ctc_loss(
         reduction="none",
         zero_infinity=settings.zero_infinity,
     )
-    if settings.reduction == "mean_per_token":
-        losses = losses / n_tokens.clamp(min=1)
-    return losses
+    return losses / n_tokens.clamp(min=1) if settings.reduction == "mean_per_token" else losses

@@ -11,12 +11,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from arcuate.config import Settings
 from arcuate.data.config import StatisticsSpec
 
+_DEVICE = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = TypeVar("Count")
 
 
 class Patch(Settings):
-    """How many bins make a frame, and how far apart frames are."""
+    """Number of bins in a frame, and distance between frames."""
 
     bins: int = Field(14, ge=1, le=200, description="Bins in one frame.")
     stride: int = Field(4, ge=1, le=200, description="Bins from one frame to the next.")
@@ -40,9 +41,7 @@ class Patch(Settings):
 class SmoothingSettings(Settings):
     """Gaussian smoothing over time. The '25 baseline uses 9 taps, the '24 baseline 20 (centred at 9.5)."""
 
-    sd: float = Field(
-        2.0, ge=0.0, le=50.0, description="Standard deviation of the kernel in bins; 0 disables smoothing."
-    )
+    sd: float = Field(2.0, ge=0.0, le=50.0, description="Standard deviation of the kernel in bins; 0 = no smoothing.")
     taps: int = Field(9, ge=1, le=101, description="Length of the kernel in bins.")
 
 
@@ -106,9 +105,7 @@ class GRUSettings(Settings):
     depth: int = Field(5, ge=1, le=64, description="Number of layers.")
     dropout: Probability = Field(0.4, description="Dropout between layers.")
     bidirectional: bool = Field(False, description="Both directions; such a model cannot stream.")
-    learned_initial_state: bool = Field(
-        True, description="Learned initial state, shared by all layers; false starts from zeros."
-    )
+    learned_initial_state: bool = Field(True, description="Learned initial state, shared by all layers, or zeros.")
 
     renamed: ClassVar[Mapping[str, str]] = {"learned_start": "learned_initial_state"}
 
@@ -127,15 +124,9 @@ class SSMSettings(Settings):
     state_dim: int = Field(64, ge=1, le=1024, description="State size per channel.")
     conv_kernel: int = Field(4, ge=2, le=32, description="Kernel length in frames of the convolution before the scan.")
     dropout: Probability = Field(0.1, description="Dropout on the embedded patches and on each block's output.")
-    bidirectional: bool = Field(
-        False, description="Half of the heads run backwards in time; such a model cannot stream."
-    )
+    bidirectional: bool = Field(False, description="Half of the heads run backwards; such a model cannot stream.")
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "heads": "n_heads",
-        "state": "state_dim",
-        "taps": "conv_kernel",
-    }
+    renamed: ClassVar[Mapping[str, str]] = {"heads": "n_heads", "state": "state_dim", "taps": "conv_kernel"}
 
     @property
     def causal(self) -> bool:
@@ -164,25 +155,15 @@ class TransformerSettings(Settings):
     width: int = Field(384, ge=1, le=8192, description="Width of a frame.")
     depth: int = Field(5, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(6, ge=1, le=1024, description="Number of attention heads; divides width.")
-    ffn_expansion: int = Field(
-        4, ge=1, le=64, description="Hidden width of the feed-forward layer as a multiple of width."
-    )
-    context: int = Field(
-        125, ge=1, le=10_000, description="Frames a layer attends to: the current one and those before it."
-    )
+    ffn_expansion: int = Field(4, ge=1, le=64, description="Hidden width of the feed-forward layer / width.")
+    context: int = Field(125, ge=1, le=10_000, description="Frames that a layer attends to, up to the current one.")
     n_buckets: int = Field(32, ge=2, le=1024, description="Number of relative-position buckets.")
     input_dropout: Probability = Field(0.2, description="Dropout on embedded patches.")
     attention_dropout: Probability = Field(0.35, description="Dropout on attention weights.")
     dropout: Probability = Field(0.35, description="Dropout on the outputs of attention and feed-forward layers.")
-    bidirectional: bool = Field(
-        False, description="Attention to `context` future frames as well; such a model cannot stream."
-    )
+    bidirectional: bool = Field(False, description="Attention to as many future frames; such a model cannot stream.")
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "heads": "n_heads",
-        "expansion": "ffn_expansion",
-        "buckets": "n_buckets",
-    }
+    renamed: ClassVar[Mapping[str, str]] = {"heads": "n_heads", "expansion": "ffn_expansion", "buckets": "n_buckets"}
 
     @property
     def causal(self) -> bool:
@@ -223,24 +204,11 @@ class SpeakingModeSettings(Settings):
     """Classification of a trial as vocalised or silent from its bins, with mode-dependent channel gains (FiLM)."""
 
     enabled: bool = Field(False, description="Whether the model classifies the speaking mode.")
-    lags: int = Field(
-        5, ge=1, le=64, description="Number of autocorrelation lags per channel, lag 0 included, in frames."
-    )
-    prior_frames: int = Field(
-        25,
-        ge=1,
-        le=10_000,
-        description="Weight of the average training trial in the running mean, in frames.",
-    )
-    film: bool = Field(
-        True, description="Scale and shift channels by the mode (FiLM); false = the mode is only reported."
-    )
-    labels: Literal["use", "ignore"] = Field(
-        "use", description="Use mode labels of the data as targets, or ignore them and infer all modes."
-    )
-    infer_per: Literal["block", "trial"] = Field(
-        "block", description="Unit of inference: one mode per block or one per trial."
-    )
+    lags: int = Field(5, ge=1, le=64, description="Number of autocorrelation lags in frames, lag 0 included.")
+    prior_frames: int = Field(25, ge=1, le=10_000, description="Weight of the average training trial in frames.")
+    film: bool = Field(True, description="Scale and shift channels by the mode (FiLM); false = only report it.")
+    labels: Literal["use", "ignore"] = Field("use", description="Use mode labels of the data, or infer all modes.")
+    infer_per: Literal["block", "trial"] = Field("block", description="Unit that shares one inferred mode.")
 
     renamed: ClassVar[Mapping[str, str]] = {"conditions": "film", "shared_by": "infer_per"}
 
@@ -287,16 +255,10 @@ class ModelConfig(Settings):
 class RuntimeSettings(Settings):
     """Device and threads; they change speed, not the model."""
 
-    threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads; null = measured by a short probe at start."
-    )
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="Device; auto = CUDA where available."
-    )
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = chosen by a short measurement.")
+    device: str = Field("auto", pattern=_DEVICE, description="Device; auto = CUDA where available.")
     compile: bool = Field(False, description="Compile the model with torch.compile (CUDA only).")
-    cudnn_benchmark: bool = Field(
-        False, description="cuDNN kernel selection by timing (CUDA only); faster, not reproducible."
-    )
+    cudnn_benchmark: bool = Field(False, description="cuDNN kernels chosen by timing (CUDA only); not reproducible.")
     tf32: bool = Field(False, description="TF32 for float32 matrix products (CUDA only).")
 
     @model_validator(mode="after")

@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.data.batching import BatchStatistics
-from arcuate.models.config import (
-    ChannelGateSettings,
-    ConvStemSettings,
-    FrontEndSettings,
-    SmoothingSettings,
-)
+from arcuate.models.config import ChannelGateSettings, ConvStemSettings, FrontEndSettings, SmoothingSettings
 from arcuate.models.convolution import depthwise_conv
 from arcuate.models.session_layer import SessionLayer
 
@@ -91,14 +86,11 @@ class FrontEnd(nn.Module):
         normalised, running = normalise(bins, state.statistics, self.settings, state.running)
         return normalised, replace(state, running=running, n_bins=state.n_bins + bins.shape[1])
 
-    def patch_padding(self, state: FrontEndState) -> Tensor:
-        """Zeros that extend a trial shorter than one patch to one patch. (1, n, C)"""
-        n = max(self.settings.patch.bins - state.n_bins, 0)
-        return state.normalised.new_zeros(1, n, self.n_channels)
-
-    def smoothing_padding(self, state: FrontEndState) -> Tensor:
-        """Zeros after the last bin for the look-ahead of smoothing. (1, n, C)"""
-        return state.normalised.new_zeros(1, self.right, self.n_channels)
+    def final_padding(self, state: FrontEndState) -> tuple[Tensor, Tensor]:
+        """Zeros that extend a short trial to one patch, and zeros for the look-ahead of smoothing. 2 x (1, n, C)"""
+        n_patch = max(self.settings.patch.bins - state.n_bins, 0)
+        zeros = state.normalised.new_zeros(1, n_patch + self.right, self.n_channels)
+        return zeros[:, :n_patch], zeros[:, n_patch:]
 
     def step(self, state: FrontEndState, normalised: Tensor) -> tuple[Tensor, FrontEndState]:
         """Normalised bins of a stream to the bins that become ready for patches. (1, t, C) -> (1, n, C)"""
@@ -161,10 +153,10 @@ def _normalise_rolling(
     count = weight + position
     shift = total / count
     variance = (weight * sd.square() + squares) / count - shift.square()
-    scores = (centred - shift) / (variance.clamp(min=0.0).sqrt() + 1e-8)
+    z_scores = (centred - shift) / (variance.clamp(min=0.0).sqrt() + 1e-8)
     if bins.shape[1]:
         running = _RunningSums(total[:, -1:], squares[:, -1:], n_bins)
-    return scores.to(bins.dtype), running
+    return z_scores.to(bins.dtype), running
 
 
 def gaussian_kernel(settings: SmoothingSettings) -> list[float]:

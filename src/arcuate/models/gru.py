@@ -83,8 +83,7 @@ class GRU(nn.Module):
 
         Only the backward direction uses the true lengths `n_frames`.
         """
-        frames, last, _ = self.forward_with_layers(bins, n_frames, state, ())
-        return frames, last
+        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from arcuate.data.alphabet import CLASSES, N_CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
+from arcuate.files import to_json_value
 from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,
@@ -68,17 +69,10 @@ class ImportResult:
         """Plain values; the metrics of the checkpoint are top-level keys."""
         fields = asdict(self)
         metrics = fields.pop("metrics")
-        return {
-            **fields,
-            "model": str(self.model),
-            "sessions": list(self.sessions),
-            "ignored": list(self.ignored),
-            **metrics,
-        }
+        return dict(to_json_value(fields | metrics))
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
+class _Checkpoint(NamedTuple):
     """A converted checkpoint: model config and tensors under their names in `Model`."""
 
     config: ModelConfig
@@ -102,34 +96,29 @@ def import_checkpoint(
     if not path.exists():
         raise UserError(f"checkpoint {path} does not exist; check the path")
     try:
-        checkpoint = _read_nejm(path, sessions) if kind == "nejm" else _read_cffan(path, sessions)
+        config, weights, ignored, metrics = (_read_nejm if kind == "nejm" else _read_cffan)(path, sessions)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or error.title
         raise UserError(f"{path} describes a model that cannot be built ({where}: {first['msg']})") from error
-    model = build_on_meta(checkpoint.config)
+    model = build_on_meta(config)
     for name, tensor in model.state_dict().items():
-        if checkpoint.weights[name].shape != tensor.shape:
-            found, expected = tuple(checkpoint.weights[name].shape), tuple(tensor.shape)
+        found, expected = tuple(weights[name].shape), tuple(tensor.shape)
+        if found != expected:
             raise UserError(f"{path}: the tensor for {name} has shape {found}, but the other tensors imply {expected}")
-    model.load_state_dict(checkpoint.weights, assign=True)
+    model.load_state_dict(weights, assign=True)
     save_model(out, model)
-    note = {
-        "kind": kind,
-        "checkpoint": path.name,
-        "ignored": checkpoint.ignored,
-        **checkpoint.metrics,
-    }
+    note = {"kind": kind, "checkpoint": path.name, "ignored": ignored, **metrics}
     (out / "import.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
     return ImportResult(
         model=out,
         kind=kind,
         checkpoint=path.name,
         n_parameters=sum(p.numel() for p in model.parameters()),
-        n_channels=checkpoint.config.n_channels,
-        sessions=checkpoint.config.sessions,
-        ignored=checkpoint.ignored,
-        metrics=checkpoint.metrics,
+        n_channels=config.n_channels,
+        sessions=config.sessions,
+        ignored=ignored,
+        metrics=metrics,
     )
 
 
@@ -146,7 +135,7 @@ def _read_nejm(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint
     args = _Args.read_yaml(file.parent / "args.yaml")
     n_sessions = sum(name.startswith("day_weights.") for name in tensors.remaining)
     n_channels = tensors.shape("day_weights.0", 2)[0]
-    encoder, n_bins, gru = _read_gru(tensors, "gru.", n_channels, args.get("model.rnn_dropout", 0.0))
+    encoder, n_bins, gru = _read_gru(tensors, "gru.", n_channels, args.get("model.rnn_dropout", 0.0), has_h0=True)
     weights = {"encoder.h0": tensors.take("h0"), **gru}
     for i in range(n_sessions):
         weights[f"front_end.session_layer.weights.{i}"] = tensors.take(f"day_weights.{i}")
@@ -185,12 +174,10 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
     tensors = _Tensors(file, content)
     if "dayWeights" not in tensors.remaining:
         _raise_wrong_kind(file, content, "cffan")
-    args = _Args.read_pickle(file.parent / "args")
+    args_file = _require_file(file.parent / "args")
+    args = _Args(args_file, load_pickle(args_file))
     n_sessions, n_channels, _ = tensors.shape("dayWeights", 3)
-    encoder, n_bins, gru = _read_gru(
-        tensors, "gru_decoder.", n_channels, args.get("dropout", 0.0), learned_initial_state=False
-    )
-    weights = dict(gru)
+    encoder, n_bins, weights = _read_gru(tensors, "gru_decoder.", n_channels, args.get("dropout", 0.0), has_h0=False)
     for name in ("weight_ih_l0", "weight_ih_l0_reverse"):  # channel-major there, time-major here
         if (w := weights.get(f"encoder.gru.{name}")) is not None:
             w = w.unflatten(1, (n_channels, n_bins)).transpose(1, 2).flatten(1).contiguous()
@@ -208,27 +195,22 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
     args.expect("bidirectional", encoder.bidirectional)
     args.expect("nClasses", weights["head.weight"].shape[0] - 1)
     args.expect("kernelLen", n_bins)
-    smoothing = SmoothingSettings(
-        sd=args.get("gaussianSmoothWidth"), taps=tensors.shape("gaussianSmoother.weight", 3)[2]
-    )
-    stored_kernel = tensors.take("gaussianSmoother.weight")[0, 0].tolist()
-    if not np.allclose(stored_kernel, gaussian_kernel(smoothing), atol=1e-5):
-        raise UserError(
-            f"{file}: gaussianSmoother.weight is not the Gaussian kernel that gaussianSmoothWidth in args implies"
-        )
-    front_end = FrontEndSettings(
-        normalise="block", smoothing=smoothing, patch=Patch(bins=n_bins, stride=args.get("strideLen"))
-    )
+    tensors.shape("gaussianSmoother.weight", 3)
+    kernel = tensors.take("gaussianSmoother.weight")[0, 0].tolist()
+    smoothing = SmoothingSettings(sd=args.get("gaussianSmoothWidth"), taps=len(kernel))
+    if not np.allclose(kernel, gaussian_kernel(smoothing), atol=1e-5):
+        raise UserError(f"{file}: gaussianSmoother.weight is not a Gaussian kernel with gaussianSmoothWidth of args")
+    patch = Patch(bins=n_bins, stride=args.get("strideLen"))
+    front_end = FrontEndSettings(normalise="block", smoothing=smoothing, patch=patch)
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="default")
-    names = sessions or (
-        T12_SESSIONS if n_sessions == len(T12_SESSIONS) else [f"session-{i:02d}" for i in range(n_sessions)]
-    )
+    default = T12_SESSIONS if n_sessions == len(T12_SESSIONS) else [f"session-{i:02d}" for i in range(n_sessions)]
+    names = sessions or default
     config = _make_config(file, settings, n_channels, names, n_sessions, len(weights["head.bias"]))
     return _Checkpoint(config, weights, tensors.finish(("inpLayer",)), {})
 
 
 def _read_gru(
-    tensors: "_Tensors", prefix: str, n_channels: int, dropout: float, learned_initial_state: bool = True
+    tensors: "_Tensors", prefix: str, n_channels: int, dropout: float, has_h0: bool
 ) -> tuple[GRUSettings, int, dict[str, Tensor]]:
     """Encoder settings implied by the recurrent tensors, bins per patch, and the tensors under their new names."""
     names = [name for name in tensors.remaining if name.startswith(prefix)]
@@ -236,16 +218,10 @@ def _read_gru(
     width = tensors.shape(prefix + "weight_hh_l0", 2)[1]
     n_bins, rest = divmod(tensors.shape(prefix + "weight_ih_l0", 2)[1], n_channels)
     if rest or not n_bins:
-        raise UserError(
-            f"{tensors.file}: the input size of {prefix}weight_ih_l0 is not a multiple of {n_channels} channels"
-        )
+        raise UserError(f"{tensors.file}: the width of {prefix}weight_ih_l0 is not a multiple of {n_channels} channels")
     bidirectional = any(name.endswith("_reverse") for name in names)
     encoder = GRUSettings(
-        width=width,
-        depth=depth,
-        dropout=dropout,
-        bidirectional=bidirectional,
-        learned_initial_state=learned_initial_state,
+        width=width, depth=depth, dropout=dropout, bidirectional=bidirectional, learned_initial_state=has_h0
     )
     weights = {}
     for layer in range(depth):
@@ -270,9 +246,7 @@ def _make_config(
     if not isinstance(sessions, Sequence) or not all(isinstance(name, str) for name in sessions):
         raise UserError(f"{file.parent / 'args.yaml'} does not list dataset.sessions; name them with --sessions")
     if n_classes != N_CLASSES:
-        raise UserError(
-            f"{file} has {n_classes} output classes; only the {N_CLASSES} of the Brain-to-Text benchmarks are supported"
-        )
+        raise UserError(f"{file} has {n_classes} classes; expected the {N_CLASSES} of the Brain-to-Text benchmarks")
     if len(sessions) != n_sessions or len(set(sessions)) != n_sessions:
         raise UserError(
             f"{file} has {n_sessions} session layers, but {len(set(sessions))} distinct session names were given;"
@@ -282,9 +256,7 @@ def _make_config(
 
 
 def _find_file(path: Path, candidates: Sequence[Path]) -> Path:
-    if path.is_file():
-        return path
-    for candidate in candidates:
+    for candidate in (path, *candidates):
         if candidate.is_file():
             return candidate
     raise UserError(f"{path} contains no checkpoint; expected {', '.join(c.name for c in candidates)}")
@@ -322,16 +294,19 @@ class _Tensors:
             self.remaining[name] = tensor
 
     def shape(self, name: str, n_axes: int) -> tuple[int, ...]:
+        shape = tuple(self._find(name).shape)
+        if len(shape) != n_axes:
+            raise UserError(f"{self.file}: {name} has {len(shape)} axes instead of {n_axes}")
+        return shape
+
+    def _find(self, name: str) -> Tensor:
         if name not in self.remaining:
             raise UserError(f"{self.file} has no tensor {name}; it is not a complete checkpoint of this kind")
-        if self.remaining[name].ndim != n_axes:
-            raise UserError(f"{self.file}: {name} has {self.remaining[name].ndim} axes instead of {n_axes}")
-        return tuple(self.remaining[name].shape)
+        return self.remaining[name]
 
     def take(self, name: str) -> Tensor:
-        if name not in self.remaining:
-            raise UserError(f"{self.file} has no tensor {name}; it is not a complete checkpoint of this kind")
-        tensor = self.remaining.pop(name).detach().float().contiguous().clone()
+        tensor = self._find(name).detach().float().contiguous().clone()
+        del self.remaining[name]
         if not bool(tensor.isfinite().all()):
             raise UserError(f"{self.file}: {name} contains non-finite values; the training diverged")
         return tensor
@@ -354,16 +329,10 @@ class _Args:
 
     @staticmethod
     def read_yaml(file: Path) -> "_Args":
-        _require_file(file)
         try:
-            return _Args(file, yaml.safe_load(file.read_text(encoding="utf-8")))
+            return _Args(_require_file(file), yaml.safe_load(file.read_text(encoding="utf-8")))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"{file} is not valid YAML; copy the file written by the training again") from error
-
-    @staticmethod
-    def read_pickle(file: Path) -> "_Args":
-        _require_file(file)
-        return _Args(file, load_pickle(file))
 
     def find(self, path: str) -> Any:
         node: Any = self.tree
@@ -385,11 +354,10 @@ class _Args:
         """Check a size in the settings, if present, against the size of the tensors."""
         stated = self.find(path)
         if stated is not None and stated != found:
-            raise UserError(
-                f"{self.file}: {path} is {stated}, but the weights imply {found}; the two files do not belong together"
-            )
+            raise UserError(f"{self.file}: {path} is {stated}, but the weights imply {found}; pass matching files")
 
 
-def _require_file(file: Path) -> None:
+def _require_file(file: Path) -> Path:
     if not file.is_file():
         raise UserError(f"{file} is missing; copy it from the training folder to the checkpoint")
+    return file

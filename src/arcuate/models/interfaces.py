@@ -24,7 +24,7 @@ class Encoder(Protocol):
         """State before the first frame."""
 
     def step(self, state: EncoderState, bins: Tensor) -> tuple[Tensor, EncoderState]:
-        """Bins of complete patches (B, T, C) -> the frames (B, F, D) final at this point, and the state after them."""
+        """Bins of complete patches (B, T, C) -> frames (B, F, D) that later bins cannot change, and the state."""
 
     def finish(self, state: EncoderState) -> Tensor:
         """Frames held back for future context. (B, F, D)"""
@@ -39,7 +39,7 @@ class Encoder(Protocol):
 
 
 def require_causal(causal: bool) -> None:
-    """Raise a `UserError` for a bidirectional model."""
+    """Raise a `UserError` for a model that is not causal."""
     if not causal:
         raise UserError(
             "a bidirectional model cannot stream; decode complete trials, or train with encoder.bidirectional=false"

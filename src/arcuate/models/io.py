@@ -101,36 +101,27 @@ def check_checksums(folder: Path) -> None:
         raise UserError(f"{folder / STATE_FILE} is damaged; evaluate another checkpoint, or train again") from None
     for name, digest in expected.items():
         if checksum(folder / name) != digest:
-            raise UserError(
-                f"{folder / name} is damaged: its checksum differs from the stored one; use another checkpoint"
-            )
+            raise UserError(f"{folder / name} is damaged: its checksum is not the saved one; use another checkpoint")
 
 
 def checksum(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=20)
     with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Read `model.json`, with settings of earlier versions translated."""
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise UserError(
-            f"{folder} is not a model folder ({CONFIG_FILE} is missing); pass a run, checkpoint or imported model"
-        )
+        raise UserError(f"{folder}: {CONFIG_FILE} is missing; pass the folder of a run, checkpoint or imported model")
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise UserError(f"{path} is too large to be a model config; restore the file from its source")
+            raise UserError(f"{path} is too large to be a model config; restore the file")
         return ModelConfig.model_validate_json(path.read_bytes(), context={"migrate": True})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UserError(
-            f"{path} is not a model config ({where}: {first['msg']}); restore the file from its source"
-        ) from error
+        raise UserError(f"{path} is not a model config ({where}: {first['msg']}); restore the file") from error
 
 
 def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -155,7 +146,7 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
                     )
             weights = {name: file.get_tensor(stored[name]).float() for name in shapes}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); restore the file from its source") from error
+        raise UserError(f"{path} cannot be read ({error}); restore the file") from error
     if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
         raise UserError(f"{path}: {bad[0]} contains non-finite values, training diverged; use an earlier checkpoint")
     return weights

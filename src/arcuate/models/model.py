@@ -28,7 +28,7 @@ from arcuate.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class ModeLogits:
-    """Logits of the speaking mode."""
+    """Logits of the speaking mode of complete trials."""
 
     per_trial: Tensor  # (B, 2)
     per_bin: Tensor  # (B, T, 2)
@@ -122,9 +122,8 @@ class Model(nn.Module):
         frames = encoded.frames
         if self.denoiser is not None:
             frames = self.denoiser(frames, encoded.n_frames)
-        outputs = self._apply_heads(
-            frames, encoded.n_frames, tokens, None if encoded.mode is None else encoded.mode.per_trial
-        )
+        mode = None if encoded.mode is None else encoded.mode.per_trial
+        outputs = self._apply_heads(frames, encoded.n_frames, tokens, mode)
         return replace(outputs, intermediate={i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()})
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
@@ -154,8 +153,7 @@ class Model(nn.Module):
 
     def finish(self, state: StreamState) -> Outputs:
         """Outputs of the frames held back for smoothing or for a complete patch, at the end of a trial."""
-        padding = self.front_end.patch_padding(state.front_end)
-        beyond = self.front_end.smoothing_padding(state.front_end)
+        padding, beyond = self.front_end.final_padding(state.front_end)
         frames, state = self._step_normalised(state, torch.cat([padding, beyond], dim=1), padding)
         held = self.encoder.finish(state.encoder)
         if self.denoiser is not None and state.denoiser is not None and held.shape[1]:
@@ -171,11 +169,9 @@ class Model(nn.Module):
         is_padding = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
         return ModeLogits(*self.mode(bins.masked_fill(is_padding[..., None], 0.0), n_bins.clamp(min=patch_bins)))
 
-    def _step_normalised(
-        self, state: StreamState, normalised: Tensor, trial_bins: Tensor
-    ) -> tuple[Tensor, StreamState]:
-        """Normalised bins through all parts; `trial_bins` are those among them that belong to the trial."""
-        ready, front_end = self.front_end.step(state.front_end, normalised)
+    def _step_normalised(self, state: StreamState, bins: Tensor, trial_bins: Tensor) -> tuple[Tensor, StreamState]:
+        """Normalised bins through all components; `trial_bins` are those among them that belong to the trial."""
+        ready, front_end = self.front_end.step(state.front_end, bins)
         mode = state.mode
         if self.mode is not None and mode is not None:
             mode = self.mode.step(mode, trial_bins)
@@ -305,9 +301,7 @@ def single_session_model(model: Model, session: str, weight: Tensor, bias: Tenso
 def _replace_session_layers(model: Model, sessions: tuple[str, ...], layers: list[tuple[Tensor, Tensor]]) -> Model:
     old = model.front_end.session_layer
     settings = enable_session_layers(model.config.settings)
-    model.config = ModelConfig(
-        settings=settings, n_channels=model.config.n_channels, sessions=sessions, classes=model.config.classes
-    )
+    model.config = ModelConfig(**{**dict(model.config), "settings": settings, "sessions": sessions})
     with torch.device("meta"):
         new = SessionLayer(settings.front_end.session_layer, model.config.n_channels, len(sessions))
     new.weights = nn.ParameterList(nn.Parameter(weight) for weight, _ in layers)

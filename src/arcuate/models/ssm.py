@@ -65,8 +65,7 @@ class SSM(nn.Module):
 
     def forward(self, bins: Tensor, n_frames: Tensor | None, state: SSMState) -> tuple[Tensor, SSMState]:
         """Bins (B, T, C), at least one patch long -> frames (B, F, W) and the state after the last frame."""
-        frames, after, _ = self.forward_with_layers(bins, n_frames, state, ())
-        return frames, after
+        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: SSMState, layers: Collection[int]
@@ -92,13 +91,7 @@ class _Block(nn.Module):
         n = settings.n_directions
         self.dropout = settings.dropout
         self.norm = nn.LayerNorm(settings.width)
-        sizes = (
-            settings.width,
-            settings.width // n,
-            settings.n_heads // n,
-            settings.state_dim,
-            settings.conv_kernel,
-        )
+        sizes = (settings.width, settings.width // n, settings.n_heads // n, settings.state_dim, settings.conv_kernel)
         self.mixer = _Mixer(*sizes)
         self.reverse_mixer = _Mixer(*sizes) if settings.bidirectional else None
         self.output = nn.Linear(settings.width, settings.width, bias=False)

@@ -6,7 +6,7 @@ does not depend on the number of frames before it.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -40,7 +40,7 @@ class _Window:
     bias: Tensor  # (1 or B, H, q, k), -inf outside the context
 
 
-TransformerState = tuple[_KeyValueCache, ...]  # one per block
+_State = tuple[_KeyValueCache, ...]  # one per block
 
 
 class Transformer(nn.Module):
@@ -50,9 +50,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.settings = settings
         self.embedding = _PatchEmbedding(n_channels * patch.bins, settings.width, patch)
-        self.position_bias = RelativePositionBias(
-            settings.n_heads, settings.n_buckets, settings.context, settings.bidirectional
-        )
+        self.position_bias = RelativePositionBias(settings)
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.depth))
         self.output_norm = nn.LayerNorm(settings.width)
 
@@ -60,28 +58,25 @@ class Transformer(nn.Module):
     def n_outputs(self) -> int:
         return self.settings.width
 
-    def start(self, n_trials: int) -> TransformerState:
+    def start(self, n_trials: int) -> _State:
         return tuple(cast(_Block, block).attention.start(n_trials) for block in self.blocks)
 
-    def step(self, state: TransformerState, bins: Tensor) -> tuple[Tensor, TransformerState]:
+    def step(self, state: _State, bins: Tensor) -> tuple[Tensor, _State]:
         """Frames completed by these bins, and the state after them."""
         require_causal(self.settings.causal)
         return self(bins, None, state)
 
-    def finish(self, state: TransformerState) -> Tensor:
+    def finish(self, state: _State) -> Tensor:
         """No frames are held back. (B, 0, W)"""
         return state[0].keys.new_zeros(len(state[0].keys), 0, self.n_outputs)
 
-    def forward(
-        self, bins: Tensor, n_frames: Tensor | None, state: TransformerState
-    ) -> tuple[Tensor, TransformerState]:
+    def forward(self, bins: Tensor, n_frames: Tensor | None, state: _State) -> tuple[Tensor, _State]:
         """Bins (B, T, C), at least one patch long -> frames (B, F, W) and the state after the last frame."""
-        frames, after, _ = self.forward_with_layers(bins, n_frames, state, ())
-        return frames, after
+        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
-        self, bins: Tensor, n_frames: Tensor | None, state: TransformerState, layers: Collection[int]
-    ) -> tuple[Tensor, TransformerState, dict[int, Tensor]]:
+        self, bins: Tensor, n_frames: Tensor | None, state: _State, layers: Collection[int]
+    ) -> tuple[Tensor, _State, dict[int, Tensor]]:
         """`forward`, and the normalised outputs of the given layers (1 = the first)."""
         frames = F.dropout(self.embedding(bins), self.settings.input_dropout, self.training)
         windows = self.position_bias.windows(state[0].keys.shape[2], frames.shape[1], self._padding(frames, n_frames))
@@ -181,10 +176,11 @@ class RelativePositionBias(nn.Module):
     out for blocks of queries, so that cost and memory of a trial grow linearly with its length.
     """
 
-    def __init__(self, n_heads: int, n_buckets: int, context: int, bidirectional: bool) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        self.n_buckets, self.context, self.bidirectional = n_buckets, context, bidirectional
-        self.table = nn.Parameter(torch.zeros(n_heads, n_buckets))
+        self.n_buckets, self.context = settings.n_buckets, settings.context
+        self.bidirectional = settings.bidirectional
+        self.table = nn.Parameter(torch.zeros(settings.n_heads, settings.n_buckets))
 
     def windows(self, n_cached: int, n_new: int, padding: Tensor | None = None) -> list[_Window]:
         """Windows over `n_new` frames after `n_cached` cached ones; `padding` (B, F) marks frames to ignore."""
@@ -192,12 +188,7 @@ class RelativePositionBias(nn.Module):
         buckets = relative_position_buckets(self.context, self.n_buckets, self.bidirectional)
         by_distance = self.table[:, torch.tensor(buckets, device=self.table.device)]
         by_distance = F.pad(by_distance, (n_block, n_block), value=-math.inf)
-        return list(self._cut_windows(by_distance, n_cached, n_new, n_block, padding))
-
-    def _cut_windows(
-        self, by_distance: Tensor, n_cached: int, n_new: int, n_block: int, padding: Tensor | None
-    ) -> Iterator[_Window]:
-        """The bias matrix of a window is a Toeplitz matrix: overlapping views of one row of biases by distance."""
+        windows = []
         for first in range(0, n_new, n_block):
             end = min(first + n_block, n_new)
             low = max(n_cached + first - self.context + 1, 0)
@@ -205,11 +196,13 @@ class RelativePositionBias(nn.Module):
             farthest = n_cached + end - 1 - low  # distance from the last query to the first key
             offset = n_block + self.context - 1 - farthest
             n_queries, n_keys = end - first, high - low
+            # The bias matrix is a Toeplitz matrix: overlapping views of one row of biases by distance.
             diagonal = by_distance[:, offset : offset + n_queries + n_keys - 1]  # (H, q + k - 1), descending
             bias = diagonal.unfold(-1, n_keys, 1).flip(1)[None]  # (1, H, q, k)
             if padding is not None:
                 bias = bias + _PADDING_BIAS * padding[:, None, None, low:high].to(bias.dtype)
-            yield _Window(slice(first, end), slice(low, high), bias)
+            windows.append(_Window(slice(first, end), slice(low, high), bias))
+        return windows
 
 
 @lru_cache(maxsize=64)

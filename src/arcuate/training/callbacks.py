@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
+ErrorType = type[BaseException] | None
+
 
 class Callback:
     """Base class of callbacks; every method does nothing unless overridden.
@@ -15,9 +17,7 @@ class Callback:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
         pass
 
     def on_step(self, step: int) -> None:
@@ -50,9 +50,7 @@ class CallbackList(Callback):
             self._stack = opening.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
 
     def on_step(self, step: int) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import torch
 from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from arcuate.config import Settings
 from arcuate.errors import UserError
@@ -48,10 +48,10 @@ class Best:
     step: Count | None = None
     per: float | None = None
     loss: float | None = None
-    position: Count | None = None  # in the data; the same step occurs twice if a rewind lies between
+    position: Count | None = None  # in the data; distinguishes two passes over the same step, before and after a rewind
 
     def update(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
-        """Take the new validation if it is better; return whether it is."""
+        """Replace the best validation by this one if it is better; return whether it was."""
         inf = float("inf")
         new = (inf if per is None else per, inf if loss is None else loss)
         old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
@@ -122,7 +122,7 @@ class Checkpoint:
     def step(self) -> int:
         return self.saved.step
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         path = self.folder / _TENSORS_FILE
         try:
             return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
@@ -130,9 +130,7 @@ class Checkpoint:
             raise UserError(f"{path} cannot be read ({error})") from None
 
 
-def save_checkpoint(
-    run: Run, step: int, model: Model, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
-) -> Path:
+def save_checkpoint(run: Run, step: int, model: Model, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
     """Write the checkpoint of a step atomically; one left by a rewind is replaced."""
     folder = run.checkpoints / f"step-{step:08d}"
     with atomic_folder(folder) as temporary:
@@ -190,7 +188,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Require the same keys and kinds of values; ValueError otherwise."""
+    """Require the same keys and types (numbers, lists of numbers, flags; None may become a number), or ValueError."""
     if expected.keys() != given.keys():
         raise ValueError(f"{name} holds other values")
     for key, value in given.items():

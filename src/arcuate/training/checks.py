@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from arcuate.losses.config import LossSettings
 from arcuate.training.config import TrainingConfig
@@ -48,41 +48,33 @@ _TOLERANCE = 1.5  # factor by which an eps scaled with the reduction may miss th
 _NEGLIGIBLE_EPS = 1e-4  # nearly every gradient is larger
 
 
-@dataclass(frozen=True)
-class _UpdateScale:
-    """What together determines how far a small gradient moves a weight."""
+class _UpdateScale(NamedTuple):
+    """The settings that determine how far a small gradient moves a weight."""
 
     lr: float
     eps: float
     reduction: str
-
-    @property
-    def per_gradient(self) -> float:
-        """Update per unit of gradient for gradients far below eps."""
-        return self.lr / self.eps
 
 
 def coupling_warnings(recipe: TrainingConfig, official: TrainingConfig, official_name: str) -> list[str]:
     """Return a warning per schedule if some, but not all, of learning rate, eps and reduction were changed."""
     if not {recipe.optimizer.kind, official.optimizer.kind} <= set(_ADAM_KINDS):
         return []
-    weights = (_update_scale(official, official.schedule), _update_scale(recipe, recipe.schedule))
-    session_layers = (
-        _update_scale(official, official.session_schedule or official.schedule),
-        _update_scale(recipe, recipe.session_schedule or recipe.schedule),
-    )
-    warnings = [_coupling_warning("the peak learning rate", *weights, official_name)]
+
+    def scale(config: TrainingConfig, schedule: AnySchedule) -> _UpdateScale:
+        return _UpdateScale(schedule.peak_lr, config.optimizer.eps, config.loss.ctc.reduction)
+
+    both = (official, recipe)
+    weights = [scale(config, config.schedule) for config in both]
+    session_layers = [scale(config, config.session_schedule or config.schedule) for config in both]
+    warnings = [_coupling_warning("the peak learning rate", official_name, *weights)]
     if session_layers != weights:
         name = "the peak learning rate of the session layers"
-        warnings.append(_coupling_warning(name, *session_layers, official_name))
+        warnings.append(_coupling_warning(name, official_name, *session_layers))
     return [warning for warning in warnings if warning]
 
 
-def _update_scale(recipe: TrainingConfig, schedule: AnySchedule) -> _UpdateScale:
-    return _UpdateScale(schedule.peak_lr, recipe.optimizer.eps, recipe.loss.ctc.reduction)
-
-
-def _coupling_warning(lr_name: str, old: _UpdateScale, new: _UpdateScale, official: str) -> str | None:
+def _coupling_warning(lr_name: str, official: str, old: _UpdateScale, new: _UpdateScale) -> str | None:
     parts: dict[str, tuple[float | str, float | str]] = {
         lr_name: (old.lr, new.lr),
         "optimizer.eps": (old.eps, new.eps),
@@ -95,7 +87,7 @@ def _coupling_warning(lr_name: str, old: _UpdateScale, new: _UpdateScale, offici
     return (
         f"{' and '.join(changed)} changed against {official}, but not {' and '.join(kept)}."
         f" Adam is not invariant to the scale of gradients at the official eps {_format(old.eps)}: gradients far below"
-        f" eps move weights by lr/eps, {_format(old.per_gradient)} → {_format(new.per_gradient)}, and"
+        f" eps move weights by lr/eps, {_format(old.lr / old.eps)} → {_format(new.lr / new.eps)}, and"
         f" {_describe_gradients(old, new)} (reasoned from the update rule, not a measured ablation)."
     )
 

@@ -1,4 +1,4 @@
-"""Settings of a training run: optimizer, weight averaging, loop, validation, and how they fit together."""
+"""Settings of a training run: optimizer, weight averaging, loop, validation, trackers, and checks across them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,12 +22,13 @@ from arcuate.run import Run
 from arcuate.training.curriculum import Stage, fill_length, find_stage_problems
 from arcuate.training.guard import GuardSettings
 from arcuate.training.schedule import Constant, HoldDecay, Restarts, Schedule, Steps, WarmupCosine
-from arcuate.training.tracking.config import Track
 
 DESCRIPTIVE_KEYS = ("name", "extends", "summary", "notes")  # of a recipe; they do not affect training
 
 _Decay = Annotated[float, Field(ge=0.0, le=10.0)]
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+_Name = Annotated[str, Field(min_length=1, max_length=128)]
+_Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class WeightDecay(Settings):
@@ -47,8 +48,7 @@ class Optimizer(Settings):
         1e-8,
         gt=0.0,
         le=10.0,
-        description="Term added to the denominator; tied to the learning rate: at 0.1, small gradients move weights by"
-        " lr/eps.",
+        description="Term in the denominator: gradients far below it move weights by lr/eps.",
     )
     momentum: _Beta = Field(0.0, description="Momentum (sgd).")
     nesterov: bool = Field(False, description="Nesterov momentum (sgd with momentum).")
@@ -87,9 +87,7 @@ class Precision(Settings):
     """Mixed precision; a probe checks that it runs on the device and, on a CPU, that it is faster than fp32."""
 
     kind: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the forward pass.")
-    below_per: float | None = Field(
-        None, gt=0.0, le=1.0, description="Stay in fp32 until validation PER is below this value."
-    )
+    below_per: float | None = Field(None, gt=0.0, le=1.0, description="Validation PER below which it is used.")
 
     @model_validator(mode="after")
     def _has_a_mixed_precision(self) -> "Precision":
@@ -120,10 +118,37 @@ class Validate(Settings):
 
     batch_size: int = Field(32, ge=1, le=4096, description="Number of trials per batch.")
     search: Literal["greedy", "beam"] = Field(
-        "greedy",
-        description="Decoding of phonemes; `beam` is a prefix beam search, which sums over alignments.",
+        "greedy", description="Decoding of phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
     beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
+
+
+class TensorBoard(Settings):
+    """TensorBoard; its files go to RUN/tensorboard."""
+
+    enabled: bool = Field(False, description="Write TensorBoard event files.")
+
+
+class Wandb(Settings):
+    """Weights & Biases; its files go to RUN/wandb."""
+
+    enabled: bool = Field(False, description="Send metrics to Weights & Biases.")
+    project: _Name = Field("arcuate", description="Project of the run.")
+    entity: _Name | None = Field(None, description="User or team; null = the default of the account.")
+    run_name: _Name | None = Field(None, description="Displayed name; null = the name of the run folder.")
+    tags: tuple[_Tag, ...] = Field((), description="Tags of the run.")
+    notes: str = Field("", description="Notes on the run.")
+    mode: Literal["online", "offline", "disabled"] = Field(
+        "online", description="`offline`: nothing is sent until `wandb sync`; `disabled`: as if not enabled."
+    )
+
+
+class Track(Settings):
+    """Trackers of metrics during training."""
+
+    tensorboard: TensorBoard = TensorBoard()
+    wandb: Wandb = Wandb()
+    samples: bool = Field(False, description="Send a decoded validation trial as text, besides the metrics.")
 
 
 class TrainingConfig(Settings):
@@ -144,9 +169,7 @@ class TrainingConfig(Settings):
     loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Constant(lr=1e-3)
-    session_schedule: Schedule | None = Field(
-        None, description="Schedule of the session layers; null = the same as `schedule`."
-    )
+    session_schedule: Schedule | None = Field(None, description="Schedule of the session layers; null = `schedule`.")
     ema: Ema = Ema()
     swa: Swa = Swa()
     guard: GuardSettings = GuardSettings()
@@ -158,38 +181,18 @@ class TrainingConfig(Settings):
 
     @property
     def model(self) -> ModelSettings:
-        return ModelSettings(
-            front_end=self.front_end,
-            encoder=self.encoder,
-            transducer=self.transducer,
-            mode=self.mode,
-            denoiser=self.denoiser,
-            output_init=self.output_init,
-        )
+        return ModelSettings(**{name: getattr(self, name) for name in ModelSettings.model_fields})
 
     @property
     def components(self) -> tuple[str, ...]:
         """Components of the model that a stage can train."""
-        optional = {
-            "transducer": self.transducer.enabled,
-            "mode": self.mode.enabled,
-            "denoiser": self.denoiser.enabled,
-        }
-        return ("front_end", "encoder", "ctc", *(name for name, enabled in optional.items() if enabled))
+        optional = [name for name in ("transducer", "mode", "denoiser") if getattr(self, name).enabled]
+        return ("front_end", "encoder", "ctc", *optional)
 
     @model_validator(mode="before")
     @classmethod
     def _fill_length(cls, tree: Any) -> Any:
         return fill_length(tree)
-
-    @model_validator(mode="after")
-    def _has_a_loss(self) -> "TrainingConfig":
-        if self.loss.ctc.weight == 0 and not (self.transducer.enabled and self.loss.rnnt.weight > 0):
-            raise ValueError(
-                "all losses have weight 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled"
-                " with loss.rnnt.weight, above 0"
-            )
-        return self
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "TrainingConfig":
@@ -201,6 +204,11 @@ class TrainingConfig(Settings):
 def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
     """Yield a sentence for each pair of settings that are valid alone but not together."""
     steps, swa, precision = config.train.steps, config.swa, config.train.precision
+    if config.loss.ctc.weight == 0 and not (config.transducer.enabled and config.loss.rnnt.weight > 0):
+        yield (
+            "all losses have weight 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled with"
+            " loss.rnnt.weight, above 0"
+        )
     yield from find_stage_problems(config.stages, config.components)
     for name in ("schedule", "session_schedule"):
         yield from _find_long_warmups(name, getattr(config, name), steps, config.stages)

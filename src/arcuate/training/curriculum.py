@@ -26,7 +26,7 @@ _NEEDS: dict[str, Component] = {"rnnt": "transducer", "mode": "mode", "denoise":
 
 
 class StageLosses(Settings):
-    """LossSettings weights of a stage, in place of `loss.*.weight`; a loss that is not named has weight 0."""
+    """Loss weights of a stage, in place of `loss.*.weight`; a loss that is not named has weight 0."""
 
     ctc: _Weight = Field(0.0, description="Weight of the CTC loss.")
     rnnt: _Weight = Field(0.0, description="Weight of the RNN-T loss.")
@@ -41,33 +41,20 @@ class StageLosses(Settings):
 class Stage(Settings):
     """One stage of a curriculum; on the command line stages.0.epochs=2 or stages.ctc.epochs=2."""
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "rate": "lr_factor",
-        "plateau": "patience",
-        "gain": "min_improvement",
-    }
+    renamed: ClassVar[Mapping[str, str]] = {"rate": "lr_factor", "plateau": "patience", "gain": "min_improvement"}
     renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name in the rows of metrics.jsonl.")
     steps: Steps | None = Field(None, description="Length in optimizer steps; or give `epochs`.")
-    epochs: float | None = Field(
-        None,
-        gt=0.0,
-        le=1e6,
-        description="Length in passes over the training trials, converted to steps when training starts.",
-    )
+    epochs: float | None = Field(None, gt=0.0, le=1e6, description="Length in passes over the training trials.")
     losses: StageLosses = StageLosses()
     train: tuple[Component, ...] = Field((), description="Trained components; empty = all of them.")
     lr_factor: float = Field(1.0, gt=0.0, le=1000.0, description="Factor on the scheduled learning rate.")
     schedule: Literal["restart", "continue"] = Field(
-        "restart",
-        description="`restart`: the schedule starts again and spans the stage; `continue`: it spans the run.",
+        "restart", description="`restart`: the schedule starts again and spans the stage; `continue`: it spans the run."
     )
     patience: int | None = Field(
-        None,
-        ge=1,
-        le=10_000,
-        description="Number of validations without improvement that end the stage early; null = by length only.",
+        None, ge=1, le=10_000, description="Validations without improvement that end the stage early; null = never."
     )
     min_improvement: float = Field(0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts.")
 
@@ -186,6 +173,5 @@ def stage_loss(loss: LossSettings, stage: Stage | None) -> LossSettings:
     """Return the loss settings with the weights of a stage."""
     if stage is None:
         return loss
-    return loss.model_copy(
-        update={name: getattr(loss, name).model_copy(update={"weight": w}) for name, w in stage.losses}
-    )
+    weighted = {name: getattr(loss, name).model_copy(update={"weight": weight}) for name, weight in stage.losses}
+    return loss.model_copy(update=weighted)

@@ -1,20 +1,17 @@
-"""Data-parallel training in several processes: the process group, and the model as all of them call it."""
+"""Data-parallel training in several processes: the process group, and the model as a module for it."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.errors import UserError
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
-from arcuate.training.config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -64,9 +61,7 @@ def init_distributed(device: torch.device) -> Distributed:
         return Distributed()
     text = os.environ["WORLD_SIZE"]
     if not text.isdecimal():
-        raise UserError(
-            f"WORLD_SIZE is {text!r:.40}, expected a number; start with torchrun, which sets it, or unset it"
-        )
+        raise UserError(f"WORLD_SIZE is {text!r:.40}, expected a number; unset it or start with torchrun")
     size = int(text)
     if size == 1:
         return Distributed()
@@ -81,61 +76,18 @@ def shut_down_distributed() -> None:
         dist.destroy_process_group()
 
 
-Encode = Callable[[ModelInputs, bool], Outputs]  # `encode_for_training` of a model
 _INTERMEDIATE = "intermediate."
 
 
-def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed) -> Encode:
-    """Return `encode_for_training` of the model for the components trained now.
-
-    It is compiled if runtime.compile is set, and averages gradients over processes.
-    """
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
-        torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
-    if distributed.size > 1:
-        # Unused parameters: session layers without a trial in the batch get no gradient on any process.
-        module: nn.Module = DistributedDataParallel(
-            EncodeModule(model),
-            device_ids=[device] if device.type == "cuda" else None,
-            find_unused_parameters=True,
-        )
-        return lambda inputs, match_flow: outputs_from_tensors(module(inputs, match_flow))
-    if recipe.runtime.compile and device.type == "cuda":
-        return partial(torch.compile(encode_for_training), model)
-    return partial(encode_for_training, model)
-
-
-def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
-    """Return the outputs of `Model.encode`, and with `match_flow` the denoiser's flow from augmented to clean frames.
-
-    The target frames are those of the clean bins without dropout and gradients. Times are drawn between encoder and
-    heads, which fixes the order of all draws of a step.
-    """
-    encoded = model.encode_frames(inputs)
-    flow = None
-    if match_flow and model.denoiser is not None and inputs.clean is not None:
-        noisy = encoded.frames
-        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            clean = replace(inputs, bins=inputs.clean.clone(), layers=())
-            target = model.encode_frames(clean, encoded.mode).frames
-        model.train(training)
-        flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
-    return replace(model.predict(encoded, inputs.tokens), flow=flow)
-
-
 class EncodeModule(nn.Module):
-    """`encode_for_training` as a module that returns named tensors, as DistributedDataParallel requires."""
+    """Model and forward pass as a module that returns named tensors, as DistributedDataParallel requires."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, encode: Callable[[Model, ModelInputs, bool], Outputs]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.encode = model, encode
 
     def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
-        outputs = encode_for_training(self.model, inputs, match_flow)
+        outputs = self.encode(self.model, inputs, match_flow)
         parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
         parts |= {f"{_INTERMEDIATE}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
         if outputs.joint is not None:

@@ -35,7 +35,7 @@ class SpikeSettings(Settings):
 class StuckSettings(Settings):
     """A loss that stays at chance level: a learning rate too high from the start leaves weights that cannot learn.
 
-    500 to 1,600 steps of blanks only are the normal start of the official recipes.
+    In the official recipes the output is all blanks for the first 500 to 1,600 steps, which is normal.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
@@ -112,11 +112,11 @@ KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.25  # a loss within this factor of the lowest median is healthy
-_MAX_BLANKS = 0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
-_AT_CHANCE = 0.8  # normalised loss from which on an output carries no information, whatever it contains
+_MAX_BLANK_FRACTION = 0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
+_AT_CHANCE = 0.8  # normalised loss at or above which the output carries no information
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
 
-# Names of the state in checkpoints of earlier versions.
+# Names of the state in checkpoints of earlier versions, and their names now.
 _RENAMED_STATE = {
     "norms": "grad_norms",
     "lowest": "lowest_median",
@@ -130,7 +130,7 @@ _RENAMED_STATE = {
 
 
 class Guard:
-    """Running statistics of the steps so far, and the judgement of the next one."""
+    """Running statistics of the steps so far, and the rules that judge the next one."""
 
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
@@ -170,10 +170,10 @@ class Guard:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a checkpoint made now is one to rewind to: no rule is counting, and the loss is near its lowest."""
-        counting = self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank)
-        if counting or self.lowest_median is None:
-            return not counting
+        """Whether a rewind may return to this step: it is not a bad one, and the loss is near its lowest median."""
+        is_bad = bool(self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank))
+        if is_bad or self.lowest_median is None:
+            return not is_bad
         recent = median(list(self.losses)[-_RECENT:])
         return recent - self.lowest_median <= max(self.spread, math.log(_NEAR_LOWEST))
 
@@ -205,7 +205,7 @@ class Guard:
         self.n_skipped += 1
         names = " and ".join(n for n in ("loss", "grad_norm") if not math.isfinite(getattr(metrics, n)))
         if self.n_skipped >= self.settings.max_skips:
-            return self._rewind("non_finite", f"{names} not finite for {self.n_skipped} consecutive steps")
+            return self._verdict("rewind", "non_finite", f"{names} not finite for {self.n_skipped} consecutive steps")
         return Verdict("skip", "non_finite", f"{names} not finite")
 
     def _judge_spike(self, metrics: StepMetrics) -> Verdict:
@@ -219,11 +219,8 @@ class Guard:
         if self.n_high < self.settings.spike.patience:
             return KEEP
         assert self.lowest_median is not None
-        usual = math.exp(self.lowest_median)
-        return self._rewind(
-            "spike",
-            f"loss {metrics.loss:.3g} against {usual:.3g} before for {self.n_high} consecutive steps",
-        )
+        reason = f"loss {metrics.loss:.3g} against {math.exp(self.lowest_median):.3g} before"
+        return self._verdict("rewind", "spike", f"{reason} for {self.n_high} consecutive steps")
 
     def _spike_limit(self) -> float | None:
         """Return the log loss above which a step counts as high; None while there are too few steps."""
@@ -256,9 +253,7 @@ class Guard:
             f"loss {metrics.loss:.3g} has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps"
             " and is at chance level"
         )
-        if settings.action == "rewind":
-            return self._rewind("stuck", reason)
-        return Verdict(settings.action, "stuck", reason)
+        return self._verdict(settings.action, "stuck", reason)
 
     def _judge_collapse(self, metrics: StepMetrics) -> Verdict:
         settings = self.settings.collapse
@@ -268,42 +263,38 @@ class Guard:
             or metrics.n_distinct <= settings.n_distinct
         )
         if not collapsed:
-            varied = metrics.blank_share < _MAX_BLANKS and metrics.n_distinct > 10
+            varied = metrics.blank_share < _MAX_BLANK_FRACTION and metrics.n_distinct > 10
             informative = metrics.normalised_loss is not None and metrics.normalised_loss < _AT_CHANCE
             self.left_blank = self.left_blank or (varied and informative)
             self.n_collapsed, self.warned = 0, False
             return KEEP
         self.n_collapsed += 1
-        if settings.action == "ignore" or not self.left_blank or self.warned:
-            return KEEP
-        if self.n_collapsed < settings.patience:
+        if settings.action == "ignore" or self.warned or not self.left_blank or self.n_collapsed < settings.patience:
             return KEEP
         reason = (
             f"{100 * metrics.blank_share:.1f} % of frames blank, {metrics.n_distinct} different phonemes,"
             f" output length {metrics.length_ratio:.2f} of the target length for {self.n_collapsed} steps"
         )
         self.warned = True
-        if settings.action == "rewind":
-            return self._rewind("collapse", reason)
-        return Verdict(settings.action, "collapse", reason)
+        return self._verdict(settings.action, "collapse", reason)
 
     def _judge_grad_norm(self, lr: float) -> Verdict:
         settings = self.settings.adaptive
         if settings.threshold is None or len(self.grad_norms) < settings.window:
             return KEEP
         mean = sum(self.grad_norms) / len(self.grad_norms)
-        if mean <= settings.threshold or self.n_reductions >= settings.max_reductions:
-            return KEEP
-        if lr * settings.factor < settings.min_lr:
+        is_exhausted = self.n_reductions >= settings.max_reductions or lr * settings.factor < settings.min_lr
+        if mean <= settings.threshold or is_exhausted:
             return KEEP
         self.n_reductions += 1
         self.grad_norms.clear()
         return Verdict("reduce_lr", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}")
 
-    def _rewind(self, kind: str, reason: str) -> Verdict:
-        if self.n_rewinds >= self.settings.max_rewinds:
+    def _verdict(self, action: Action, kind: str, reason: str) -> Verdict:
+        """Return the verdict; after `max_rewinds` rewinds, stop instead of another one."""
+        if action == "rewind" and self.n_rewinds >= self.settings.max_rewinds:
             return Verdict("stop", kind, f"{reason}, after {self.n_rewinds} rewinds")
-        return Verdict("rewind", kind, reason)
+        return Verdict(action, kind, reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values for a checkpoint."""

@@ -13,13 +13,13 @@ from arcuate.files import append_jsonl
 from arcuate.models.model import Model
 from arcuate.training.callbacks import Callback
 from arcuate.training.checkpoint import link, repair_best_links
-from arcuate.training.distributed import Distributed, Encode, encode_for_training
+from arcuate.training.distributed import Distributed
 from arcuate.training.incidents import check_finite, respond
 from arcuate.training.interrupts import Stop
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import compute_gradients
+from arcuate.training.step import Encode, apply_update, compute_gradients, encode_for_training
 
 Validate = Callable[[Model], dict[str, Any]]
 
@@ -58,7 +58,7 @@ def train(
         lr = learning_rates.get("rest", max(learning_rates.values()))
         verdict = state.guard.judge(metrics, lr)
         if verdict.applies_update:
-            state.apply_update()
+            apply_update(state)
         state.step += 1
         state.position += settings.accumulate
         skipped_by = None if verdict.applies_update else verdict.kind

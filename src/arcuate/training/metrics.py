@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What one optimizer step looked like, over all its batches and all processes."""
+    """Metrics of one optimizer step over all its batches and all processes."""
 
     loss: float  # mean per trial
     grad_norm: float  # before clipping
@@ -53,12 +53,9 @@ class IntervalMetrics:
         if skipped_by == "non_finite":
             return
         self.n_finite += 1
-        self.loss += metrics.loss
-        self.grad_norm += metrics.grad_norm
+        for name in ("loss", "grad_norm", "blank_share", "n_distinct", "length_ratio"):
+            setattr(self, name, getattr(self, name) + getattr(metrics, name))
         self.grad_norm_max = max(self.grad_norm_max, metrics.grad_norm)
-        self.blank_share += metrics.blank_share
-        self.n_distinct += metrics.n_distinct
-        self.length_ratio += metrics.length_ratio
         for head, loss in metrics.losses.items():
             self.losses[head] = self.losses.get(head, 0.0) + loss
 

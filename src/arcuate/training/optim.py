@@ -1,5 +1,7 @@
-"""The optimizer: parameter groups, learning rates, trainable components, and its state in a checkpoint."""
+"""The optimizer (parameter groups, learning rates, trainable components, saved state) and averages of the weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 
 from arcuate.errors import UserError
 from arcuate.models.model import Model, parameter_groups
-from arcuate.training.config import Optimizer, TrainingConfig
+from arcuate.training.config import Ema, Optimizer, Swa, TrainingConfig
 from arcuate.training.curriculum import Stage
 from arcuate.training.schedule import PlateauState, learning_rate
 
@@ -100,7 +102,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
     """Restore what `optimizer_tensors` returned; ValueError if it belongs to another optimizer or model."""
     kind = type(optimizer).__name__
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    expected = _state_names(optimizer)
+    expected = {"step", "exp_avg", "exp_avg_sq"}  # tensors per parameter
+    if isinstance(optimizer, torch.optim.SGD):
+        expected = {"momentum_buffer"} if optimizer.defaults["momentum"] else set()
     state: dict[int, dict[str, Any]] = {}
     for name, value in tensors.items():
         prefix, _, rest = name.partition(".")
@@ -117,8 +121,67 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
-    """Return the names of the tensors that this kind of optimizer keeps per parameter."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return {"momentum_buffer"} if optimizer.defaults["momentum"] else set()
-    return {"step", "exp_avg", "exp_avg_sq"}
+class WeightAverages:
+    """Averages of the weights over training: exponential (EMA) and, towards the end of the run, arithmetic (SWA)."""
+
+    def __init__(self, model: nn.Module, ema: Ema, swa: Swa) -> None:
+        self._ema_settings, self._swa_settings = ema, swa
+        self._names = [name for name, _ in model.named_parameters()]
+        self._ema = [p.detach().clone() for p in model.parameters()] if ema.decay else []
+        self._mean = [torch.zeros_like(p) for p in model.parameters()] if swa.start is not None else []
+        self._n_ema = 0
+        self._n_mean = 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Add the weights after the update of `step`."""
+        weights = [p.detach() for p in model.parameters()]
+        if self._ema:
+            self._n_ema += 1
+            decay = self._ema_settings.decay
+            if self._ema_settings.warmup:
+                decay = min(decay, (1 + self._n_ema) / (10 + self._n_ema))
+            torch._foreach_lerp_(self._ema, weights, 1.0 - decay)
+        start = self._swa_settings.start
+        if start is not None and step >= start and (step - start) % self._swa_settings.every == 0:
+            self._n_mean += 1
+            torch._foreach_lerp_(self._mean, weights, 1.0 / self._n_mean)
+
+    @property
+    def current(self) -> list[torch.Tensor]:
+        """The weights to validate and save: SWA if it has started, else EMA; empty = the weights themselves."""
+        return self._mean if self._n_mean else self._ema
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Replace the weights of the model by the average while the context lasts."""
+        parameters = list(model.parameters())
+        if not self.current:
+            yield
+            return
+        own = [p.data for p in parameters]
+        try:
+            for parameter, averaged in zip(parameters, self.current, strict=True):
+                parameter.data = averaged
+            yield
+        finally:
+            for parameter, data in zip(parameters, own, strict=True):
+                parameter.data = data
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the averages as named tensors for a checkpoint."""
+        named = {f"ema.{n}": t for n, t in zip(self._names, self._ema, strict=False)}
+        return named | {f"mean.{n}": t for n, t in zip(self._names, self._mean, strict=False)}
+
+    def counts(self) -> dict[str, int]:
+        return {"n_ema": self._n_ema, "n_mean": self._n_mean}
+
+    def restore(self, tensors: dict[str, torch.Tensor], n_ema: int, n_mean: int) -> None:
+        """Restore what `tensors` and `counts` returned."""
+        for kind, averages in (("ema", self._ema), ("mean", self._mean)):
+            for name, tensor in zip(self._names, averages, strict=False):
+                saved = tensors[f"{kind}.{name}"]
+                if saved.shape != tensor.shape:
+                    raise ValueError(f"{kind}.{name} has another shape")
+                tensor.copy_(saved)
+        self._n_ema, self._n_mean = n_ema, n_mean

@@ -111,11 +111,7 @@ class Plateau(_Decaying):
 class Restarts(_Decaying):
     """SGDR (Loshchilov & Hutter 2017): half a cosine from `peak_lr` to `min_lr`, restarted every period."""
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        **_Decaying.renamed,
-        "warmup": "warmup_steps",
-        "multiply": "period_factor",
-    }
+    renamed: ClassVar[Mapping[str, str]] = {**_Decaying.renamed, "warmup": "warmup_steps", "multiply": "period_factor"}
 
     kind: Literal["restarts"] = "restarts"
     period: Steps = Field(description="Length of the first period in steps.")
@@ -155,11 +151,7 @@ class HoldDecay(_Decaying):
 class StepDecay(_Decaying):
     """Multiply by `factor` at each of the milestones, or every `every_steps` steps."""
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        **_Decaying.renamed,
-        "at": "milestones",
-        "every": "every_steps",
-    }
+    renamed: ClassVar[Mapping[str, str]] = {**_Decaying.renamed, "at": "milestones", "every": "every_steps"}
 
     kind: Literal["step_decay"] = "step_decay"
     factor: float = Field(0.1, gt=0.0, lt=1.0, description="Factor on the learning rate at each milestone.")

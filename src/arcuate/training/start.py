@@ -22,7 +22,7 @@ from arcuate.training.checkpoint import (
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, read_config
 from arcuate.training.distributed import Distributed
 from arcuate.training.optim import restore_optimizer
-from arcuate.training.state import TrainingState, matching
+from arcuate.training.state import TrainingState, explain_mismatch
 
 _MAY_DIFFER = ("runtime", "track", "name", "summary", "notes")  # between a run and its continuation
 
@@ -49,12 +49,11 @@ def start_run(state: TrainingState, start: Start, environment: dict[str, Any], d
             start_from(state, start.parent, start.keep_optimizer)
     with distributed.raise_together():
         if distributed.is_main:
-            _prepare_folder(state, resumed, start.resume, environment)
+            _prepare_run(state, resumed, start, environment)
 
 
-def _prepare_folder(
-    state: TrainingState, resumed: Checkpoint | None, is_resume: bool, environment: dict[str, Any]
-) -> None:
+def _prepare_run(state: TrainingState, resumed: Checkpoint | None, start: Start, environment: dict[str, Any]) -> None:
+    """Write the run folder, or bring that of a resumed run to its checkpoint."""
     run = state.run
     if resumed is not None:
         repair_best_links(run, state.best, state.stage_bests)
@@ -62,18 +61,18 @@ def _prepare_folder(
             state.truncate_rows(resumed)
             link(run, "last", resumed.folder)
             remove_partial_files(run)
-    elif is_resume and run.recipe_file.is_file() and not is_untouched(run):
+    elif start.resume and run.recipe_file.is_file() and not is_untouched(run):
         run.metrics_file.write_text("")
         run.incidents_file.write_text("")
     else:
-        create_run(run.path, state.recipe, environment, is_resume)
+        create_run(run.path, state.recipe, environment, start.resume)
         remove_partial_files(run)
 
 
 def resume(
     state: TrainingState, environment: dict[str, Any], distributed: Distributed | None = None
 ) -> Checkpoint | None:
-    """Restore the latest usable checkpoint; None if the run has not got to its first one."""
+    """Restore the latest usable checkpoint; None if the run has none yet."""
     run = state.run
     if not run.path.is_dir() or not run.recipe_file.is_file() or is_untouched(run):
         return None
@@ -122,18 +121,13 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
 def check_not_calibrated(run: Run) -> None:
     """Reject a calibrated run: calibration draws another mix of trials and freezes layers."""
     if run.environment_file.is_file() and run.environment().get("calibration"):
-        raise UserError(
-            f"{run.path} was made by arcuate calibrate and cannot be resumed; train on in a new run with"
-            f" --from {run.path}"
-        )
+        raise UserError(f"{run.path} is a calibrated run and cannot be resumed; start a new run with --from {run.path}")
 
 
 def check_same_data(run: Run, environment: dict[str, Any]) -> None:
     """Require that a run is resumed on its own data."""
     if run.data().get("hashes") != environment["data"].get("hashes"):
-        raise UserError(
-            f"{run.path} was trained on other data (the content hashes differ); resume it with the same data"
-        )
+        raise UserError(f"{run.path} was trained on other data (content hashes differ); resume it with the same data")
 
 
 def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path | None:
@@ -166,7 +160,7 @@ def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None
     state.model.load_state_dict(loaded.state_dict())
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)
-        with matching(checkpoint):
+        with explain_mismatch(checkpoint):
             restore_optimizer(state.optimizer, checkpoint.tensors())
 
 

@@ -16,21 +16,14 @@ from arcuate.losses.config import LossSettings
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.averaging import WeightAverages
-from arcuate.training.checkpoint import (
-    Best,
-    Checkpoint,
-    check_same_structure,
-    link,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
 from arcuate.training.optim import (
+    WeightAverages,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
@@ -92,12 +85,6 @@ class TrainingState:
     @property
     def stage_is_over(self) -> bool:
         return self.stage is not None and self.progress.is_over(self.stage, self.step)
-
-    def apply_update(self) -> None:
-        """Update the weights from their gradients, and the averages from the weights."""
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.averages.update(self.model, self.step + 1)
 
     def record_validation(self, per: float | None) -> float | None:
         """Update schedules, stage and precision after a validation; return the moving average of PER."""
@@ -205,7 +192,7 @@ class TrainingState:
         saved = checkpoint.saved
         self.progress, self.stage_bests = saved.progress, saved.stage_bests
         self.restore_weights(checkpoint)
-        with matching(checkpoint):
+        with explain_mismatch(checkpoint):
             check_same_structure(Guard(self.recipe.guard).to_dict(), saved.guard, "guard")
         self.guard.restore(saved.guard)
         self.position, self.lr_scale, self.plateaus = saved.position, saved.lr_scale, saved.plateaus
@@ -217,7 +204,7 @@ class TrainingState:
         """Restore step, weights, optimizer and averages, but neither the data position nor the guard."""
         tensors, saved = checkpoint.tensors(), checkpoint.saved
         own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
-        with matching(checkpoint):
+        with explain_mismatch(checkpoint):
             self.model.load_state_dict(load_model(checkpoint.folder).state_dict() | own)
             self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
             set_trainable(self.model, self.stage)
@@ -251,7 +238,7 @@ class TrainingState:
 
 
 @contextmanager
-def matching(checkpoint: Checkpoint) -> Iterator[None]:
+def explain_mismatch(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn errors of restoring a checkpoint of another model or optimizer into a `UserError`."""
     try:
         yield

@@ -1,10 +1,13 @@
-"""One optimizer step up to the update: augmentation, forward pass, losses, gradients, and the metrics of the step."""
+"""One optimizer step: augmentation, forward pass, losses, gradients, metrics, and the update of the weights."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.data.alphabet import BLANK
 from arcuate.data.augmentation import augment
@@ -15,22 +18,20 @@ from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
-from arcuate.training.distributed import Distributed, Encode
+from arcuate.training.distributed import Distributed, EncodeModule, outputs_from_tensors
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.optim import fill_absent_gradients
 from arcuate.training.precision import autocast
 from arcuate.training.state import TrainingState
+
+Encode = Callable[[ModelInputs, bool], Outputs]  # forward pass of a model; the flag adds the flow of the denoiser
 
 # Sums over the batches of a step, in the order in which they are packed into one tensor.
 _SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
 
 
 def compute_gradients(
-    state: TrainingState,
-    encode: Encode,
-    batches: Sequence[Batch],
-    device: torch.device,
-    distributed: Distributed,
+    state: TrainingState, encode: Encode, batches: Sequence[Batch], device: torch.device, distributed: Distributed
 ) -> StepMetrics:
     """Compute and clip the gradients of the mean loss per trial over all batches; return the metrics of the step.
 
@@ -53,7 +54,7 @@ def compute_gradients(
         loss = per_trial[: batch.n_counted].sum() + 0.0 * per_trial.sum()
         state.scaler.scale(loss * (distributed.size / n_trials)).backward()
         with torch.no_grad():
-            batch_sums, batch_counts = _summarise(outputs, batch, loss, losses, n_classes)
+            batch_sums, batch_counts = _summarise(outputs, batch, loss, losses)
             sums += batch_sums
             class_counts += batch_counts
     grad_norm = _clip_gradients(state)
@@ -61,7 +62,17 @@ def compute_gradients(
     class_counts[BLANK] = 0
     packed = torch.stack([*sums, grad_norm.to(device), (class_counts > 0).sum()])
     totals = dict(zip((*_SUMS, "grad_norm", "n_distinct"), packed.tolist(), strict=True))  # the only transfer
-    return _step_metrics(totals, n_trials, n_classes, set(losses), loss_settings)
+    means = {name: totals[name] / n_trials for name in LOSS_NAMES if name in losses}
+    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
+    return StepMetrics(
+        loss=totals["loss"] / n_trials,
+        grad_norm=totals["grad_norm"],
+        normalised_loss=_normalised_loss(means, loss_settings, n_tokens, n_frames, n_classes),
+        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
+        n_distinct=int(totals["n_distinct"]),
+        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
+        losses=means,
+    )
 
 
 def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
@@ -84,24 +95,25 @@ def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, 
     return encode(inputs, loss.denoise.weight > 0)
 
 
-def _summarise(
-    outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor], n_classes: int
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of one batch in the order of `_SUMS`, and the number of frames per most probable class."""
-    best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
-    valid = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:, None]
-    changes = torch.ones_like(valid)
-    changes[:, 1:] = best[:, 1:] != best[:, :-1]
-    blank = best == BLANK
-    counts = [
-        (blank & valid).sum(),
-        valid.sum(),
-        (changes & ~blank & valid).sum(),  # tokens of the greedy output
-        batch.n_tokens.sum(),
-    ]
-    by_loss = [losses[n][: batch.n_counted].sum() if n in losses else loss.new_zeros(()) for n in LOSS_NAMES]
-    sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])
-    return sums, torch.bincount(best[valid], minlength=n_classes)
+def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
+    """Return the outputs of `Model.encode`, and with `match_flow` the denoiser's flow from augmented to clean frames.
+
+    The target frames are those of the clean bins without dropout and gradients. Times are drawn between encoder and
+    heads, which fixes the order of all draws of a step.
+    """
+    encoded = model.encode_frames(inputs)
+    flow = None
+    if match_flow and model.denoiser is not None and inputs.clean is not None:
+        noisy = encoded.frames
+        times = torch.rand(len(noisy), device=noisy.device, dtype=noisy.dtype)
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            clean = replace(inputs, bins=inputs.clean.clone(), layers=())
+            target = model.encode_frames(clean, encoded.mode).frames
+        model.train(training)
+        flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
+    return replace(model.predict(encoded, inputs.tokens), flow=flow)
 
 
 def _clip_gradients(state: TrainingState) -> Tensor:
@@ -113,33 +125,52 @@ def _clip_gradients(state: TrainingState) -> Tensor:
     return torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)
 
 
-def _step_metrics(
-    totals: Mapping[str, float],
-    n_trials: int,
-    n_classes: int,
-    computed: Collection[str],
-    loss_settings: LossSettings,
-) -> StepMetrics:
-    """Divide the transferred sums; `computed` are the losses with a weight above 0."""
-    losses = {name: totals[name] / n_trials for name in LOSS_NAMES if name in computed}
-    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
-    return StepMetrics(
-        loss=totals["loss"] / n_trials,
-        grad_norm=totals["grad_norm"],
-        normalised_loss=_normalised_loss(losses, loss_settings, n_tokens, n_frames, n_classes),
-        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
-        n_distinct=int(totals["n_distinct"]),
-        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
-        losses=losses,
-    )
+def apply_update(state: TrainingState) -> None:
+    """Update the weights from their gradients, and the averages from the weights."""
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.averages.update(state.model, state.step + 1)
+
+
+def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed) -> Encode:
+    """Return the forward pass of a model: plain, compiled (runtime.compile), or with gradients averaged over processes.
+
+    Call it again when other components become trainable.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
+        torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
+    if distributed.size > 1:
+        # Unused parameters: session layers without a trial in the batch get no gradient on any process.
+        device_ids = [device] if device.type == "cuda" else None
+        wrapped = EncodeModule(model, encode_for_training)
+        module = DistributedDataParallel(wrapped, device_ids=device_ids, find_unused_parameters=True)
+        return lambda inputs, match_flow: outputs_from_tensors(module(inputs, match_flow))
+    if recipe.runtime.compile and device.type == "cuda":
+        return partial(torch.compile(encode_for_training), model)
+    return partial(encode_for_training, model)
+
+
+def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the sums of one batch in the order of `_SUMS`, and the number of frames per most probable class."""
+    best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
+    valid = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:, None]
+    changes = torch.ones_like(valid)
+    changes[:, 1:] = best[:, 1:] != best[:, :-1]
+    blank = best == BLANK
+    n_output_tokens = (changes & ~blank & valid).sum()  # of the greedy output
+    counts = [(blank & valid).sum(), valid.sum(), n_output_tokens, batch.n_tokens.sum()]
+    by_loss = [losses[n][: batch.n_counted].sum() if n in losses else loss.new_zeros(()) for n in LOSS_NAMES]
+    sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])
+    return sums, torch.bincount(best[valid], minlength=outputs.log_probs["ctc"].shape[-1])
 
 
 def _normalised_loss(
     losses: Mapping[str, float], settings: LossSettings, n_tokens: float, n_frames: float, n_classes: int
 ) -> float | None:
-    """Return loss per token / chance-level loss of the first token loss; numbers are means over trials.
+    """Return loss per token / log(number of classes), the loss of a uniform distribution; None without a token loss.
 
-    The chance level is that of a uniform distribution over the classes. None without a token loss.
+    The loss is CTC, or RNN-T where CTC has weight 0; all arguments are means over trials.
     """
     name = next((name for name in TOKEN_LOSSES if name in losses), None)
     if name is None:

@@ -93,7 +93,7 @@ def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
 
 def summarise_file(file: SourceFile) -> FileSummary:
     """Number of trials by the size of the cell array; the number of channels takes reading the file."""
-    sizes = _sizes(file)
+    sizes = _count_cells(file)
     if "tx1" not in sizes and "spikePow" not in sizes:
         raise UnreadableFile("it has neither tx1 nor spikePow")
     return FileSummary(sizes.get("tx1", sizes.get("spikePow", 0)), {})
@@ -166,7 +166,7 @@ def _read_bins(cells: list[Any], features: Features) -> np.ndarray:
 def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
     """Cells, sentences and block numbers, one entry per trial."""
     wanted = (*features.names, "sentenceText", "blockIdx")
-    sizes = _sizes(file, wanted)
+    sizes = _count_cells(file, wanted)
     for name in features.names:
         if name not in sizes:
             raise UnreadableFile(f"it has no variable {name}; its variables are {', '.join(sorted(sizes)) or 'none'}")
@@ -179,8 +179,8 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
         if stored[name].dtype != object:
             raise UnreadableFile(f"{name} is not a cell array with one cell per trial")
         data[name] = list(stored[name].ravel())
-    data["sentenceText"] = _sentences(stored.get("sentenceText"))
-    data["blockIdx"] = _blocks(stored.get("blockIdx"))
+    data["sentenceText"] = _parse_sentences(stored.get("sentenceText"))
+    data["blockIdx"] = _parse_blocks(stored.get("blockIdx"))
     n_trials = len(data[features.names[0]])
     for name, values in data.items():
         if len(values) != n_trials and (values or name in features.names):
@@ -200,7 +200,7 @@ def _check_header(file: SourceFile) -> None:
         raise UnreadableFile("it is a MATLAB 7.3 file; save it again in MATLAB with save(..., '-v7')")
 
 
-def _sizes(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, int]:
+def _count_cells(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, int]:
     """Number of cells of each variable; the `wanted` ones are checked completely and are safe to load."""
     _check_header(file)
     try:
@@ -213,7 +213,7 @@ def _sizes(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, int]:
     return sizes
 
 
-def _sentences(stored: Any) -> list[Any]:
+def _parse_sentences(stored: Any) -> list[Any]:
     """Sentences from a padded character array or a cell array; an empty list if there are none."""
     if not isinstance(stored, np.ndarray):
         return []
@@ -221,7 +221,7 @@ def _sentences(stored: Any) -> list[Any]:
     return [replace_surrogates(str(cell[0])).replace("\0", "").strip() if len(cell) else "" for cell in flat]
 
 
-def _blocks(stored: Any) -> list[Any]:
+def _parse_blocks(stored: Any) -> list[Any]:
     if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiu":
         return []
     return [int(value) if np.isfinite(value) else None for value in stored.ravel()]

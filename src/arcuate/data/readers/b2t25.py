@@ -116,10 +116,10 @@ def _trial_names(data: h5py.File) -> tuple[list[tuple[int, str]], list[str]]:
 def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> ReadResult:
     problems: list[Problem] = []
     bins = _read_bins(group, problems)
-    block = _integer(group, "block_num")
+    block = _integer_attribute(group, "block_num")
     if block is None:
         problems.append(Problem("no block number", None, "block_num is missing; block 0 is assumed", "note"))
-    session = _text(group, "session")
+    session = _text_attribute(group, "session")
     if session is not None and session != file.session:
         detail = f"the file has session {session!r}; the name of the folder is used"
         problems.append(Problem("session name", None, detail, "note"))
@@ -146,7 +146,7 @@ def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
     rows, channels = data.shape
     if channels < 1 or rows * channels > MAX_VALUES:
         raise ValueError(f"input_features has an impossible size: {rows} bins of {channels} channels")
-    n_bins = _integer(group, "n_time_steps")
+    n_bins = _integer_attribute(group, "n_time_steps")
     if n_bins is None:
         problems.append(Problem("time steps", None, "n_time_steps is missing; all bins are used", "note"))
     elif 0 <= n_bins < rows:
@@ -161,7 +161,7 @@ def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
 
 def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -> np.ndarray | None:
     """The label at its true length; None where it is missing or invalid."""
-    if not _has(group, "seq_class_ids"):
+    if not _has_entry(group, "seq_class_ids"):
         if file.split != "test":
             problems.append(Problem("no label", None, "the trial has no seq_class_ids"))
         return None
@@ -172,7 +172,7 @@ def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -
         return None
     padded = data[:].astype(np.int64)
     by_padding = int(np.flatnonzero(padded)[-1]) + 1 if padded.any() else 0
-    length = _integer(group, "seq_len")
+    length = _integer_attribute(group, "seq_len")
     if length is None:
         detail = f"seq_len is missing; there are {by_padding} tokens before the padding"
         problems.append(Problem("label length", None, detail))
@@ -203,16 +203,16 @@ def _check_label(label: np.ndarray, problems: list[Problem]) -> np.ndarray | Non
 
 def _read_text(group: h5py.Group, problems: list[Problem]) -> str | None:
     """The sentence: the attribute, else the array of character codes."""
-    text = _text(group, "sentence_label")
-    if text is None and _has(group, "transcription"):
-        text = _transcription(_dataset(group, "transcription"))
+    text = _text_attribute(group, "sentence_label")
+    if text is None and _has_entry(group, "transcription"):
+        text = _decode_transcription(_dataset(group, "transcription"))
     if text is not None and (n_replaced := text.count(REPLACEMENT)):
         detail = f"{n_replaced} bytes of the sentence are not UTF-8; read as {text[:60]!r}"
         problems.append(Problem("text encoding", n_replaced, detail, "note"))
     return text
 
 
-def _transcription(data: h5py.Dataset) -> str | None:
+def _decode_transcription(data: h5py.Dataset) -> str | None:
     if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > MAX_TOKENS:
         return None
     codes = data[:]
@@ -243,13 +243,13 @@ def _dataset(group: h5py.Group, name: str) -> h5py.Dataset:
     return data
 
 
-def _has(group: h5py.Group, name: str) -> bool:
+def _has_entry(group: h5py.Group, name: str) -> bool:
     """Whether the group has this entry, without following links."""
     return bool(group.id.links.exists(name.encode()))
 
 
 def _check_link(group: h5py.Group, name: str) -> None:
-    if not _has(group, name):
+    if not _has_entry(group, name):
         raise KeyError(f"{name} is missing")
     if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
         raise ValueError(f"{name} is a link, which is not allowed")
@@ -267,7 +267,7 @@ def _attribute(group: h5py.Group, name: str) -> Any:
     return value.reshape(-1)[0] if isinstance(value, np.ndarray) else value
 
 
-def _integer(group: h5py.Group, name: str) -> int | None:
+def _integer_attribute(group: h5py.Group, name: str) -> int | None:
     value = _attribute(group, name)
     if isinstance(value, bytes):
         value = value.decode("ascii", errors="replace")
@@ -278,7 +278,7 @@ def _integer(group: h5py.Group, name: str) -> int | None:
     return None
 
 
-def _text(group: h5py.Group, name: str) -> str | None:
+def _text_attribute(group: h5py.Group, name: str) -> str | None:
     """A text attribute, written as bytes or as str."""
     value = _attribute(group, name)
     if isinstance(value, bytes):

@@ -114,11 +114,11 @@ def simulate(
     """
     out = Path(out)
     noise = _noise_level(difficulty)
-    checked = _check_arguments(layout, n_sessions, n_trials, n_electrodes, seed, ms_per_phoneme, later)
+    known_layout = _check_arguments(layout, n_sessions, n_trials, n_electrodes, seed, ms_per_phoneme, later)
     _check_target(out, force)
-    sessions = tuple(session_names(checked, n_sessions, seed, later))
-    cohort = _Cohort(checked, sessions, n_trials, n_electrodes, difficulty, noise, seed, ms_per_phoneme)
-    with _staging_folder(out, checked) as staging:
+    sessions = tuple(session_names(known_layout, n_sessions, seed, later))
+    cohort = _Cohort(known_layout, sessions, n_trials, n_electrodes, difficulty, noise, seed, ms_per_phoneme)
+    with _staging_folder(out, known_layout) as staging:
         counts, n_bins, n_phonemes = _write_cohort(staging, cohort, progress)
     seconds = n_bins * BIN_SECONDS
     return Simulation(

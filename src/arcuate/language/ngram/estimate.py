@@ -217,15 +217,15 @@ def estimate_tables(
     """
     thresholds = _prune_thresholds(prune, order)
     counts = count_ngrams(corpus, order, progress)
-    adjusted = _adjust(counts)
-    discounts = [_discounts(n) for n in _counts_of_counts(counts, adjusted)]
+    adjusted = _adjusted_counts(counts)
+    discounts = [_estimate_discounts(n) for n in _counts_of_counts(counts, adjusted)]
     smoothed: list[_Smoothed] = []
     for k in range(1, order + 1):
         if progress:
             progress(k, order, f"smoothing {k}-grams")
         below = smoothed[-1] if smoothed else None
         smoothed.append(_smooth(k, counts, adjusted[k - 1], discounts[k - 1], thresholds[k - 1], below))
-    tables = NGramTables(index_words(*join_bytes(corpus.words)), tuple(_tables(counts, smoothed)), source=name)
+    tables = NGramTables(index_words(*join_bytes(corpus.words)), tuple(_make_tables(counts, smoothed)), source=name)
     return tables, discounts
 
 
@@ -239,7 +239,7 @@ def _prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
     return given + [given[-1]] * (order - len(given)) if order > 1 else [0]
 
 
-def _adjust(counts: list[Counts]) -> list[np.ndarray]:
+def _adjusted_counts(counts: list[Counts]) -> list[np.ndarray]:
     """Adjusted counts: the number of distinct words that precede an n-gram.
 
     The longest order keeps its plain counts, and so do n-grams that start with <s>, because no word precedes them.
@@ -273,7 +273,7 @@ def _counts_of_counts(counts: list[Counts], adjusted: list[np.ndarray]) -> list[
     return found
 
 
-def _discounts(n: np.ndarray) -> Discounts:
+def _estimate_discounts(n: np.ndarray) -> Discounts:
     """Estimate the discounts from counts of counts, Chen & Goodman's closed form."""
     if n[1] == 0 or n[2] == 0 or n[3] == 0:
         return Discounts(_FALLBACK_DISCOUNTS, True)
@@ -306,7 +306,7 @@ def _smooth(
     return _Smoothed(probs, gammas, kept)
 
 
-def _tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[NGramTable]:
+def _make_tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[NGramTable]:
     tables = []
     ids = np.zeros((1, 0), np.int32)
     for k, (table, level) in enumerate(zip(counts, smoothed, strict=True)):
@@ -328,7 +328,7 @@ def _tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[NGramTable]
 # adjacent at every order.
 
 
-class _Ids(dict[bytes, int]):
+class _WordIds(dict[bytes, int]):
     """Assigns ids in order of first occurrence."""
 
     def __missing__(self, word: bytes) -> int:
@@ -338,7 +338,7 @@ class _Ids(dict[bytes, int]):
 
 def read_corpus(lines: Iterable[bytes], name: str) -> Corpus:
     """Convert UTF-8 text with one sentence per line to word ids. Words are separated by white space."""
-    ids = _Ids({UNK.encode(): UNK_ID, BOS.encode(): BOS_ID, EOS.encode(): EOS_ID})
+    ids = _WordIds({UNK.encode(): UNK_ID, BOS.encode(): BOS_ID, EOS.encode(): EOS_ID})
     reserved = frozenset(ids)
     stream = array("i")
     n_sentences = n_empty = 0
@@ -371,21 +371,21 @@ def count_ngrams(corpus: Corpus, order: int, progress: Progress | None = None) -
         if progress:
             progress(k - 1, order, f"counting {k}-grams")
         below, below_keys = tables[-1], keys
-        keys, counts = _distinct(rows, ids, k, n_words)
+        keys, counts = _count_keys(rows, ids, k, n_words)
         parents, words = np.divmod(keys, n_words)
         suffixes = words if k == 2 else np.searchsorted(below_keys, below.suffixes[parents] * n_words + words)
         tables.append(Counts(parents, words, counts, suffixes, below.from_start[parents]))
         if k < order:
-            _renumber(rows, ids, k, n_words, keys)
+            _extend_rows(rows, ids, k, n_words, keys)
     return tables
 
 
-def _batches(n: int) -> Iterator[slice]:
+def _position_batches(n: int) -> Iterator[slice]:
     for start in range(0, n, _BATCH):
         yield slice(start, min(start + _BATCH, n))
 
 
-def _keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice) -> tuple[np.ndarray, np.ndarray]:
+def _ngram_keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice) -> tuple[np.ndarray, np.ndarray]:
     """(positions, keys) of the k-grams that start in a batch and end within their sentence."""
     start, end = batch.start, min(batch.stop, len(ids) - k + 1)
     if end <= start:
@@ -396,19 +396,19 @@ def _keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice)
     return at, rows[at].astype(np.int64) * n_words + ids[at + k - 1]
 
 
-def _distinct(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int) -> tuple[np.ndarray, np.ndarray]:
+def _count_keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int) -> tuple[np.ndarray, np.ndarray]:
     """Sorted keys of all k-grams with their counts. Sorted runs are merged as in a merge sort: O(n log n)."""
     runs: list[tuple[np.ndarray, np.ndarray]] = []
-    for batch in _batches(len(ids)):
-        runs.append(np.unique(_keys(rows, ids, k, n_words, batch)[1], return_counts=True))
+    for batch in _position_batches(len(ids)):
+        runs.append(np.unique(_ngram_keys(rows, ids, k, n_words, batch)[1], return_counts=True))
         while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):
-            runs.append(_merged(runs.pop(), runs.pop()))
+            runs.append(_merge_runs(runs.pop(), runs.pop()))
     while len(runs) > 1:
-        runs.append(_merged(runs.pop(), runs.pop()))
+        runs.append(_merge_runs(runs.pop(), runs.pop()))
     return runs[0]
 
 
-def _merged(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _merge_runs(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     keys = np.concatenate([a[0], b[0]])
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], np.concatenate([a[1], b[1]])[order]
@@ -416,9 +416,9 @@ def _merged(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) 
     return keys[starts], np.add.reduceat(counts, starts) if len(starts) else counts
 
 
-def _renumber(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, keys: np.ndarray) -> None:
+def _extend_rows(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, keys: np.ndarray) -> None:
     """Replace rows of (k − 1)-grams by rows of k-grams, in place."""
-    for batch in _batches(len(ids)):
-        at, own = _keys(rows, ids, k, n_words, batch)
+    for batch in _position_batches(len(ids)):
+        at, own = _ngram_keys(rows, ids, k, n_words, batch)
         rows[batch] = -1
         rows[at] = np.searchsorted(keys, own)

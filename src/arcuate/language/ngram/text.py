@@ -40,7 +40,7 @@ def read_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
             try:
                 line = next(lines, None)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise _not_decompressed(path, error) from error
+                raise _decompression_error(path, error) from error
             if line is None:
                 return
             number += 1
@@ -51,7 +51,7 @@ def read_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
             yield line
 
 
-def _not_decompressed(path: Path, error: Exception) -> UserError:
+def _decompression_error(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be decompressed ({error}); fetch it again")
 
 
@@ -110,7 +110,7 @@ class LineBuffer:
         try:
             block = self._stream.read(_BLOCK)
         except (EOFError, zlib.error, OSError) as error:
-            raise _not_decompressed(self.path, error) from error
+            raise _decompression_error(self.path, error) from error
         if self._progress:
             self._progress(self._raw.tell(), self._size, "reading n-grams")
         return block

@@ -92,7 +92,8 @@ class _Levels:
         self.log_probs = np.zeros(n_nodes, np.float32)
         self.backoffs = np.zeros(n_inner, np.float32)
         self.firsts = np.full(n_inner + 1, 1, np.int32)
-        self.n_words, self.end, self.begin = n_words, 1, 0
+        self.n_words = n_words
+        self.begin, self.end = 0, 1  # nodes of the longest order so far; at first the empty context
         self.n_repeated = 0
         self.missing: tuple[int, np.ndarray] | None = None  # order and contexts that are not in the tables
         for k, table in enumerate(orders, start=1):

@@ -158,7 +158,7 @@ class NGramTables:
 
     vocabulary: Vocabulary
     orders: tuple[NGramTable, ...]
-    added: tuple[str, ...] = ()  # of <unk>, <s>, </s>: those missing in the source
+    added: tuple[str, ...] = ()  # special words (<unk>, <s>, </s>) that the source lacks
     source: str = ""  # name used in messages
     n_repeated: int = 0  # words that the source repeats with the same values
 

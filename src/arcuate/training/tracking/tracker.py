@@ -8,10 +8,9 @@ from typing import Any, Protocol, Self
 from arcuate.errors import UserError
 from arcuate.progress import logger
 from arcuate.run import Run
-from arcuate.training.callbacks import Callback
-from arcuate.training.config import TrainingConfig
+from arcuate.training.callbacks import Callback, ErrorType
+from arcuate.training.config import Track, TrainingConfig
 from arcuate.training.environment import installed_version
-from arcuate.training.tracking.config import Track
 
 _TRAIN_NAMES = {
     "loss": "train/loss",
@@ -93,9 +92,7 @@ class Tracker(Callback):
         self._backend = self._open_backend()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
         self._call(lambda backend: backend.close(failed=kind is not None))
         self._backend = None
 
@@ -155,10 +152,8 @@ def make_trackers(recipe: TrainingConfig, run: Run, step: int) -> list[Tracker]:
         return WandbBackend(run, recipe)
 
     known = {"tensorboard": ("TensorBoard", open_tensorboard), "wandb": ("Weights & Biases", open_wandb)}
-    return [
-        Tracker(known[package][0], package, known[package][1], recipe.track.samples)
-        for package in _enabled_packages(recipe.track)
-    ]
+    enabled = {package: known[package] for package in _enabled_packages(recipe.track)}
+    return [Tracker(name, package, opener, recipe.track.samples) for package, (name, opener) in enabled.items()]
 
 
 def _enabled_packages(track: Track) -> dict[str, str]:

@@ -17,8 +17,7 @@ from arcuate.errors import UserError
 from arcuate.files import read_json, read_jsonl, write_json
 from arcuate.progress import logger
 from arcuate.run import Run
-from arcuate.training.config import TrainingConfig
-from arcuate.training.tracking.config import Wandb
+from arcuate.training.config import TrainingConfig, Wandb
 from arcuate.training.tracking.tracker import to_scalars
 
 _FINISH_TIMEOUT_S = 300.0  # for the upload at the end of a run; the rest can be sent with `wandb sync`
