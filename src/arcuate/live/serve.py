@@ -221,7 +221,7 @@ def _read_settings(path: Path) -> LiveSettings:
         tree = yaml.safe_load(path.read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    return parse_settings(LiveSettings, tree, str(path))
+    return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 
 def _check_port(host: str, port: int) -> None:
