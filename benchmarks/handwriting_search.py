@@ -16,8 +16,7 @@ from arcuate.decoding.greedy import greedy
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb
-from arcuate.evaluation.word_errors import read_references
+from arcuate.evaluation.transcribe import peak_rss_mb, read_references
 from arcuate.language.lexicon import grapheme_lexicon
 from arcuate.language.ngram.model import LanguageModel
 

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.metrics import score, total
-from arcuate.evaluation.transcribe import peak_rss_mb, read_weights
-from arcuate.evaluation.word_errors import read_references
+from arcuate.evaluation.transcribe import peak_rss_mb, read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
 
@@ -191,7 +190,7 @@ def main() -> None:
     texts = [r.text or "" for r in read_references(folder / f"{options.set}.jsonl", len(scores.trials), scores.ids)]
     start = time.process_time()
     lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(options.lm)
-    settings = read_weights(options.config)[0] if options.config else DecodingConfig()
+    settings = read_decoding_config(options.config)[0] if options.config else DecodingConfig()
     build_word_search(lexicon, model, settings, boundary=scores.boundary).search(scores.trials[0])
     loaded = time.process_time() - start
     mine = list(run_arcuate(scores, texts, lexicon, model, settings, options.n_best))

@@ -16,8 +16,8 @@ from arcuate.data.prepare import prepare_store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
 from arcuate.evaluation.metrics import Score
-from arcuate.evaluation.results import PhonemeMetrics
 from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.evaluation.trials import PhonemeMetrics
 from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
 from arcuate.experiments.recipe_summary import compare_recipes
 from arcuate.experiments.train import train, worker_count

@@ -80,11 +80,7 @@ def test_other_files_and_pickles_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("boundary", "fold", "message"),
-    [
-        ("BLANK", (), "is the blank"),
-        (None, ("BLANK",), "is the blank"),
-        (None, ("SIL",), "already the boundary"),
-    ],
+    [("BLANK", (), "is the blank"), (None, ("BLANK",), "is the blank"), (None, ("SIL",), "already the boundary")],
 )
 def test_the_blank_cannot_be_the_boundary(
     boundary: str | None, fold: tuple[str, ...], message: str, tmp_path: Path

@@ -179,11 +179,7 @@ def test_a_run_with_phoneme_results_only_needs_decoding(tmp_path: Path) -> None:
 
 
 def test_outputs_are_checked_first(lists: Path, tmp_path: Path) -> None:
-    for out, message in (
-        (lists, "is an input"),
-        (tmp_path, "is a folder"),
-        (lists / "o.jsonl", "is not a folder"),
-    ):
+    for out, message in ((lists, "is an input"), (tmp_path, "is a folder"), (lists / "o.jsonl", "is not a folder")):
         with pytest.raises(UserError, match=message):
             combine(lists, out=out)
 

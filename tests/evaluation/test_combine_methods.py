@@ -62,13 +62,7 @@ def test_unanimous_texts_win_and_order_decides_only_ties(candidates: list[str]) 
 
 
 def test_a_text_close_to_all_others_wins_against_a_majority() -> None:
-    candidates = [
-        "not to cancel",
-        "not to cancel",
-        "not too controversial",
-        "not too control",
-        "now too controversial",
-    ]
+    candidates = ["not to cancel", "not to cancel", "not too controversial", "not too control", "now too controversial"]
     assert mbr(candidates) == "not too controversial"
 
 
@@ -224,11 +218,7 @@ def test_summary_counts_empty_lists_as_errors_and_names_the_best_system() -> Non
 
 def test_lists_of_different_length_are_combined() -> None:
     lists = [CandidateList("1", ("a", "a", "b")), CandidateList("2", ("c",)), CandidateList("3", ())]
-    assert choose_linear(lists, vote_weights(lists, "agreement"), weights=np.ones(4)).texts == [
-        "a",
-        "c",
-        "",
-    ]
+    assert choose_linear(lists, vote_weights(lists, "agreement"), weights=np.ones(4)).texts == ["a", "c", ""]
 
 
 def test_every_decoder_has_one_vote_whatever_its_list_length() -> None:

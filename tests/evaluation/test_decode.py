@@ -139,14 +139,7 @@ def test_errors_are_one_sentence(files: Path, tmp_path: Path, name: str, content
     (tmp_path / name).write_text(content)
     place = lambda n: str((tmp_path if n == name else files) / n)
     arguments = ["decode", str(files / "scores.npz"), "--out", str(tmp_path / "h.jsonl")]
-    arguments += [
-        "--lexicon",
-        place("lexicon.txt"),
-        "--lm",
-        place("lm.arpa"),
-        "--references",
-        place("refs.jsonl"),
-    ]
+    arguments += ["--lexicon", place("lexicon.txt"), "--lm", place("lm.arpa"), "--references", place("refs.jsonl")]
     arguments += ["--config", place("weights.yaml")] if name == "weights.yaml" else []
     with pytest.raises(UserError, match=sentence):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -203,14 +196,7 @@ def test_a_trial_without_a_hypothesis_is_empty_and_counted(files: Path, tmp_path
     scores = edited(files, tmp_path / "s.npz", logp=logp, lengths=[2, len(logp) - 2])
     (tmp_path / "r.jsonl").write_text('{"text": "see"}\n{"text": "the sea"}\n')
     for command in ("decode", "tune"):
-        arguments = [
-            command,
-            str(scores),
-            "--lexicon",
-            str(files / "lexicon.txt"),
-            "--out",
-            str(tmp_path / "o"),
-        ]
+        arguments = [command, str(scores), "--lexicon", str(files / "lexicon.txt"), "--out", str(tmp_path / "o")]
         arguments += ["--lm", str(files / "lm.arpa"), "--references", str(tmp_path / "r.jsonl"), "--json"]
         arguments += ["--budget", "1"] if command == "tune" else []
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -283,13 +269,7 @@ def test_the_first_trial_is_named_too(files: Path, tmp_path: Path) -> None:
     bad = edited(files, tmp_path / "bad.npz", logp=logp)
     for command in ("decode", "tune"):
         message = rejection(
-            files,
-            "--out",
-            str(tmp_path / "o"),
-            "--references",
-            str(files / "refs.jsonl"),
-            command=command,
-            scores=bad,
+            files, "--out", str(tmp_path / "o"), "--references", str(files / "refs.jsonl"), command=command, scores=bad
         )
         assert message.startswith("trial 0: frame 0 contains NaN")
     logp[0, 3] = 5.0
@@ -307,13 +287,6 @@ def test_one_fold_is_rejected(files: Path, tmp_path: Path) -> None:
 def test_scores_without_a_word_boundary_are_reported(files: Path, tmp_path: Path, messages: list[str]) -> None:
     scores = edited(files, tmp_path / "s.npz", classes=[*CLASSES[:-1], "QQ"])
     (tmp_path / "lexicon.txt").write_text("see\tS IY\n")
-    arguments = [
-        "decode",
-        str(scores),
-        "--lexicon",
-        str(tmp_path / "lexicon.txt"),
-        "--lm",
-        str(files / "lm.arpa"),
-    ]
+    arguments = ["decode", str(scores), "--lexicon", str(tmp_path / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
     CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "o")], catch_exceptions=False)
     assert any("none of the classes is a word boundary" in message for message in messages)

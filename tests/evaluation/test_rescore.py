@@ -32,13 +32,7 @@ TEXTS = ["a b c", "c", "a a b b c c d", "d c b a", "c", "b", "a b c d a b c d a 
 
 
 def entry(text: str, acoustic: float, lm: float, bonus: float = 0.0) -> dict[str, Any]:
-    return {
-        "text": text,
-        "score": acoustic + 0.5 * lm + bonus,
-        "acoustic": acoustic,
-        "lm": lm,
-        "bonus": bonus,
-    }
+    return {"text": text, "score": acoustic + 0.5 * lm + bonus, "acoustic": acoustic, "lm": lm, "bonus": bonus}
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -159,10 +153,7 @@ def test_fitting_favours_the_informative_source() -> None:
 
 
 def test_the_acoustic_weight_of_the_search_is_recovered_from_its_scores(tmp_path: Path) -> None:
-    rows = [
-        {"id": "1", "nbest": [entry("a", -2.0, -6.0, 0.5), entry("b", -3.0, -1.0)]},
-        {"id": "2", "nbest": []},
-    ]
+    rows = [{"id": "1", "nbest": [entry("a", -2.0, -6.0, 0.5), entry("b", -3.0, -1.0)]}, {"id": "2", "nbest": []}]
     lists = read_n_best(write(tmp_path / "h.jsonl", *rows))
     assert search_acoustic_weight(lists) == pytest.approx(2.0)
     assert lists[0].acoustic.tolist() == [-1.5, -3.0]
@@ -225,14 +216,7 @@ def test_rescoring_with_fixed_causal_scores(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(causal, "score_sentences", favour_a)
     entries = [entry("b b", -1.0, -2.0), entry("a b", -1.1, -2.0)]
     rows = [
-        {
-            "id": str(i),
-            "session": f"s{i % 5}",
-            "text": "b b",
-            "reference": "a b",
-            "words": [],
-            "nbest": entries,
-        }
+        {"id": str(i), "session": f"s{i % 5}", "text": "b b", "reference": "a b", "words": [], "nbest": entries}
         for i in range(20)
     ]
     hyps = write(tmp_path / "h.jsonl", *rows, {"id": "none", "reference": "a", "nbest": []})

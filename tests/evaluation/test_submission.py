@@ -52,10 +52,7 @@ def test_rows_are_in_order_of_date_and_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "word"),
     [
-        (
-            {"trial": "t15.2023.11.04/test/0001", "text": "the truth", "hypothesis": ["AA"]},
-            "may be the reference",
-        ),
+        ({"trial": "t15.2023.11.04/test/0001", "text": "the truth", "hypothesis": ["AA"]}, "may be the reference"),
         (line("t15.2023.11.04/test/0001", None), "text is None"),
         (line("t15.2023.11.04/test/0001", float("nan")), "not a sentence"),
         (line("t15.2023.11.04_b1_t1", "a"), "does not name"),

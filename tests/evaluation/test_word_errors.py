@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.evaluation.metrics import Score, score_text, word_error_rate
+from arcuate.evaluation.metrics import Score, ScoredTrial, score_text, summarise_words
 from arcuate.evaluation.significance import score_difference
-from arcuate.evaluation.word_errors import ScoredTrial, summarise_words
 
 
 def trial(reference: str, hypothesis: str, **known: object) -> ScoredTrial:
@@ -23,7 +22,8 @@ def test_letters_count_spaces() -> None:
 
 
 def test_rates_are_summed_over_trials() -> None:
-    assert word_error_rate(["a", "b c d e f g h i j"], ["x", "b c d e f g h i j"]) == pytest.approx(0.1)
+    trials = [trial("a", "x"), trial("b c d e f g h i j", "b c d e f g h i j")]
+    assert summarise_words(trials, lm=None).wer == pytest.approx(0.1)
 
 
 def test_summary_by_corpus_and_session_with_the_lm_named() -> None:

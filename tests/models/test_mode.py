@@ -11,8 +11,7 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
-from arcuate.evaluation.results import summarise
-from arcuate.evaluation.trials import decode_trials
+from arcuate.evaluation.trials import decode_trials, summarise
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import build_model, train
 from arcuate.losses.combined import mode_loss

@@ -23,14 +23,13 @@ from arcuate.data.alphabet import CLASSES, SILENCE
 from arcuate.data.selection import select_split
 from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import (
     ModelSource,
     Provenance,
     ScoredSplit,
-    SearchOptions,
     check_outputs,
     choose_search,
     find_provenance,
@@ -39,10 +38,9 @@ from arcuate.evaluation.evaluate import (
     write_frame_scores,
 )
 from arcuate.evaluation.metrics import Score, score, total
-from arcuate.evaluation.results import PhonemeMetrics, summarise, write_results
 from arcuate.evaluation.significance import Difference, score_difference
-from arcuate.evaluation.transcribe import peak_rss_mb, read_weights
-from arcuate.evaluation.trials import Search, TrialResult, phoneme_search
+from arcuate.evaluation.transcribe import peak_rss_mb
+from arcuate.evaluation.trials import PhonemeMetrics, Search, TrialResult, phoneme_search, summarise, write_results
 from arcuate.files import to_frame
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
@@ -244,7 +242,7 @@ def evaluate_adaptation(
         raise UserError("--lexicon and --config require a language model; name one with --lm")
     opened = open_run(run)
     source = find_source(opened, checkpoint)
-    config, validate = source.config, choose_search(source.config.validate_, SearchOptions(search, beam))
+    config, validate = source.config, choose_search(source.config.validate_, search, beam)
     store, model = open_store(source, data), load_model(source.checkpoint)
     trials = _select_trials(source, store, split, model.config, sessions)
     log_new_sessions(store, model, trials)
@@ -305,7 +303,7 @@ def _load_word_labeller(
     from arcuate.decoding.word_search.search import build_word_search
 
     if not isinstance(decoding, DecodingConfig):
-        decoding = DecodingConfig() if decoding is None else read_weights(Path(decoding))[0]
+        decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     words, ngram = open_lexicon(lexicon, CLASSES), open_model(lm, progress)
     return word_labeller(build_word_search(words, ngram, decoding, boundary=SILENCE))
 

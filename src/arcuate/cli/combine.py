@@ -19,8 +19,7 @@ def combine(
         typer.Argument(help="A .jsonl file with candidates per trial; or several runs, .jsonl or .npz files."),
     ],
     method: Annotated[
-        str,
-        typer.Option(help="linear, mbr or rover on words; arithmetic or geometric on frame scores; or auto."),
+        str, typer.Option(help="linear, mbr or rover on words; arithmetic or geometric on frame scores; or auto.")
     ] = "auto",
     split: Annotated[str, typer.Option(help="Runs: split of the results.")] = "val",
     label: Annotated[str | None, typer.Option(help="Runs: results/<split>.<label>.jsonl.")] = None,

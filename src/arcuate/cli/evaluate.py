@@ -1,5 +1,6 @@
 """`arcuate evaluate`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from arcuate.cli.app import SPLITS, Json, app, complete_from
 if TYPE_CHECKING:
     from arcuate.adaptation.evaluate import AdaptationResult
     from arcuate.evaluation.evaluate import Evaluation
+    from arcuate.evaluation.trials import PhonemeMetrics
 
 
 @app.command()
@@ -18,8 +20,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
     data: Annotated[Path | None, typer.Option(help="Store, if it was moved since training or is another one.")] = None,
     checkpoint: Annotated[
-        str,
-        typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last")),
+        str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last"))
     ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz file.")] = None,
@@ -41,8 +42,7 @@ def evaluate(
         list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
     ] = None,
     lm: Annotated[
-        str | None,
-        typer.Option(help="With --adapt: language model that makes the pseudo-labels, or `default`."),
+        str | None, typer.Option(help="With --adapt: language model that makes the pseudo-labels, or `default`.")
     ] = None,
     lexicon: Annotated[str, typer.Option(help="With --lm: lexicon file, or `default`.")] = "default",
     config: Annotated[Path | None, typer.Option(help="With --lm: search weights of `arcuate tune`.")] = None,
@@ -97,29 +97,37 @@ def evaluate(
 
 def print_evaluation(evaluation: "Evaluation") -> None:
     """Print PER by session and in total."""
-    from rich.table import Table
-
-    from arcuate.cli.console import out, percent, say
+    from arcuate.cli.console import out, percent
 
     metrics = evaluation.metrics
-    table = Table(
-        box=None,
-        header_style="bold",
-        title=f"PER by session ({evaluation.provenance.split})",
-        title_justify="left",
-    )
-    table.add_column("session")
-    table.add_column("PER", justify="right")
-    for session, rate in metrics.per_by_session.items():
-        table.add_row(session, percent(rate))
-    if metrics.per_by_session:
-        out.print(table)
+    rows = [(session, percent(rate)) for session, rate in metrics.per_by_session.items()]
+    _print_sessions(evaluation.provenance.split, ("session", "PER"), rows)
     if metrics.per_by_mode:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
         out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct)
-    out.print(headline(evaluation), soft_wrap=True)
-    say(f"one line per trial in {evaluation.results_file}")
+    _print_summary(headline(evaluation), evaluation.results_file)
+
+
+def print_adaptation(result: "AdaptationResult") -> None:
+    """Print PER by session, adapted and unadapted, and in total."""
+    from arcuate.cli.console import percent
+
+    rows = [
+        (
+            row.session,
+            "its own" if row.known else row.init_session,
+            str(row.n_trials),
+            percent(row.per_unadapted),
+            percent(row.per),
+            str(row.n_steps),
+            str(row.n_fallbacks),
+        )
+        for row in result.sessions
+    ]
+    columns = ("session", "initial layer", "trials", "unadapted", "adapted", "steps", "fall-backs")
+    _print_sessions(result.provenance.split, columns, rows)
+    _print_summary(adaptation_headline(result), result.results_file)
 
 
 def headline(evaluation: "Evaluation") -> str:
@@ -132,40 +140,11 @@ def headline(evaluation: "Evaluation") -> str:
     caveat = " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
     caveat = " (the training data)" if split == "train" else caveat
     greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
-    low, high = metrics.interval
-    interval = f"95 % interval {percent(low)} to {percent(high)}"
-    if low is None:
-        interval = "no interval from a single trial"
     return (
-        f"PER {percent(metrics.per)}{greedy}, {interval}, on {counted(metrics.n_scored, split + ' trial')}{caveat}:"
-        f" {metrics.substitutions} substitutions, {metrics.insertions} insertions, {metrics.deletions} deletions in"
-        f" {metrics.n_tokens} phonemes"
+        f"PER {percent(metrics.per)}{greedy}, {_describe_interval(metrics)}, on"
+        f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
+        f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} phonemes"
     )
-
-
-def print_adaptation(result: "AdaptationResult") -> None:
-    """Print PER by session, adapted and unadapted, and in total."""
-    from rich.table import Table
-
-    from arcuate.cli.console import out, percent, say
-
-    title = f"PER by session ({result.provenance.split})"
-    table = Table(box=None, header_style="bold", title=title, title_justify="left")
-    for name in ("session", "initial layer", "trials", "unadapted", "adapted", "steps", "fall-backs"):
-        table.add_column(name, justify="left" if name in ("session", "initial layer") else "right")
-    for row in result.sessions:
-        table.add_row(
-            row.session,
-            "its own" if row.known else row.init_session,
-            str(row.n_trials),
-            percent(row.per_unadapted),
-            percent(row.per),
-            str(row.n_steps),
-            str(row.n_fallbacks),
-        )
-    out.print(table)
-    out.print(adaptation_headline(result), soft_wrap=True)
-    say(f"one line per trial in {result.results_file}")
 
 
 def adaptation_headline(result: "AdaptationResult") -> str:
@@ -175,10 +154,7 @@ def adaptation_headline(result: "AdaptationResult") -> str:
     metrics, method = result.metrics, result.settings.method
     if metrics.per is None:
         return f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels"
-    low, high = metrics.interval
-    interval = f"95 % interval {percent(low)} to {percent(high)}"
-    if low is None:
-        interval = "no interval from a single trial"
+    interval = _describe_interval(metrics)
     if method == "none":
         return f"PER {percent(metrics.per)} unadapted, {interval}"
     p = "" if result.difference is None else f" (p = {result.difference.p:.4f})"
@@ -186,3 +162,35 @@ def adaptation_headline(result: "AdaptationResult") -> str:
         f"PER {percent(metrics.per)} with {method}, {interval}; {percent(result.per_unadapted)} unadapted{p};"
         f" {1000 * (result.seconds_per_trial or 0.0):.0f} ms of adaptation per trial, {result.peak_rss_mb:.0f} MB"
     )
+
+
+def _describe_interval(metrics: "PhonemeMetrics") -> str:
+    from arcuate.progress import percent
+
+    low, high = metrics.interval
+    if low is None:
+        return "no interval from a single trial"
+    return f"95 % interval {percent(low)} to {percent(high)}"
+
+
+def _print_sessions(split: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with one line per session; text columns are left-aligned."""
+    from rich.table import Table
+
+    from arcuate.cli.console import out
+
+    if not rows:
+        return
+    table = Table(box=None, header_style="bold", title=f"PER by session ({split})", title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("session", "initial layer") else "right")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def _print_summary(summary: str, results_file: Path) -> None:
+    from arcuate.cli.console import out, say
+
+    out.print(summary, soft_wrap=True)
+    say(f"one line per trial in {results_file}")

@@ -16,14 +16,12 @@ def rescore(
         Path | None, typer.Option(help="JSON lines with id and text for fitting and scoring.")
     ] = None,
     alpha: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Share of the causal model in the LM score; default: fitted."),
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of the causal model in the LM score; default: fitted.")
     ] = None,
     acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
     length: Annotated[float | None, typer.Option(help="Score per word, in nat.")] = None,
     n_best: Annotated[
-        int | None,
-        typer.Option("--n-best", "--nbest", min=1, help="Use only the first entries of each list."),
+        int | None, typer.Option("--n-best", "--nbest", min=1, help="Use only the first entries of each list.")
     ] = None,
     context: Annotated[Path | None, typer.Option(help="File with a text that precedes every sentence.")] = None,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Folds of sessions for fitting.")] = 5,

@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import carray, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 NEVER = -math.inf  # log-probability of an impossible event
+_T = TypeVar("_T")
 Row = Any  # row of a structured array; compiled code reads its fields as attributes
 
 
@@ -85,11 +86,21 @@ def _pointer(typingctx: Any, address: Any) -> Any:
     return types.voidptr(types.uintp), codegen
 
 
-@njit(cache=True, inline="always")
-def unmanaged(array):  # type: ignore[no-untyped-def]
-    """View the same memory without reference counting; the caller keeps the array alive.
+def unmanaged(value: _T) -> _T:
+    """View the memory of an array, or of a named tuple of arrays, without reference counting.
 
     Numba updates an atomic reference counter whenever an array passes through a function or a tuple; inner loops work
-    on unmanaged views to avoid that.
+    on unmanaged views to avoid that. The caller keeps the arrays alive. For compiled code only.
     """
-    return carray(_pointer(array.ctypes.data), array.shape, array.dtype)  # type: ignore[call-arg]
+    raise NotImplementedError
+
+
+@overload(unmanaged, strict=False)
+def _compile_unmanaged(value: Any) -> Any:
+    if isinstance(value, types.Array):
+        return lambda value: carray(_pointer(value.ctypes.data), value.shape, value.dtype)  # type: ignore[call-arg]
+    # Compiled code cannot iterate over a tuple of different types, so its fields are written out.
+    views = ", ".join(f"unmanaged(value[{i}])" for i in range(len(value)))
+    scope = {"Class": value.instance_class, "unmanaged": unmanaged}
+    exec(f"def view(value):\n    return Class({views})", scope)
+    return scope["view"]

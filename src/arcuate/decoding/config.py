@@ -1,11 +1,14 @@
 """Settings of the word search. docs/decoding.md says in which order to tune them."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+import yaml
+from pydantic import Field, ValidationError
 
 from arcuate.config import Settings
+from arcuate.errors import UserError
 
 
 class DecodingConfig(Settings):
@@ -38,12 +41,32 @@ class DecodingConfig(Settings):
         "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."
     )
     boundary: str | None = Field(
-        None,
-        max_length=40,
-        description="Class between words; null selects SIL, |, > or <space>, whichever is present.",
+        None, max_length=40, description="Class between words; null selects SIL, |, > or <space>, whichever is present."
     )
     fold: tuple[str, ...] = Field((), max_length=100, description="Further classes merged into the boundary.")
     merge_histories: bool = Field(
-        True,
-        description="Recombine hypotheses with the same n-gram state; n-best lists still contain all of them.",
+        True, description="Recombine hypotheses with the same n-gram state; n-best lists still contain all of them."
     )
+
+
+def read_decoding_config(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
+    """Read search settings from a YAML file, with the record of `arcuate tune` if there is one."""
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must be a mapping of settings, such as 'lm_weight: 0.8'")
+    tuned = tree.pop("tuned", None)
+    return parse_decoding_config(tree, str(path)), tuned if isinstance(tuned, dict) else {}
+
+
+def parse_decoding_config(tree: Mapping[str, Any], where: str) -> DecodingConfig:
+    """Validate search settings; errors name their origin `where`."""
+    try:
+        return DecodingConfig.model_validate(tree, context={"migrate": True})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        setting = ".".join(str(part) for part in problem["loc"])
+        known = ", ".join(DecodingConfig.model_fields)
+        raise UserError(f"{where}: {setting}: {problem['msg']}; known settings are {known}") from None

@@ -17,13 +17,7 @@ from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.transducer import (
-    MAX_SYMBOLS,
-    BeamState,
-    HeadWeights,
-    collect_hypotheses,
-    group_alignments,
-)
+from arcuate.decoding.transducer import MAX_SYMBOLS, BeamState, HeadWeights, collect_hypotheses, group_alignments
 from arcuate.models.transducer import Transducer
 
 _LAG_COST = 2.0  # nat per token that the CTC path has not emitted yet
@@ -44,8 +38,8 @@ class _CtcScore:
         return float(np.logaddexp(*self.history[-1]))
 
     @property
-    def rank(self) -> float:
-        """The best of the token sequence and its beginnings, with a cost per missing token."""
+    def partial_score(self) -> float:
+        """Score of the best prefix of the token sequence, minus a cost per token that it lacks."""
         emitted = np.logaddexp(self.alpha[2::2], self.alpha[1::2])  # after 1, 2, … tokens
         emitted = np.concatenate([self.alpha[:1], emitted])
         return float((emitted - _LAG_COST * np.arange(len(emitted) - 1, -1, -1)).max())
@@ -117,14 +111,14 @@ class JointBeamSearch:
                 break
         return self._merge_levels(levels, kept)
 
-    def _ranks(self, hypotheses: BeamState, ctc: list[_CtcScore]) -> np.ndarray:
-        ranks = np.array([c.rank for c in ctc])
-        return np.asarray(self._total(hypotheses.scores.double().cpu().numpy(), ranks))
+    def _partial_totals(self, hypotheses: BeamState, ctc: list[_CtcScore]) -> np.ndarray:
+        partial_scores = np.array([c.partial_score for c in ctc])
+        return np.asarray(self._total(hypotheses.scores.double().cpu().numpy(), partial_scores))
 
     def _can_stop(self, levels: list[_Level], active: BeamState, ctc: list[_CtcScore]) -> bool:
         """Whether `width` waiting hypotheses rank higher than every new extension."""
-        waiting = np.sort(np.concatenate([self._ranks(*level) for level in levels]))
-        return len(waiting) >= self.width and bool(self._ranks(active, ctc).max() < waiting[-self.width])
+        waiting = np.sort(np.concatenate([self._partial_totals(*level) for level in levels]))
+        return len(waiting) >= self.width and bool(self._partial_totals(active, ctc).max() < waiting[-self.width])
 
     def _extend(self, active: BeamState, ctc: list[_CtcScore], log_probs: Tensor, kept_frames: np.ndarray) -> _Level:
         """The best extensions by one token: preselected by the transducer, selected by both heads."""
@@ -135,8 +129,8 @@ class JointBeamSearch:
         rows, classes = chosen // log_probs.shape[1], chosen % log_probs.shape[1]
         lasts = [active.tokens[row][-1:] for row in rows.tolist()]
         longer = _append_tokens([ctc[row] for row in rows.tolist()], lasts, classes.tolist(), kept_frames)
-        ranks = self._total(scores.double().cpu().numpy(), np.array([c.rank for c in longer]))
-        best = np.argsort(-np.asarray(ranks), kind="stable")[: self.width]
+        totals = self._total(scores.double().cpu().numpy(), np.array([c.partial_score for c in longer]))
+        best = np.argsort(-np.asarray(totals), kind="stable")[: self.width]
         kept = torch.from_numpy(best).to(rows.device)
         rows, classes, scores = rows[kept], classes[kept], scores[kept]
         tokens = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
@@ -149,7 +143,7 @@ class JointBeamSearch:
         totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
         sources = {t: max(found)[1:] for t, found in alignments.items()}  # equal tokens: equal predictor states
         ctc = {t: levels[level][1][row] for t, (level, row) in sources.items()}
-        best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].rank)))[: self.width]
+        best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].partial_score)))[: self.width]
         kept = collect_hypotheses(
             self.head, [hypotheses for hypotheses, _ in levels], totals, {t: sources[t] for t in best}
         )

@@ -59,11 +59,7 @@ class FrameLogProbs:
 
 
 def reorder_classes(
-    log_probs: np.ndarray,
-    classes: Sequence[str],
-    where: str,
-    boundary: str | None = None,
-    fold: Iterable[str] = (),
+    log_probs: np.ndarray, classes: Sequence[str], where: str, boundary: str | None = None, fold: Iterable[str] = ()
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Reorder the columns for the searches; the classes in `fold` are added to the boundary."""
     names = [str(name) for name in classes]

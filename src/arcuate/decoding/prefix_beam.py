@@ -240,13 +240,7 @@ def _extended(beam: np.ndarray, i: int, token: int, log_probs: np.ndarray, total
 
 @njit(cache=True)
 def _select(
-    beam: np.ndarray,
-    log_probs: np.ndarray,
-    blank: int,
-    t: int,
-    prior: _Prior,
-    width: int,
-    scratch: _Scratch,
+    beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, prior: _Prior, width: int, scratch: _Scratch
 ) -> int:
     """Put the best candidates of this frame into the heap; return their number.
 
@@ -255,19 +249,19 @@ def _select(
     """
     n, n_classes = 0, log_probs.shape[0]
     for i in range(beam.shape[0]):
-        rank = log_add(scratch.log_blank[i], scratch.log_token[i]) + beam[i].prior
-        n = _heap_offer(scratch.heap, scratch.codes, n, width, rank, i * (n_classes + 1))
+        total = log_add(scratch.log_blank[i], scratch.log_token[i]) + beam[i].prior
+        n = _heap_offer(scratch.heap, scratch.codes, n, width, total, i * (n_classes + 1))
     bonus = prior.token_bonus
     for i in range(beam.shape[0]):
         for token in range(n_classes):
             if token == blank or scratch.merged_at[i, token] == t:
                 continue
-            rank = _extended(beam, i, token, log_probs, scratch.totals) + beam[i].prior + bonus
-            if rank == NEVER or (n == width and rank <= scratch.heap[0]):
+            total = _extended(beam, i, token, log_probs, scratch.totals) + beam[i].prior + bonus
+            if total == NEVER or (n == width and total <= scratch.heap[0]):
                 continue
             if prior.words.shape[0]:
-                rank += prior.lm_weight * advance(prior.arrays, beam[i].lm_state, prior.words[token])[0]
-            n = _heap_offer(scratch.heap, scratch.codes, n, width, rank, i * (n_classes + 1) + 1 + token)
+                total += prior.lm_weight * advance(prior.arrays, beam[i].lm_state, prior.words[token])[0]
+            n = _heap_offer(scratch.heap, scratch.codes, n, width, total, i * (n_classes + 1) + 1 + token)
     return n
 
 
@@ -284,16 +278,16 @@ def _collect_beam(
     """Build the next beam, best first, from the selected candidates."""
     n_classes = log_probs.shape[0]
     new = np.empty(n_selected, beam.dtype)
-    for rank in range(n_selected - 1, -1, -1):  # the heap returns the worst first
-        code = _heap_pop(scratch.heap, scratch.codes, rank + 1)
+    for place in range(n_selected - 1, -1, -1):  # the heap returns the worst first
+        code = _heap_pop(scratch.heap, scratch.codes, place + 1)
         i, token = code // (n_classes + 1), code % (n_classes + 1) - 1
-        new[rank] = beam[i]
+        new[place] = beam[i]
         if token < 0:
-            new[rank].log_blank, new[rank].log_token = scratch.log_blank[i], scratch.log_token[i]
+            new[place].log_blank, new[place].log_token = scratch.log_blank[i], scratch.log_token[i]
             continue
         backpointers[n_rows].previous, backpointers[n_rows].token = beam[i].backpointer, token
         log_token = _extended(beam, i, token, log_probs, scratch.totals)
-        _append_token(new[rank], token, log_token, n_rows, prior)
+        _append_token(new[place], token, log_token, n_rows, prior)
         n_rows += 1
     return new, n_rows
 
@@ -314,19 +308,19 @@ def _append_token(prefix: Row, token: int, log_token: float, backpointer: int, p
 
 
 @njit(cache=True)
-def _heap_offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, rank: float, code: int) -> int:
+def _heap_offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, total: float, code: int) -> int:
     """Insert into a min-heap of at most `width` candidates, replacing the worst; return its size."""
     if n == width:
-        if rank <= heap[0]:
+        if total <= heap[0]:
             return n
-        _heap_sift(heap, codes, n, 0, rank, code)
+        _heap_sift(heap, codes, n, 0, total, code)
         return n
     at = n
-    while at > 0 and heap[(at - 1) >> 1] > rank:
+    while at > 0 and heap[(at - 1) >> 1] > total:
         above = (at - 1) >> 1
         heap[at], codes[at] = heap[above], codes[above]
         at = above
-    heap[at], codes[at] = rank, code
+    heap[at], codes[at] = total, code
     return n + 1
 
 
@@ -339,16 +333,16 @@ def _heap_pop(heap: np.ndarray, codes: np.ndarray, n: int) -> int:
 
 
 @njit(cache=True)
-def _heap_sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, rank: float, code: int) -> None:
+def _heap_sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, total: float, code: int) -> None:
     while 2 * at + 1 < n:
         below = 2 * at + 1
         if below + 1 < n and heap[below + 1] < heap[below]:
             below += 1
-        if heap[below] >= rank:
+        if heap[below] >= total:
             break
         heap[at], codes[at] = heap[below], codes[below]
         at = below
-    heap[at], codes[at] = rank, code
+    heap[at], codes[at] = total, code
 
 
 @njit(cache=True)

@@ -2,27 +2,28 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from arcuate.data.text import normalise_text
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
 from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import (
+    Reference,
     Transcript,
     TranscriptionMetrics,
-    parse_weights,
-    read_weights,
+    digest_references,
+    mark_leakage,
+    read_references,
     summarise_transcripts,
     transcribe,
 )
-from arcuate.evaluation.word_errors import Reference, digest_references, mark_leakage, read_references
-from arcuate.files import check_writable, to_frame, write_jsonl
+from arcuate.files import check_writable, fields_to_dict, to_frame, write_jsonl
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
@@ -86,39 +87,12 @@ class Transcription(Sequence[Transcript]):
 
     def to_dict(self) -> dict[str, Any]:
         """The summary."""
-        return {
-            **self.metrics.to_dict(),
-            **asdict(self.search),
-            "tuned_on_these": self.tuned_on_these,
-            "out": None if self.out is None else str(self.out),
-        }
+        own = fields_to_dict(self, "transcripts", "metrics", "search")
+        return self.metrics.to_dict() | fields_to_dict(self.search) | own
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
         return to_frame(transcript.to_row(self.search.lm) for transcript in self.transcripts)
-
-
-@dataclass(frozen=True)
-class DecodingOptions:
-    """What to decode, and the models and limits of the search."""
-
-    source: Path  # an .npz file, or a run folder
-    lexicon: str = "default"
-    lm: str = "default"
-    config: Path | None = None
-    references: Path | None = None
-    beam: int | None = None
-    threshold: float | None = None
-    split: str = "val"
-    data: Path | None = None
-    words: tuple[str, ...] = ()  # added at run time: word, word=weight or word=weight=PHONEMES
-    head: str = "ctc"
-    checkpoint: str = "best"
-
-    @property
-    def inputs(self) -> tuple[Path | str | None, ...]:
-        """Files that are read and must not be overwritten."""
-        return self.source, self.references, self.config, self.lexicon, self.lm
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,23 +143,23 @@ def decode(
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` (ctc or both) and `checkpoint` apply to runs.
     `out`: write one JSON line per trial with its n-best list.
     """
-    options = DecodingOptions(
-        Path(os.fspath(source)),
-        str(lexicon),
-        str(lm),
-        _optional_path(config),
-        _optional_path(references),
-        beam,
-        threshold,
-        split,
-        _optional_path(data),
-        tuple(words),
-        head,
-        checkpoint,
+    target = None if out is None else Path(out)
+    task = open_task(
+        source,
+        target,
+        split=split,
+        lexicon=lexicon,
+        lm=lm,
+        config=config,
+        references=references,
+        beam=beam,
+        threshold=threshold,
+        words=words,
+        data=data,
+        head=head,
+        checkpoint=checkpoint,
+        progress=progress,
     )
-    target = _optional_path(out)
-    check_writable(target, *options.inputs)
-    task = open_task(options, progress)
     if task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress)
     else:
@@ -208,27 +182,51 @@ def decode(
     return transcription
 
 
-def open_task(options: DecodingOptions, progress: Progress | None = None) -> DecodingTask:
-    """Load the trials, the lexicon and the language model, and build the search."""
-    settings, tuned = read_weights(options.config) if options.config else (DecodingConfig(), {})
-    limits = {"beam": options.beam, "threshold": options.threshold}
+def open_task(
+    source: RunLike,
+    out: Path | None,
+    *,
+    split: str = "val",
+    lexicon: str | Path = "default",
+    lm: str | Path = "default",
+    config: str | Path | None = None,
+    references: str | Path | None = None,
+    beam: int | None = None,
+    threshold: float | None = None,
+    words: Sequence[str] = (),
+    data: str | Path | None = None,
+    head: str = "ctc",
+    checkpoint: str = "best",
+    progress: Progress | None = None,
+) -> DecodingTask:
+    """Load the trials, the lexicon and the language model, and build the search. Arguments as for `decode`.
+
+    `out` is the file that will be written; it must not be one of the inputs.
+    """
+    path = Path(os.fspath(source))
+    check_writable(out, path, *(None if p is None else str(p) for p in (references, config, lexicon, lm)))
+    settings, tuned = read_decoding_config(Path(config)) if config else (DecodingConfig(), {})
+    limits = {"beam": beam, "threshold": threshold}
     given = {name: value for name, value in limits.items() if value is not None}
-    settings = parse_weights(settings.model_dump() | given, "the command line")
-    if options.head not in ("ctc", "both"):
-        raise UserError(f"--head {options.head!r} is unknown; choose ctc or both")
-    if options.head == "both" and not options.source.is_dir():
+    settings = parse_decoding_config(settings.model_dump() | given, "the command line")
+    if head not in ("ctc", "both"):
+        raise UserError(f"--head {head!r} is unknown; choose ctc or both")
+    if head == "both" and not path.is_dir():
         raise UserError("--head both needs a run folder; a file of frame scores contains the CTC head only")
-    read = _decode_run if options.source.is_dir() else _read_file
-    trials = read(options, settings, progress)
-    lexicon = open_lexicon(options.lexicon, trials.classes)
-    lm = open_model(options.lm, progress)
-    if tuple(lexicon.classes) != trials.classes:
+    references_file = None if references is None else Path(references)
+    if path.is_dir():
+        trials = _decode_run(path, split, data, checkpoint, head, references_file, progress)
+    else:
+        trials = _read_file(path, references_file, settings)
+    entries = open_lexicon(str(lexicon), trials.classes)
+    ngram = open_model(str(lm), progress)
+    if tuple(entries.classes) != trials.classes:
         raise UserError(
-            f"the classes of the lexicon {options.lexicon} differ from those of the frame scores; give a lexicon over"
+            f"the classes of the lexicon {lexicon} differ from those of the frame scores; give a lexicon over"
             f" {' '.join(trials.classes[:4])} …"
         )
-    lexicon, weights = _add_words(lexicon, options.words)
-    search = build_word_search(lexicon, lm, settings, boundary=trials.boundary, weights=weights)
+    entries, weights = _add_words(entries, words)
+    search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
     if trials.boundary < 0:
         logger.info(
             "none of the classes is a word boundary (SIL, | or similar); if there is one, name it as `boundary` in"
@@ -236,37 +234,36 @@ def open_task(options: DecodingOptions, progress: Progress | None = None) -> Dec
         )
     if search.oov_words:
         logger.info(
-            f"{len(search.oov_words):,} of {len(lexicon.words):,} lexicon words are not in the vocabulary of the"
+            f"{len(search.oov_words):,} of {len(entries.words):,} lexicon words are not in the vocabulary of the"
             f" language model and are scored as its unknown word, such as {', '.join(search.oov_words[:3])}"
         )
     description = SearchDescription(
-        options.source.name,
-        lm.name or options.lm,
-        lm.order,
-        lexicon.name or options.lexicon,
-        len(lexicon.words),
-        len(lexicon),
+        path.name,
+        ngram.name or str(lm),
+        ngram.order,
+        entries.name or str(lexicon),
+        len(entries.words),
+        len(entries),
         settings.beam,
         settings.threshold,
-        options.head,
+        head,
     )
-    references = mark_leakage(trials.references, lm)
     joint = None
     if trials.transducer is not None:
         from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
 
         outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
-        joint = JointWordSearch(search, lexicon, trials.transducer), outputs
-    return DecodingTask(search, trials.log_probs, references, description, tuned, joint)
+        joint = JointWordSearch(search, entries, trials.transducer), outputs
+    return DecodingTask(search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint)
 
 
-def _read_file(options: DecodingOptions, settings: DecodingConfig, progress: Progress | None) -> _Trials:
+def _read_file(path: Path, references_file: Path | None, settings: DecodingConfig) -> _Trials:
     """Read an .npz file of frame log-probabilities."""
-    scores = read_log_probs(options.source, settings.boundary, settings.fold)
+    scores = read_log_probs(path, settings.boundary, settings.fold)
     ids = scores.ids or tuple(str(i) for i in range(len(scores.trials)))
     references = (
-        read_references(options.references, len(scores.trials), scores.ids)
-        if options.references
+        read_references(references_file, len(scores.trials), scores.ids)
+        if references_file
         else [Reference(identity) for identity in ids]
     )
     for frames, reference in zip(scores.trials, references, strict=True):
@@ -274,24 +271,30 @@ def _read_file(options: DecodingOptions, settings: DecodingConfig, progress: Pro
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
 
 
-def _decode_run(options: DecodingOptions, settings: DecodingConfig, progress: Progress | None) -> _Trials:
+def _decode_run(
+    path: Path,
+    split: str,
+    data: str | Path | None,
+    checkpoint: str,
+    head: str,
+    references_file: Path | None,
+    progress: Progress | None,
+) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
     from arcuate.data.alphabet import CLASSES, SILENCE
     from arcuate.decoding.transducer import require_transducer
-    from arcuate.evaluation.evaluate import check_transducer, find_source, score_split
+    from arcuate.evaluation.evaluate import score_split
 
-    both, run = options.head == "both", open_run(options.source)
-    if both:
-        check_transducer(find_source(run, options.checkpoint))
-    scored = score_split(run, options.split, options.data, options.checkpoint, keep_frames=both, progress=progress)
+    both = head == "both"
+    scored = score_split(open_run(path), split, data, checkpoint, keep_frames=both, progress=progress)
     results = scored.results
     log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
-    if options.references:
-        references = read_references(options.references, len(log_probs), [r.id for r in references])
+    if references_file:
+        references = read_references(references_file, len(log_probs), [r.id for r in references])
     if not both:
         return _Trials(tuple(log_probs), CLASSES, SILENCE, references)
-    transducer = require_transducer(scored.model.transducer, str(options.source))
+    transducer = require_transducer(scored.model.transducer, str(path))
     frames = tuple(r.frames for r in results if r.frames is not None)
     return _Trials(tuple(log_probs), CLASSES, SILENCE, references, transducer, frames)
 
@@ -334,7 +337,3 @@ def _tuned_on(task: DecodingTask) -> bool | None:
     if not any(r.text for r in task.references):
         return None
     return bool(task.tuned) and task.tuned.get("digest") == digest_references(task.references)
-
-
-def _optional_path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)

@@ -12,14 +12,17 @@ from arcuate.data.trial import SPLITS
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
-from arcuate.evaluation.results import PhonemeMetrics, result_row, summarise, write_results
 from arcuate.evaluation.trials import (
     HEAD_NAMES,
     TRANSDUCER_BEAM,
     Head,
+    PhonemeMetrics,
     TrialResult,
     decode_trials,
     phoneme_search,
+    result_row,
+    summarise,
+    write_results,
 )
 from arcuate.files import read_json, to_frame
 from arcuate.models.config import ModelConfig
@@ -104,15 +107,6 @@ class ExcludedTrials:
 
 
 @dataclass(frozen=True)
-class SearchOptions:
-    """Search and head that decode the trials."""
-
-    search: str | None = None  # greedy or beam; None: as in the recipe
-    beam: int | None = None
-    head: str = "ctc"
-
-
-@dataclass(frozen=True)
 class ModelSource:
     """A checkpoint of a run, or a model folder of `arcuate import`."""
 
@@ -163,7 +157,7 @@ def evaluate(
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
-    scored = score_split(opened, split, data, checkpoint, SearchOptions(search, beam, head), progress=progress)
+    scored = score_split(opened, split, data, checkpoint, search=search, beam=beam, head=head, progress=progress)
     evaluation = Evaluation(
         opened,
         tuple(scored.results),
@@ -182,21 +176,22 @@ def score_split(
     split: str,
     data: str | Path | Store | None,
     checkpoint: str,
-    options: SearchOptions | None = None,
     *,
+    search: str | None = None,
+    beam: int | None = None,
+    head: str = "ctc",
     keep_frames: bool = False,
     progress: Progress | None = None,
 ) -> ScoredSplit:
-    """Decode every trial of a split and keep its frame scores."""
-    options = options or SearchOptions()
+    """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
     source = find_source(run, checkpoint)
     config = source.config
-    head = _check_head(options.head)
-    validate = choose_search(config.validate_, options)
-    transducer_beam = _choose_transducer_beam(head, options)
-    validate = validate if head == "ctc" else config.validate_
-    if head != "ctc":
-        check_transducer(source)
+    chosen_head = _check_head(head)
+    validate = choose_search(config.validate_, search, beam)
+    transducer_beam = _choose_transducer_beam(chosen_head, search, beam)
+    validate = validate if chosen_head == "ctc" else config.validate_
+    if (keep_frames or chosen_head != "ctc") and not config.transducer.enabled:
+        require_transducer(None, str(run.path))
     store = open_store(source, data)
     model = load_model(source.checkpoint)
     trials = _select_trials(source, store, split, model.config)
@@ -212,11 +207,11 @@ def score_split(
         keep_log_probs=True,
         keep_frames=keep_frames,
         search=phoneme_search(validate),
-        head=head,
+        head=chosen_head,
         transducer_beam=transducer_beam,
         progress=progress,
     )
-    return ScoredSplit(source, store, model, validate, head, transducer_beam, results)
+    return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results)
 
 
 def find_source(run: Run, checkpoint: str) -> ModelSource:
@@ -258,25 +253,16 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
         raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
 
 
-def choose_search(settings: Validate, options: SearchOptions) -> Validate:
-    """The search of the recipe, or the one of the options; a beam width alone selects the beam search."""
-    beam = options.beam
-    kind = options.search or ("beam" if beam is not None else settings.search)
+def choose_search(settings: Validate, search: str | None, beam: int | None) -> Validate:
+    """The search of the recipe unless another is given; a beam width alone selects the beam search."""
+    kind = search or ("beam" if beam is not None else settings.search)
     if kind not in ("greedy", "beam"):
         raise UserError(f"--search {kind!r} is unknown; choose greedy or beam")
     if kind == "greedy" and beam is not None:
         raise UserError("--beam applies to --search beam only; leave one of the two out")
     return Validate(
-        batch_size=settings.batch_size,
-        search=cast(Literal["greedy", "beam"], kind),
-        beam=beam or settings.beam,
+        batch_size=settings.batch_size, search=cast(Literal["greedy", "beam"], kind), beam=beam or settings.beam
     )
-
-
-def check_transducer(source: ModelSource) -> None:
-    """Raise an error if the model has no transducer."""
-    if not source.config.transducer.enabled:
-        require_transducer(None, str(source.run.path))
 
 
 def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Provenance:
@@ -316,10 +302,10 @@ def _check_head(name: str) -> Head:
     raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
 
 
-def _choose_transducer_beam(head: Head, options: SearchOptions) -> int | None:
+def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) -> int | None:
     """Beam width of the transducer search; None for the greedy search."""
-    if options.search != "greedy":
-        return options.beam or TRANSDUCER_BEAM
+    if search != "greedy":
+        return beam or TRANSDUCER_BEAM
     if head == "both":
         raise UserError("--head both has no greedy search; leave out --search, or use --head transducer")
     return None

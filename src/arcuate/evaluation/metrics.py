@@ -1,15 +1,20 @@
-"""Edit counts of a hypothesis against its reference, and the alignments behind them.
+"""Error rates: PER, WER and CER from edit counts, the alignments behind them, and summaries of word errors.
 
-Scores add up over trials. An error rate is summed edits over summed reference lengths, never a mean of rates.
+Scores add up over trials. An error rate is summed edits over summed reference lengths, never a mean of rates. A WER
+depends on the language model, so every summary names it and reports how many of the scored sentences occur in its
+training text.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rapidfuzz.distance import Levenshtein
 
 from arcuate.data.text import normalise_text
+from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import fields_to_dict
 
 DELETED, INSERTED = "<del>", "<ins>"
 
@@ -66,10 +71,13 @@ def total(scores: Iterable[Score]) -> Score:
     return sum(scores, Score())
 
 
-def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float | None:
-    """Summed word edits over summed reference words."""
-    pairs = zip(references, hypotheses, strict=True)
-    return total(score_text(reference, hypothesis).words for reference, hypothesis in pairs).rate
+def rates_by_group(scores: Iterable[tuple[str | None, Score]]) -> dict[str, float | None]:
+    """Error rate of each named group, in the order of the names; scores without a name belong to no group."""
+    groups: dict[str, Score] = {}
+    for name, counts in scores:
+        if name is not None:
+            groups[name] = groups.get(name, Score()) + counts
+    return {name: groups[name].rate for name in sorted(groups)}
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
@@ -106,3 +114,82 @@ def align_words(reference: str | None, words: Sequence[str]) -> list[dict[str, s
 def confusions(pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Counter[tuple[str, str]]:
     """Counts of aligned (reference token, hypothesis token) over many (reference, hypothesis) pairs."""
     return Counter(pair for reference, hypothesis in pairs for pair in align(reference, hypothesis))
+
+
+@dataclass(frozen=True)
+class ScoredTrial:
+    """Edit counts of one decoded text with the attributes that results are grouped by."""
+
+    id: str
+    score: TextScore
+    session: str | None = None
+    corpus: str | None = None
+    in_lm_text: bool | None = None
+
+
+@dataclass(frozen=True)
+class WordMetrics:
+    """Word and letter error rates with 95 % bootstrap intervals, in total, by session and by corpus."""
+
+    wer: float | None
+    wer_low: float | None
+    wer_high: float | None
+    cer: float | None
+    cer_low: float | None
+    cer_high: float | None
+    lm: str | None
+    n_trials: int  # including those without a reference
+    n_scored: int
+    n_words: int
+    substitutions: int
+    insertions: int
+    deletions: int
+    n_sentences_correct: int
+    n_in_lm_text: int | None  # None: unknown
+    wer_without_lm_text: float | None
+    wer_by_session: dict[str, float | None]
+    wer_by_corpus: dict[str, float | None]
+
+    @property
+    def leakage_warning(self) -> str | None:
+        """One sentence if scored sentences occur in the language model's training text."""
+        if not self.n_in_lm_text:
+            return None
+        rate = self.wer_without_lm_text
+        without = "no others were scored" if rate is None else f"without them the WER is {100 * rate:.2f} %"
+        return (
+            f"leakage: the training text of the language model ({self.lm or 'unnamed'}) contains"
+            f" {self.n_in_lm_text} of {self.n_scored} sentences scored here; {without}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+def summarise_words(
+    trials: Sequence[ScoredTrial], *, lm: str | None, n_trials: int | None = None, n_resamples: int = 2000
+) -> WordMetrics:
+    """Error rates of scored trials; `n_trials` also counts the trials without a reference."""
+    words = [trial.score.words for trial in trials]
+    letters = [trial.score.letters for trial in trials]
+    known = [t for t in trials if t.in_lm_text is not None]
+    unseen = [t.score.words for t in known if not t.in_lm_text]
+    counts = total(words)
+    return WordMetrics(
+        counts.rate,
+        *bootstrap_interval(words, n_resamples=n_resamples),
+        total(letters).rate,
+        *bootstrap_interval(letters, n_resamples=n_resamples),
+        lm,
+        len(trials) if n_trials is None else n_trials,
+        len(trials),
+        counts.length,
+        counts.substitutions,
+        counts.insertions,
+        counts.deletions,
+        sum(not s.errors for s in words),
+        sum(bool(t.in_lm_text) for t in known) if known else None,
+        total(unseen).rate if known else None,
+        rates_by_group((t.session, t.score.words) for t in trials),
+        rates_by_group((t.corpus, t.score.words) for t in trials),
+    )

@@ -8,10 +8,12 @@ a second one.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arcuate.evaluation.metrics import Score
+if TYPE_CHECKING:
+    from arcuate.evaluation.metrics import Score
 
 _CHUNK = 500  # resamples drawn at a time; bounds the memory
 
@@ -73,7 +75,7 @@ class Difference:
 
 
 def bootstrap_interval(
-    scores: Sequence[Score], *, level: float = 0.95, n_resamples: int = 2000, seed: int = 0
+    scores: Sequence["Score"], *, level: float = 0.95, n_resamples: int = 2000, seed: int = 0
 ) -> tuple[float | None, float | None]:
     """Percentile bootstrap interval (Efron & Tibshirani 1993) of the error rate, resampling trials.
 
@@ -89,7 +91,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def score_difference(first: Sequence[Score], second: Sequence[Score]) -> Difference | None:
+def score_difference(first: Sequence["Score"], second: Sequence["Score"]) -> Difference | None:
     """Paired difference first − second of two systems; None for fewer than two trials."""
     if [s.length for s in first] != [s.length for s in second]:
         raise ValueError("the two systems were not scored on the same trials")
@@ -145,7 +147,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _single_run(scores: Sequence[Score]) -> Arm:
+def _single_run(scores: Sequence["Score"]) -> Arm:
     return Arm(np.array([[s.errors for s in scores]]), np.array([s.length for s in scores]))
 
 

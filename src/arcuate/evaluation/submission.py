@@ -18,7 +18,7 @@ from arcuate.data.sessions import session_order
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS
 from arcuate.errors import UserError
-from arcuate.files import check_writable, read_jsonl, write_text
+from arcuate.files import check_writable, fields_to_dict, read_jsonl, write_text
 from arcuate.progress import logger
 from arcuate.run import Run, RunLike, open_run
 
@@ -50,7 +50,7 @@ class Submission:
     decodings: Path
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "out": str(self.out), "decodings": str(self.decodings)}
+        return fields_to_dict(self)
 
 
 def submit(

@@ -1,31 +1,38 @@
-"""Decode trials to words: run a word search over many trials, time it, score it and format the output lines."""
+"""Decode trials to words: reference texts, a word search over many trials, its error rates and cost."""
 
+import hashlib
+import json
 import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import yaml
-from pydantic import ValidationError
 
-from arcuate.decoding.config import DecodingConfig
+from arcuate.data.text import normalise_text
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score
-from arcuate.evaluation.word_errors import (
-    Reference,
-    ScoredTrial,
-    WordMetrics,
-    score_reference,
-    summarise_words,
-)
+from arcuate.evaluation.metrics import Score, ScoredTrial, WordMetrics, score_text, summarise_words
+from arcuate.files import fields_to_dict, read_jsonl
+from arcuate.language.ngram.model import LanguageModel
 from arcuate.progress import Progress
 
 _Input = TypeVar("_Input", bound=Sized, contravariant=True)  # one trial in the form that a search accepts
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Identity of a trial and its reference text, if known."""
+
+    id: str
+    text: str | None = None
+    session: str | None = None
+    corpus: str | None = None
+    in_lm_text: bool | None = None  # the sentence occurs in the language model's training text; None: unknown
 
 
 class Searcher(Protocol[_Input]):
@@ -95,8 +102,7 @@ class TranscriptionMetrics:
     peak_rss_mb: float
 
     def to_dict(self) -> dict[str, Any]:
-        own = {key: value for key, value in vars(self).items() if key != "words"}
-        return self.words.to_dict() | own
+        return self.words.to_dict() | fields_to_dict(self, "words")
 
 
 def transcribe(
@@ -149,24 +155,58 @@ def peak_rss_mb() -> float:
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-def read_weights(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
-    """Read search settings from a YAML file, with the record of `arcuate tune` if there is one."""
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must be a mapping of settings, such as 'lm_weight: 0.8'")
-    tuned = tree.pop("tuned", None)
-    return parse_weights(tree, str(path)), tuned if isinstance(tuned, dict) else {}
+def score_reference(reference: Reference, text: str) -> ScoredTrial | None:
+    """Score of a decoded text; None for a trial without a reference text."""
+    if reference.text is None:
+        return None
+    counts = score_text(reference.text, text)
+    return ScoredTrial(reference.id, counts, reference.session, reference.corpus, reference.in_lm_text)
 
 
-def parse_weights(tree: Mapping[str, Any], where: str) -> DecodingConfig:
-    """Validate search settings; errors name their origin `where`."""
-    try:
-        return DecodingConfig.model_validate(tree, context={"migrate": True})
-    except ValidationError as error:
-        problem = error.errors()[0]
-        setting = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(DecodingConfig.model_fields)
-        raise UserError(f"{where}: {setting}: {problem['msg']}; known settings are {known}") from None
+def occurs_in_lm_text(lm: LanguageModel, text: str | None, known: bool | None) -> bool | None:
+    """Whether a sentence occurs in the model's training text, by the model's own record or by `known`."""
+    recorded = lm.contains(text) if text is not None else None
+    return known if recorded is None else recorded or bool(known)
+
+
+def mark_leakage(references: Sequence[Reference], lm: LanguageModel) -> list[Reference]:
+    """Set `in_lm_text` of each reference."""
+    return [replace(r, in_lm_text=occurs_in_lm_text(lm, r.text, r.in_lm_text)) for r in references]
+
+
+def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> list[Reference]:
+    """Read the references of a frame-score file: by `id` if both files have ids, else line by line."""
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("text"), str):
+            raise UserError(f"{path} line {number} has no text; every line needs the reference text of a trial")
+    if all("id" in row for row in rows):
+        check_unique_ids(str(path), [str(row["id"]) for row in rows])
+    if ids is not None and all("id" in row for row in rows):
+        by_id = {str(row["id"]): row for row in rows}
+        missing = [name for name in ids if name not in by_id]
+        if missing:
+            raise UserError(f"{path} has no line with id {missing[0]!r}, which the frame scores have")
+        rows = [by_id[name] for name in ids]
+    if len(rows) != n_trials:
+        raise UserError(f"{path} has {len(rows)} lines and the frame scores {n_trials} trials; give one line per trial")
+    return [
+        Reference(
+            str(row.get("id", i)),
+            row["text"],
+            _optional_text(row, "session"),
+            _optional_text(row, "corpus"),
+            row["in_lm_text"] if isinstance(row.get("in_lm_text"), bool) else None,
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+def digest_references(references: Sequence[Reference]) -> str:
+    """Hash of the reference texts in any order; identifies the trials that weights were tuned on."""
+    texts = json.dumps(sorted(normalise_text(r.text) for r in references if r.text is not None))
+    return hashlib.blake2b(texts.encode("utf-8"), digest_size=12).hexdigest()
+
+
+def _optional_text(row: Mapping[str, Any], key: str) -> str | None:
+    return str(row[key]) if row.get(key) is not None else None

@@ -1,12 +1,14 @@
-"""Decode the trials of a store with a model and score each of them."""
+"""Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from arcuate.data.alphabet import token_names
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.greedy import greedy
@@ -18,17 +20,23 @@ from arcuate.decoding.transducer import (
     rescore,
     search_transducer,
 )
-from arcuate.evaluation.metrics import Score, score
+from arcuate.evaluation.metrics import Score, rates_by_group, score, total
+from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.progress import Progress
+from arcuate.run import Run
 from arcuate.training.config import Validate
 
 Head = Literal["ctc", "transducer", "both"]
 HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
+_OPTIONAL = ("per_greedy", "per_by_mode", "mode_accuracy", "mode_accuracy_pooled")  # absent if None
+# Columns of `session_sums`, before the losses by head.
+_COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
 Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
 
 
@@ -121,12 +129,7 @@ def decode_trials(
 
 
 def _decode_transducer(
-    model: Model,
-    frames: torch.Tensor,
-    log_probs: np.ndarray,
-    ctc_tokens: tuple[int, ...],
-    head: Head,
-    beam: int | None,
+    model: Model, frames: torch.Tensor, log_probs: np.ndarray, ctc_tokens: tuple[int, ...], head: Head, beam: int | None
 ) -> tuple[int, ...]:
     """Tokens of one trial by the transducer, or by a joint search of both heads.
 
@@ -142,7 +145,133 @@ def _decode_transducer(
     return found[0].tokens
 
 
-_COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
+@dataclass(frozen=True)
+class PhonemeMetrics:
+    """Error counts and rates over trials, by session, by block and by speaking mode."""
+
+    per: float | None
+    per_greedy: float | None  # if the trials were decoded by another search
+    per_low: float | None  # 95 % bootstrap interval over trials
+    per_high: float | None
+    n_trials: int
+    n_scored: int
+    n_tokens: int
+    substitutions: int
+    insertions: int
+    deletions: int
+    loss: float | None
+    per_by_session: dict[str, float | None]
+    per_by_block: dict[str, float | None]
+    per_by_mode: dict[str, float | None] | None  # None: no trial has a known mode
+    mode_accuracy: float | None
+    mode_accuracy_pooled: float | None  # log-probabilities summed over each block
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        return self.per_low, self.per_high
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self, *(name for name in _OPTIONAL if getattr(self, name) is None))
+
+
+def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> PhonemeMetrics:
+    """Error counts and rates of decoded trials."""
+    scored = [r for r in results if r.score is not None]
+    scores = [r.score for r in scored if r.score is not None]
+    losses = [r.loss for r in scored if r.loss is not None]
+    greedy_scores = [r.greedy_score for r in scored if r.greedy_score is not None]
+    with_mode = [r for r in results if r.trial.mode in MODES]
+    predicted = bool(with_mode) and all(r.mode is not None for r in with_mode)
+    counts = total(scores)
+    return PhonemeMetrics(
+        counts.rate,
+        total(greedy_scores).rate if greedy_scores else None,
+        *bootstrap_interval(scores, n_resamples=n_resamples),
+        len(results),
+        len(scored),
+        counts.length,
+        counts.substitutions,
+        counts.insertions,
+        counts.deletions,
+        float(np.mean(losses)) if losses else None,
+        rates_by_group((r.trial.session, r.score) for r in scored if r.score),
+        rates_by_group((_block(r), r.score) for r in scored if r.score),
+        rates_by_group((r.trial.mode, r.score) for r in with_mode if r.score) if with_mode else None,
+        float(np.mean([r.predicted_mode == r.trial.mode for r in with_mode])) if predicted else None,
+        _pooled_mode_accuracy(with_mode) if predicted else None,
+    )
+
+
+def _pooled_mode_accuracy(results: Sequence[TrialResult]) -> float:
+    """Accuracy if one mode is predicted per block, from the summed log-probabilities of its trials."""
+    by_block: dict[str, np.ndarray] = {}
+    for r in results:
+        by_block[_block(r)] = by_block.get(_block(r), 0) + np.array(r.mode)
+    return float(np.mean([MODES[int(by_block[_block(r)].argmax())] == r.trial.mode for r in results]))
+
+
+def _block(result: TrialResult) -> str:
+    return f"{result.trial.session}/{result.trial.block}"
+
+
+def result_row(result: TrialResult) -> dict[str, Any]:
+    """One line of results/<split>.jsonl."""
+    trial, counts = result.trial, result.score
+    return {
+        "trial": trial.id,
+        "session": trial.session,
+        "block": trial.block,
+        "number": trial.number,
+        "split": trial.split,
+        "corpus": trial.corpus,
+        "mode": trial.mode,
+        **({"mode_predicted": result.predicted_mode} if result.mode is not None else {}),
+        "text": trial.text,
+        "reference": token_names(trial.tokens) if trial.tokens is not None else None,
+        "hypothesis": token_names(result.tokens),
+        "substitutions": counts.substitutions if counts else None,
+        "insertions": counts.insertions if counts else None,
+        "deletions": counts.deletions if counts else None,
+        "n_tokens": counts.length if counts else None,
+        "per": counts.rate if counts else None,
+        "loss": result.loss,
+        "n_bins": trial.n_bins,
+        "flags": list(trial.flags),
+    }
+
+
+def write_results(
+    run: Run, split: str, label: str | None, results: Sequence[TrialResult], summary: Mapping[str, Any], store: Store
+) -> None:
+    """Write the lines, the summary, and a few trials with their bins for the figures of the report."""
+    write_jsonl(run.results_file(split, label), (result_row(r) for r in results))
+    write_json(run.results_file(split, label, "json"), summary)
+    _write_examples(run.results_file(split, label, "npz"), _choose_examples(results), store)
+
+
+def _choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> list[TrialResult]:
+    """Typical trials: those closest to the overall error rate and the median length."""
+    kept = [r for r in results if r.log_probs is not None]
+    scored = [r for r in kept if r.score is not None and r.score.rate is not None]
+    if not scored:
+        return kept[:n_examples]
+    overall = total(r.score for r in scored if r.score).rate or 0.0
+    length = float(np.median([r.trial.n_bins for r in scored]))
+
+    def distance(result: TrialResult) -> float:
+        rate = result.score.rate if result.score and result.score.rate is not None else 0.0
+        return abs(rate - overall) + abs(result.trial.n_bins - length) / max(length, 1.0)
+
+    return sorted(scored, key=distance)[:n_examples]
+
+
+def _write_examples(path: Path, examples: Sequence[TrialResult], store: Store) -> None:
+    arrays: dict[str, np.ndarray] = {"trials": np.array([r.trial.id for r in examples], dtype=np.str_)}
+    for i, result in enumerate(examples):
+        arrays[f"bins_{i}"] = store.read_bins(result.trial)  # (T, C)
+        assert result.log_probs is not None
+        arrays[f"log_probs_{i}"] = result.log_probs  # (F, V)
+    save_npz(path, arrays)
 
 
 def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> torch.Tensor:

@@ -7,10 +7,9 @@ then all weights on a subset, with one search per evaluation; then on all trials
 Optimisation by the simplex method of Nelder & Mead (1965).
 """
 
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,17 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
-from arcuate.evaluation.decode import DecodingOptions, DecodingTask, open_task
+from arcuate.evaluation.decode import DecodingTask, open_task
 from arcuate.evaluation.metrics import score
 from arcuate.evaluation.transcribe import (
+    Reference,
     Transcript,
     TranscriptionMetrics,
+    digest_references,
     summarise_transcripts,
     transcribe,
 )
-from arcuate.evaluation.word_errors import Reference, digest_references
-from arcuate.files import check_writable, write_text
+from arcuate.files import fields_to_dict, write_text
 from arcuate.progress import Progress, logger
 from arcuate.run import RunLike
 
@@ -95,8 +95,8 @@ class TunedWeights:
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.settings.model_dump(mode="json"),
-            **asdict(self.record),
-            **(asdict(self.cross_fit) if self.cross_fit else {}),
+            **fields_to_dict(self.record),
+            **(fields_to_dict(self.cross_fit) if self.cross_fit else {}),
             "wer": self.wer,
             "cer": self.metrics.words.cer,
             "n_without_hypothesis": self.metrics.n_without_hypothesis,
@@ -127,28 +127,27 @@ def tune(
     `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
     `config`: initial weights.
     """
-    options = DecodingOptions(
-        Path(os.fspath(source)),
-        str(lexicon),
-        str(lm),
-        None if config is None else Path(config),
-        None if references is None else Path(references),
-        beam,
-        threshold,
-        split,
-        None if data is None else Path(data),
-    )
-    target = None if out is None else Path(out)
-    check_writable(target, *options.inputs)
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
-    task = open_task(options, progress)
+    target = None if out is None else Path(out)
+    task = open_task(
+        source,
+        target,
+        split=split,
+        lexicon=lexicon,
+        lm=lm,
+        config=config,
+        references=references,
+        beam=beam,
+        threshold=threshold,
+        data=data,
+        progress=progress,
+    )
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
-    share = budget / (folds + 1) if folds else budget
-    cross_fit = _cross_fit(task, folds, share) if folds else None
-    started = time.perf_counter()
-    tuner = _Tuner(task.search, task.trials, task.references, started + share)
+    fit_budget = budget / (folds + 1)
+    cross_fit = _cross_fit(task, folds, fit_budget) if folds else None
+    tuner = _Tuner(task.search, task.trials, task.references, time.perf_counter() + fit_budget)
     settings = tuner.fit()
     transcripts = transcribe(task.search.with_settings(settings), task.trials, task.references, 1)
     record = TuningRecord(
@@ -163,7 +162,11 @@ def tune(
     )
     tuned = TunedWeights(settings, record, cross_fit, summarise_transcripts(transcripts), target)
     if target is not None:
-        noted = asdict(record) | (asdict(cross_fit) if cross_fit else {}) | {"wer_on_tuned_trials": tuned.wer}
+        noted = (
+            fields_to_dict(record)
+            | (fields_to_dict(cross_fit) if cross_fit else {})
+            | {"wer_on_tuned_trials": tuned.wer}
+        )
         tree = settings.model_dump(mode="json") | {"tuned": noted}
         write_text(target, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     return tuned
@@ -273,9 +276,7 @@ class _Tuner:
                 return 1e9
             counts = [
                 self._objective_terms(
-                    i,
-                    n_best,
-                    [h.scores["acoustic"] + lm * h.scores["lm"] + bonus * len(h.words) for h in n_best],
+                    i, n_best, [h.scores["acoustic"] + lm * h.scores["lm"] + bonus * len(h.words) for h in n_best]
                 )
                 for i, n_best in zip(chosen, lists, strict=True)
             ]

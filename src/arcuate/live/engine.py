@@ -11,14 +11,13 @@ import torch
 from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.rescoring.causal import CausalModel, load_causal, score_sentences
 from arcuate.evaluation.rescoring.rescore import ScoreWeights
-from arcuate.evaluation.transcribe import read_weights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
@@ -117,7 +116,7 @@ def load_search(
 ) -> WordSearch:
     """Create the word search of `arcuate decode` over the classes of a model."""
     if not isinstance(decoding, DecodingConfig):
-        decoding = DecodingConfig() if decoding is None else read_weights(Path(decoding))[0]
+        decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
     names = model.config.classes

@@ -1,4 +1,4 @@
-"""The beam: memory layout of its entries and back-pointers, pruning, recombination and the step to the next frame.
+"""The beam: memory layout of entries, candidates and back-pointers, pruning, recombination and the next beam.
 
 Pruning of one frame's candidates, in this order: threshold (score at least best − threshold), recombination of
 histories with the same future, then histogram pruning to the beam size. Recombination comes before the size limit so
@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.compiled import NEVER, Row, hash_append, log_add, unmanaged
+from arcuate.decoding.compiled import NEVER, Row, hash_append, log_add
 from arcuate.decoding.word_search.lookahead import (
     NOT_CACHED,
     Lookahead,
+    Tree,
     bigram_context,
     cache_successors,
     find_row,
 )
-from arcuate.decoding.word_search.tree import Tree
 from arcuate.language.ngram.query import NGramArrays, backoff
 
 _N_BINS = 512  # of the histogram that finds the beam-size cut
@@ -98,7 +98,8 @@ class Candidates(NamedTuple):
 
     entries: np.ndarray  # (capacity,) BEAM_ENTRY
     keys: np.ndarray  # (capacity,) uint64
-    scores: np.ndarray  # (capacity,) float64: without the acoustic score while expanding, with it from `prune` on
+    language_scores: np.ndarray  # (capacity,) float64, weighted n-gram score with lookahead, plus bonuses
+    totals: np.ndarray  # (capacity,) float64, language score plus acoustic score; computed by `prune`
     slots: np.ndarray  # (power of two,) int32, candidate or -1
     counts: np.ndarray  # (2,) int64: number of candidates, and 1 if there were more than fit
     next_merged: np.ndarray  # (capacity,) int32, linked list of the candidates recombined with a better one
@@ -108,11 +109,37 @@ def make_candidates(capacity: int) -> Candidates:
     return Candidates(
         entries=np.zeros(capacity, BEAM_ENTRY),
         keys=np.empty(capacity, np.uint64),
-        scores=np.empty(capacity),
+        language_scores=np.empty(capacity),
+        totals=np.empty(capacity),
         slots=np.empty(2 * capacity, np.int32),
         counts=np.zeros(2, np.int64),
         next_merged=np.empty(capacity, np.int32),
     )
+
+
+@njit(cache=True, inline="always")
+def candidate_key(history_hash: np.uint64, node: int, last_token: int) -> np.uint64:
+    """Candidates with the same word history, tree node and last token are one hypothesis."""
+    return hash_append(history_hash, (np.uint64(node) << np.uint64(16)) | np.uint64(last_token + 1))
+
+
+@njit(cache=True, inline="always")
+def find_or_insert(candidates: Candidates, key: np.uint64) -> tuple[np.int64, bool]:
+    """Index of the candidate with this key, and whether it was inserted; (-1, False) if the table is full."""
+    mask = candidates.slots.shape[0] - 1
+    at = np.int64(key & np.uint64(mask))
+    while candidates.slots[at] >= 0:
+        if candidates.keys[candidates.slots[at]] == key:
+            return np.int64(candidates.slots[at]), False
+        at = (at + 1) & mask
+    n = candidates.counts[0]
+    if n == candidates.entries.shape[0]:
+        candidates.counts[1] = 1
+        return np.int64(-1), False
+    candidates.slots[at] = n
+    candidates.keys[n] = key
+    candidates.counts[0] = n + 1
+    return n, True
 
 
 @njit(cache=True, inline="always")
@@ -123,17 +150,17 @@ def combine(a: float, b: float, weights: SearchWeights) -> float:
 
 @njit(cache=True)
 def prune(candidates: Candidates, weights: SearchWeights) -> np.ndarray:
-    """Indices of the candidates that survive the frame, in order of insertion. Completes `scores`."""
+    """Indices of the candidates that survive the frame, in order of insertion. Computes `totals`."""
     n, best = candidates.counts[0], NEVER
     for i in range(n):
         entry = candidates.entries[i]
-        candidates.scores[i] += combine(entry.log_blank, entry.log_token, weights)
+        candidates.totals[i] = candidates.language_scores[i] + combine(entry.log_blank, entry.log_token, weights)
         candidates.next_merged[i] = -1
-        best = max(best, candidates.scores[i])
+        best = max(best, candidates.totals[i])
     kept = np.empty(n, np.int32)
     m = 0
     for i in range(n):
-        if candidates.scores[i] >= best - weights.threshold and candidates.scores[i] > NEVER:
+        if candidates.totals[i] >= best - weights.threshold and candidates.totals[i] > NEVER:
             kept[m] = i
             m += 1
     kept = kept[:m]
@@ -165,7 +192,7 @@ def _recombine(candidates: Candidates, kept: np.ndarray) -> np.ndarray:
             m += 1
             continue
         rival = winners[slots[at]]
-        if candidates.scores[i] > candidates.scores[rival]:
+        if candidates.totals[i] > candidates.totals[rival]:
             winners[slots[at]] = i
             candidates.next_merged[i] = rival
         else:
@@ -177,8 +204,7 @@ def _recombine(candidates: Candidates, kept: np.ndarray) -> np.ndarray:
 @njit(cache=True)
 def _future_hash(entry: Row) -> np.uint64:
     return hash_append(
-        np.uint64(entry.lm_state),
-        (np.uint64(entry.node) << np.uint64(16)) | np.uint64(entry.last_token + 1),
+        np.uint64(entry.lm_state), (np.uint64(entry.node) << np.uint64(16)) | np.uint64(entry.last_token + 1)
     )
 
 
@@ -195,11 +221,11 @@ def _histogram_prune(candidates: Candidates, kept: np.ndarray, best: float, beam
     """
     worst = best
     for k in range(kept.shape[0]):
-        worst = min(worst, candidates.scores[kept[k]])
+        worst = min(worst, candidates.totals[kept[k]])
     scale = (_N_BINS - 1) / max(best - worst, 1e-9)
     counts = np.zeros(_N_BINS, np.int64)
     for k in range(kept.shape[0]):
-        counts[np.int64((best - candidates.scores[kept[k]]) * scale)] += 1
+        counts[np.int64((best - candidates.totals[kept[k]]) * scale)] += 1
     edge, n_above = 0, 0
     while n_above + counts[edge] <= beam:
         n_above += counts[edge]
@@ -207,8 +233,8 @@ def _histogram_prune(candidates: Candidates, kept: np.ndarray, best: float, beam
     within = np.empty(counts[edge])
     m = 0
     for k in range(kept.shape[0]):
-        if np.int64((best - candidates.scores[kept[k]]) * scale) == edge:
-            within[m] = candidates.scores[kept[k]]
+        if np.int64((best - candidates.totals[kept[k]]) * scale) == edge:
+            within[m] = candidates.totals[kept[k]]
             m += 1
     within.sort()
     n_free = beam - n_above  # places left for the bin at the cut
@@ -219,7 +245,7 @@ def _histogram_prune(candidates: Candidates, kept: np.ndarray, best: float, beam
     out = np.empty(beam, np.int32)
     m = 0
     for k in range(kept.shape[0]):
-        score = candidates.scores[kept[k]]
+        score = candidates.totals[kept[k]]
         b = np.int64((best - score) * scale)
         tied = b == edge and score == least and n_ties > 0
         if b < edge or (b == edge and score > least) or tied:
@@ -283,7 +309,7 @@ def _append_recombination(candidates: Candidates, i: int, other: int, backpointe
     entry, row = candidates.entries[i], backpointers[n_rows]
     row.lm, row.bonus = entry.lm, entry.bonus
     row.previous, row.alternative = entry.backpointer, candidates.entries[other].backpointer
-    row.score_gap = candidates.scores[i] - candidates.scores[other]
+    row.score_gap = candidates.totals[i] - candidates.totals[other]
     row.word, row.first_frame, row.last_frame = -1, -1, -1
     entry.backpointer = n_rows
     return n_rows + 1
@@ -306,58 +332,3 @@ def refresh_lookahead(beam: np.ndarray, models: SearchModels) -> bool:
         if entry.node == 0:
             entry.lookahead = context_backoff + lookahead.best_next[context]
     return True
-
-
-# Views without reference counting for the frame loop. Compiled code cannot iterate over tuples of different types, so
-# the fields are listed.
-
-
-@njit(cache=True, inline="always")
-def unmanaged_models(models: SearchModels) -> SearchModels:
-    tree, ngram, lookahead, lm_cache = models.tree, models.ngram, models.lookahead, models.lm_cache
-    return SearchModels(
-        Tree(
-            unmanaged(tree.first_children),
-            unmanaged(tree.parents),
-            unmanaged(tree.tokens),
-            unmanaged(tree.first_entries),
-            unmanaged(tree.entry_words),
-            unmanaged(tree.entry_nodes),
-            unmanaged(tree.lm_words),
-            unmanaged(tree.word_bonuses),
-        ),
-        NGramArrays(
-            unmanaged(ngram.words),
-            unmanaged(ngram.log_probs),
-            unmanaged(ngram.backoffs),
-            unmanaged(ngram.firsts),
-            unmanaged(ngram.suffixes),
-            unmanaged(ngram.nexts),
-        ),
-        Lookahead(
-            unmanaged(lookahead.best_unigrams),
-            unmanaged(lookahead.best_next),
-            unmanaged(lookahead.roots),
-            unmanaged(lookahead.row_nodes),
-            unmanaged(lookahead.row_scores),
-            unmanaged(lookahead.row_children),
-            unmanaged(lookahead.n_rows),
-            unmanaged(lookahead.scratch),
-            unmanaged(lookahead.entry_bonuses),
-            unmanaged(lookahead.first_entries),
-            unmanaged(lookahead.entry_nodes),
-        ),
-        LmCache(unmanaged(lm_cache.keys), unmanaged(lm_cache.log_probs), unmanaged(lm_cache.states)),
-    )
-
-
-@njit(cache=True, inline="always")
-def unmanaged_candidates(candidates: Candidates) -> Candidates:
-    return Candidates(
-        unmanaged(candidates.entries),
-        unmanaged(candidates.keys),
-        unmanaged(candidates.scores),
-        unmanaged(candidates.slots),
-        unmanaged(candidates.counts),
-        unmanaged(candidates.next_merged),
-    )

@@ -60,10 +60,7 @@ class JointWordSearch:
         rescored = rescore(self.head, trial.frames, log_probs, token_sequences, self.weights)
         acoustic = {h.tokens: h for h in rescored}
         found = [
-            max(
-                (self._combine(h, acoustic[tokens]) for tokens in pronunciations[words]),
-                key=lambda h: h.total or 0.0,
-            )
+            max((self._combine(h, acoustic[tokens]) for tokens in pronunciations[words]), key=lambda h: h.total or 0.0)
             for words, h in candidates.items()
         ]
         return sorted(found, key=lambda h: -(h.total or 0.0))[:n_best]

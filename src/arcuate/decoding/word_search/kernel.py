@@ -14,11 +14,11 @@ p(c) the scaled log-probability of class c at this frame. `⊕` is log-sum, or m
                                                             needs a blank between equal tokens
     end      the same arc, if a pronunciation ends at the child: back to the root with n-gram score and word bonus
 
-The rank of an entry adds weights.lm · (n-gram score + lookahead) + bonuses. A word that follows another without silence
-also gets `missing_silence`, on its first token.
+The total score of an entry is acoustic score + language score, where language score = weights.lm · (n-gram score +
+lookahead) + bonuses. A word that follows another without silence also gets `missing_silence`, on its first token.
 
 Pruning order within a frame: stay transitions first, which give a good running best score at once; then entries, arcs
-and word ends are skipped when even their optimistic rank is below best − threshold. What remains is a candidate, and
+and word ends are skipped when even their optimistic total is below best − threshold. What remains is a candidate, and
 `beam.prune` selects the next beam from all candidates.
 
 All scores are sums of logarithms in float64; log_add never exponentiates a positive number, and impossible events are
@@ -36,11 +36,11 @@ from arcuate.decoding.word_search.beam import (
     SearchModels,
     SearchWeights,
     attach_successor_rows,
+    candidate_key,
     collect_beam,
     combine,
+    find_or_insert,
     prune,
-    unmanaged_candidates,
-    unmanaged_models,
 )
 from arcuate.decoding.word_search.lookahead import bigram_context
 from arcuate.language.ngram.query import NGramArrays, advance, backoff
@@ -64,7 +64,7 @@ def run_frames(
     A status other than DONE names the buffer that was too small. The frame in question has changed nothing: enlarge
     the buffer and continue with it.
     """
-    models, candidates = unmanaged_models(models), unmanaged_candidates(candidates)
+    models, candidates = unmanaged(models), unmanaged(candidates)
     backpointers = unmanaged(backpointers)
     for t in range(frames.shape[0]):
         candidates.counts[:] = 0
@@ -98,65 +98,65 @@ def _expand(
             best_class = max(best_class, log_probs[c])
     for i in range(beam.shape[0]):
         entry = beam[i]
-        total = combine(entry.log_blank, entry.log_token, weights)
-        rank = total + weights.lm * (entry.lm + entry.lookahead) + entry.bonus
-        if rank + best_class + max(weights.silence, weights.missing_silence, 0.0) < best - weights.threshold:
+        acoustic = combine(entry.log_blank, entry.log_token, weights)
+        total = acoustic + weights.lm * (entry.lm + entry.lookahead) + entry.bonus
+        if total + best_class + max(weights.silence, weights.missing_silence, 0.0) < best - weights.threshold:
             continue  # no arc of this entry can survive
         if entry.node == 0 and weights.boundary >= 0:
-            best = _emit_silence(entry, total, log_probs, weights, candidates, best)
-        best = _advance_in_tree(entry, total, log_probs, t, models, weights, candidates, best)
+            best = _emit_silence(entry, acoustic, log_probs, weights, candidates, best)
+        best = _advance_in_tree(entry, acoustic, log_probs, t, models, weights, candidates, best)
 
 
 @njit(cache=True, inline="always")
 def _stay(beam: np.ndarray, log_probs: np.ndarray, weights: SearchWeights, candidates: Candidates) -> float:
-    """Blank and repetition of the last token. Returns the best rank."""
+    """Blank and repetition of the last token. Returns the best total score."""
     best = NEVER
     for i in range(beam.shape[0]):
         entry = beam[i]
-        at, _ = _find_or_insert(candidates, _key(entry.history_hash, entry.node, entry.last_token))
+        at, _ = find_or_insert(candidates, candidate_key(entry.history_hash, entry.node, entry.last_token))
         if at < 0:
             return best
         new = candidates.entries[at]
         candidates.entries[at] = entry
         new.log_blank = combine(entry.log_blank, entry.log_token, weights) + log_probs[weights.blank]
         new.log_token = entry.log_token + log_probs[entry.last_token] if entry.last_token >= 0 else NEVER
-        candidates.scores[at] = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
-        best = max(best, candidates.scores[at] + max(new.log_blank, new.log_token))
+        candidates.language_scores[at] = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
+        best = max(best, candidates.language_scores[at] + max(new.log_blank, new.log_token))
     return best
 
 
 @njit(cache=True, inline="always")
 def _emit_silence(
     entry: Row,
-    total: float,
+    entry_acoustic: float,
     log_probs: np.ndarray,
     weights: SearchWeights,
     candidates: Candidates,
     best: float,
 ) -> float:
     """Silence between words; a second one needs a blank before it."""
-    before = entry.log_blank if entry.last_token == weights.boundary else total
+    before = entry.log_blank if entry.last_token == weights.boundary else entry_acoustic
     acoustic = before + log_probs[weights.boundary] + weights.silence
-    prior = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
-    if acoustic + prior < best - weights.threshold or acoustic == NEVER:
+    language_score = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
+    if acoustic + language_score < best - weights.threshold or acoustic == NEVER:
         return best
-    at, inserted = _find_or_insert(candidates, _key(entry.history_hash, 0, weights.boundary))
+    at, inserted = find_or_insert(candidates, candidate_key(entry.history_hash, 0, weights.boundary))
     if at < 0:
         return best
     new = candidates.entries[at]
     if inserted:
         candidates.entries[at] = entry
         new.last_token, new.log_blank, new.log_token = weights.boundary, NEVER, acoustic
-        candidates.scores[at] = prior
+        candidates.language_scores[at] = language_score
     else:
         _merge_alignment(new, acoustic, entry.backpointer, -1, entry.first_frame, weights)
-    return max(best, acoustic + prior)
+    return max(best, acoustic + language_score)
 
 
 @njit(cache=True, inline="always")
 def _advance_in_tree(
     entry: Row,
-    total: float,
+    entry_acoustic: float,  # of all alignments
     log_probs: np.ndarray,
     t: int,
     models: SearchModels,
@@ -171,17 +171,17 @@ def _advance_in_tree(
     tree, lookahead = models.tree, models.lookahead
     first_children, tokens, first_entries = tree.first_children, tree.tokens, tree.first_entries
     row_nodes, best_unigrams = lookahead.row_nodes, lookahead.best_unigrams
-    prior = weights.lm * entry.lm + entry.bonus
+    history_score = weights.lm * entry.lm + entry.bonus  # language score without the lookahead
     if entry.node == 0 and entry.last_token >= 0 and entry.last_token != weights.boundary:
-        prior += weights.missing_silence
-    bound = prior + weights.lm * entry.lookahead
+        history_score += weights.missing_silence
+    bound = history_score + weights.lm * entry.lookahead
     p = end = 0
     if entry.row >= 0:
         p, end = lookahead.row_children[entry.row], lookahead.row_children[entry.row + 1]
     last_token, log_blank = entry.last_token, entry.log_blank
     for node in range(first_children[entry.node], first_children[entry.node + 1]):
         token = tokens[node]
-        acoustic = log_probs[token] + (log_blank if token == last_token else total)
+        acoustic = log_probs[token] + (log_blank if token == last_token else entry_acoustic)
         # The parent's lookahead bounds the child's, so this test needs no lookup.
         if acoustic + bound < best - weights.threshold or acoustic == NEVER:
             continue
@@ -190,13 +190,13 @@ def _advance_in_tree(
         row, value = -1, entry.unigram_backoff + best_unigrams[node]
         if p < end and row_nodes[p] == node:
             row, value = p, max(value, entry.context_backoff + lookahead.row_scores[p])
-        if acoustic + prior + weights.lm * value < best - weights.threshold:
+        if acoustic + history_score + weights.lm * value < best - weights.threshold:
             continue
         if first_children[node] < first_children[node + 1]:
-            best = _enter_node(entry, node, token, acoustic, prior, value, row, t, weights, candidates, best)
+            best = _enter_node(entry, node, token, acoustic, history_score, value, row, t, weights, candidates, best)
         for word_entry in range(first_entries[node], first_entries[node + 1]):
             word = tree.entry_words[word_entry]
-            best = _end_word(entry, word, token, acoustic + prior, t, models, weights, candidates, best)
+            best = _end_word(entry, word, token, acoustic + history_score, t, models, weights, candidates, best)
     return best
 
 
@@ -206,7 +206,7 @@ def _enter_node(
     node: int,
     token: int,
     acoustic: float,
-    prior: float,
+    history_score: float,  # including missing_silence
     value: float,  # lookahead at the node
     row: int,
     t: int,
@@ -215,8 +215,8 @@ def _enter_node(
     best: float,
 ) -> float:
     """Candidate inside a word."""
-    missing_silence = prior - weights.lm * entry.lm - entry.bonus
-    at, inserted = _find_or_insert(candidates, _key(entry.history_hash, node, token))
+    missing_silence = history_score - weights.lm * entry.lm - entry.bonus
+    at, inserted = find_or_insert(candidates, candidate_key(entry.history_hash, node, token))
     if at < 0:
         return best
     new = candidates.entries[at]
@@ -226,10 +226,10 @@ def _enter_node(
         new.log_blank, new.log_token = NEVER, acoustic + missing_silence
         new.node, new.last_token, new.first_frame = node, token, first_frame
         new.row, new.lookahead = row, value
-        candidates.scores[at] = prior - missing_silence + weights.lm * value
+        candidates.language_scores[at] = history_score - missing_silence + weights.lm * value
     else:
         _merge_alignment(new, acoustic + missing_silence, entry.backpointer, -1, first_frame, weights)
-    return max(best, acoustic + prior + weights.lm * value)
+    return max(best, acoustic + history_score + weights.lm * value)
 
 
 @njit(cache=True, inline="always")
@@ -237,7 +237,7 @@ def _end_word(
     entry: Row,
     word: int,
     token: int,
-    score: float,  # complete score without the word itself
+    score: float,  # total without the word itself
     t: int,
     models: SearchModels,
     weights: SearchWeights,
@@ -249,11 +249,11 @@ def _end_word(
     context, context_backoff = bigram_context(models.lookahead, models.ngram, state)
     value = context_backoff + models.lookahead.best_next[context]
     bonus = weights.word + models.tree.word_bonuses[word]
-    rank = score + weights.lm * (lm + value) + bonus
-    if rank < best - weights.threshold:
+    total = score + weights.lm * (lm + value) + bonus
+    if total < best - weights.threshold:
         return best
     history_hash = hash_append(entry.history_hash, np.uint64(word + 1))
-    at, inserted = _find_or_insert(candidates, _key(history_hash, 0, token))
+    at, inserted = find_or_insert(candidates, candidate_key(history_hash, 0, token))
     if at < 0:
         return best
     new = candidates.entries[at]
@@ -261,15 +261,15 @@ def _end_word(
     first_frame = t if entry.node == 0 else entry.first_frame
     if not inserted:
         _merge_alignment(new, acoustic, entry.backpointer, word, first_frame, weights)
-        return max(best, rank)
+        return max(best, total)
     new.history_hash, new.log_blank, new.log_token = history_hash, NEVER, acoustic
     new.lm, new.bonus, new.lm_state = entry.lm + lm, entry.bonus + bonus, state
     new.lookahead, new.context_backoff = value, context_backoff
     new.unigram_backoff = context_backoff + backoff(models.ngram, context)
     new.node, new.row, new.last_token = 0, -1, token
     new.backpointer, new.pending_word, new.first_frame = entry.backpointer, word, first_frame
-    candidates.scores[at] = weights.lm * (new.lm + value) + new.bonus
-    return max(best, rank)
+    candidates.language_scores[at] = weights.lm * (new.lm + value) + new.bonus
+    return max(best, total)
 
 
 @njit(cache=True, inline="always")
@@ -291,27 +291,3 @@ def _lm_score(cache: LmCache, ngram: NGramArrays, state: int, word: int) -> tupl
         log_prob, after = advance(ngram, state, word)
         cache.keys[at], cache.log_probs[at], cache.states[at] = key, log_prob, after
     return cache.log_probs[at], cache.states[at]
-
-
-@njit(cache=True, inline="always")
-def _key(history_hash: np.uint64, node: int, last_token: int) -> np.uint64:
-    return hash_append(history_hash, (np.uint64(node) << np.uint64(16)) | np.uint64(last_token + 1))
-
-
-@njit(cache=True, inline="always")
-def _find_or_insert(candidates: Candidates, key: np.uint64) -> tuple[np.int64, bool]:
-    """Index of the candidate with this key, and whether it was inserted; (-1, False) if the table is full."""
-    mask = candidates.slots.shape[0] - 1
-    at = np.int64(key & np.uint64(mask))
-    while candidates.slots[at] >= 0:
-        if candidates.keys[candidates.slots[at]] == key:
-            return np.int64(candidates.slots[at]), False
-        at = (at + 1) & mask
-    n = candidates.counts[0]
-    if n == candidates.entries.shape[0]:
-        candidates.counts[1] = 1
-        return np.int64(-1), False
-    candidates.slots[at] = n
-    candidates.keys[n] = key
-    candidates.counts[0] = n + 1
-    return n, True

@@ -1,15 +1,19 @@
-"""Language-model lookahead: the best n-gram score that the current word can still get, before the word is known.
+"""The lexicon as a prefix tree, and language-model lookahead over it.
 
-Lookahead over a lexicon tree (Ortmanns et al. 1996) lets pruning compare hypotheses in the middle of a word. Full
-bigram lookahead would need one value per node and context. Here every node stores its best unigram, and only the few
-bigrams that the model contains explicitly are added per context: the nodes on the paths to their words form a small
-subtree, the context's successor rows, which are computed on first use and cached. For node c after n-gram state s
+The tree is held in flat arrays. Nodes are numbered breadth first, so the children of node i are the range
+`first_children[i]` to `first_children[i + 1]`. Node 0 is the root, where words start and end. An entry is one (word,
+pronunciation) pair and belongs to the node where the pronunciation ends; all pronunciations and homophones are kept.
+
+The lookahead is the best n-gram score that the current word can still get, before the word is known. Lookahead over a
+lexicon tree (Ortmanns et al. 1996) lets pruning compare hypotheses in the middle of a word. Full bigram lookahead would
+need one value per node and context. Here every node stores its best unigram, and only the few bigrams that the model
+contains explicitly are added per context: the nodes on the paths to their words form a small subtree, the context's
+successor rows, which are computed on first use and cached. For node c after n-gram state s
 
     lookahead(s, c) = backoffs(s) + max(best explicit bigram below c, backoff(last word) + best unigram below c)
 
-where backoffs(s) is the sum of back-off weights from s down to its last word. It is exact for a bigram
-model and an estimate for longer ones; the exact score replaces it when the word ends. The cache is never part of a
-search state.
+where backoffs(s) is the sum of back-off weights from s down to its last word. It is exact for a bigram model and an
+estimate for longer ones; the exact score replaces it when the word ends. The cache is never part of a search state.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.word_search.tree import Tree, max_below
 from arcuate.language.ngram.query import (
     MIN_LOG_PROB,
     NGramArrays,
@@ -29,6 +32,85 @@ from arcuate.language.ngram.query import (
 
 NOT_CACHED = -1  # of a context: its successor rows are not computed yet
 _NO_BIGRAMS = -2  # of a context: it has no explicit bigrams
+
+
+class Tree(NamedTuple):
+    """Prefix tree of n nodes with m entries of w words, as the compiled search sees it."""
+
+    first_children: np.ndarray  # (n + 1,) int32
+    parents: np.ndarray  # (n,) int32
+    tokens: np.ndarray  # (n,) int16, token on the arc into the node; -1 at the root
+    first_entries: np.ndarray  # (n + 1,) int32, entries of node i: first_entries[i] to first_entries[i + 1]
+    entry_words: np.ndarray  # (m,) int32, lexicon index of the word
+    entry_nodes: np.ndarray  # (m,) int32
+    lm_words: np.ndarray  # (w,) int32, n-gram word id of each lexicon word
+    word_bonuses: np.ndarray  # (w,) float32, score added to a word beyond the n-gram (hot words)
+
+
+def build_tree(
+    words: np.ndarray,  # (m,) word of each entry
+    tokens: np.ndarray,  # all pronunciations, concatenated
+    offsets: np.ndarray,  # (m + 1,)
+    lm_words: np.ndarray,
+    word_bonuses: np.ndarray,
+) -> Tree:
+    """Build the prefix tree of all entries. Pronunciations must not be empty."""
+    lengths = np.diff(offsets)
+    longest = int(lengths.max())
+    grid = np.full((len(lengths), longest), -1, np.int16)  # (m, longest), padded with -1, which sorts first
+    grid[np.arange(longest) < lengths[:, None]] = tokens
+    order = np.lexsort((words, *grid.T[::-1]))
+    first_children, parents, node_tokens, end_nodes = _build_levels(grid[order])
+    by_node = np.argsort(end_nodes, kind="stable")
+    entry_nodes = end_nodes[by_node].astype(np.int32)
+    return Tree(
+        first_children=first_children,
+        parents=parents,
+        tokens=node_tokens,
+        first_entries=np.searchsorted(entry_nodes, np.arange(len(node_tokens) + 1)).astype(np.int32),
+        entry_words=np.asarray(words, np.int32)[order][by_node],
+        entry_nodes=entry_nodes,
+        lm_words=np.ascontiguousarray(lm_words, np.int32),
+        word_bonuses=np.ascontiguousarray(word_bonuses, np.float32),
+    )
+
+
+def _build_levels(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Create the nodes level by level from sorted rows: a new node wherever a row differs from the previous one."""
+    n_rows, longest = grid.shape
+    row_nodes = np.zeros(n_rows, np.int64)  # node of each row at the level above
+    end_nodes = np.zeros(n_rows, np.int64)
+    parents, tokens = [np.array([-1], np.int32)], [np.array([-1], np.int16)]
+    n_nodes = 1
+    for level in range(longest):
+        column = grid[:, level]
+        alive = np.flatnonzero(column >= 0)
+        new = np.ones(len(alive), bool)
+        new[1:] = (row_nodes[alive][1:] != row_nodes[alive][:-1]) | (column[alive][1:] != column[alive][:-1])
+        parents.append(row_nodes[alive][new].astype(np.int32))
+        tokens.append(column[alive][new])
+        row_nodes[alive] = n_nodes + np.cumsum(new) - 1
+        end_nodes[alive] = row_nodes[alive]
+        n_nodes += int(new.sum())
+    all_parents, all_tokens = np.concatenate(parents), np.concatenate(tokens)
+    first_children = (1 + np.searchsorted(all_parents[1:], np.arange(n_nodes + 1))).astype(np.int32)
+    return first_children, all_parents, all_tokens, end_nodes
+
+
+@njit(cache=True)
+def _max_below(tree: Tree, word_scores: np.ndarray) -> np.ndarray:
+    """Best score of any word at or below each node (n,): language-model smearing. `word_scores` is (w,).
+
+    Children have higher numbers than their parents, so one backward pass is enough: O(n + m).
+    """
+    best = np.full(tree.tokens.shape[0], -np.inf, np.float32)
+    for entry in range(tree.entry_words.shape[0]):
+        node = tree.entry_nodes[entry]
+        best[node] = max(best[node], word_scores[tree.entry_words[entry]])
+    for node in range(best.shape[0] - 1, 0, -1):
+        parent = tree.parents[node]
+        best[parent] = max(best[parent], best[node])
+    return best
 
 
 class Lookahead(NamedTuple):
@@ -46,9 +128,9 @@ class Lookahead(NamedTuple):
     row_children: np.ndarray  # (capacity,) int32
     n_rows: np.ndarray  # (1,) int64, rows in use
     scratch: np.ndarray  # (n_nodes,) float32, all -inf between calls
-    entry_bonuses: np.ndarray  # (m,) float32, word bonus of each entry divided by the LM weight
-    first_entries: np.ndarray  # (n_lm_words + 1,) int32, entries by n-gram word
-    entry_nodes: np.ndarray  # (m,) int32, tree node where the entry ends
+    lm_word_offsets: np.ndarray  # (n_lm_words + 1,) int32, first entry of each n-gram word in the two arrays below
+    sorted_bonuses: np.ndarray  # (m,) float32, word bonus / LM weight of each entry, sorted by n-gram word
+    sorted_nodes: np.ndarray  # (m,) int32, tree node where the entry ends, in the same order
 
 
 def make_lookahead(
@@ -63,7 +145,7 @@ def make_lookahead(
     order = np.argsort(entry_lm_words, kind="stable")
     n_contexts = min(n_lm_words + 1, len(arrays.backoffs))
     lookahead = Lookahead(
-        best_unigrams=max_below(tree, unigrams + bonuses),
+        best_unigrams=_max_below(tree, unigrams + bonuses),
         best_next=np.empty(n_contexts, np.float32),
         roots=np.full(n_contexts, NOT_CACHED, np.int32),
         row_nodes=np.empty(capacity, np.int32),
@@ -71,9 +153,9 @@ def make_lookahead(
         row_children=np.empty(capacity, np.int32),
         n_rows=np.zeros(1, np.int64),
         scratch=np.full(len(tree.tokens), -np.inf, np.float32),
-        entry_bonuses=bonuses[tree.entry_words[order]],
-        first_entries=np.searchsorted(entry_lm_words[order], np.arange(n_lm_words + 1)).astype(np.int32),
-        entry_nodes=tree.entry_nodes[order],
+        lm_word_offsets=np.searchsorted(entry_lm_words[order], np.arange(n_lm_words + 1)).astype(np.int32),
+        sorted_bonuses=bonuses[tree.entry_words[order]],
+        sorted_nodes=tree.entry_nodes[order],
     )
     _fill_best_next(lookahead, arrays)
     return lookahead
@@ -97,15 +179,15 @@ def _fill_best_next(lookahead: Lookahead, arrays: NGramArrays) -> None:
             for at in range(low, end):
                 first, last = _entries_of(lookahead, arrays.words[at])
                 for entry in range(first, last):
-                    best = max(best, clamp_log_prob(arrays.log_probs[at]) + lookahead.entry_bonuses[entry])
+                    best = max(best, clamp_log_prob(arrays.log_probs[at]) + lookahead.sorted_bonuses[entry])
         lookahead.best_next[context] = best
 
 
 @njit(cache=True, inline="always")
 def _entries_of(lookahead: Lookahead, word: int) -> tuple[Any, Any]:
     """Range of the lexicon entries of an n-gram word; empty for ids outside the vocabulary."""
-    if 0 <= word < lookahead.first_entries.shape[0] - 1:
-        return lookahead.first_entries[word], lookahead.first_entries[word + 1]
+    if 0 <= word < lookahead.lm_word_offsets.shape[0] - 1:
+        return lookahead.lm_word_offsets[word], lookahead.lm_word_offsets[word + 1]
     return 0, 0
 
 
@@ -183,9 +265,10 @@ def _mark_successors(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, cont
     for at in range(low, end):
         begin, last = _entries_of(lookahead, arrays.words[at])
         for entry in range(begin, last):
-            score = np.float32(clamp_log_prob(arrays.log_probs[at]) + lookahead.entry_bonuses[entry])
-            node = lookahead.entry_nodes[entry]
-            while node >= 0 and lookahead.scratch[node] < score:  # above it a better word is marked already
+            score = np.float32(clamp_log_prob(arrays.log_probs[at]) + lookahead.sorted_bonuses[entry])
+            node = lookahead.sorted_nodes[entry]
+            # If this node has a score at least as high, so have all its ancestors.
+            while node >= 0 and lookahead.scratch[node] < score:
                 if lookahead.scratch[node] == -np.inf:
                     if first + n + 2 > lookahead.row_nodes.shape[0]:
                         for p in range(first, first + n):

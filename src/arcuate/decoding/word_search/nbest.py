@@ -26,11 +26,7 @@ def final_hypotheses(
         complete = np.arange(beam.shape[0])
     complete = complete[np.argsort(beam["history_hash"][complete])]
     backpointers = np.empty(complete.shape[0], np.int64)
-    totals, lms, bonuses = (
-        np.empty(complete.shape[0]),
-        np.empty(complete.shape[0]),
-        np.empty(complete.shape[0]),
-    )
+    totals, lms, bonuses = (np.empty(complete.shape[0]), np.empty(complete.shape[0]), np.empty(complete.shape[0]))
     n, best = 0, NEVER
     for k in range(complete.shape[0]):
         entry = beam[complete[k]]

@@ -1,8 +1,8 @@
 """Word search: frame log-probabilities, a lexicon and an n-gram to the best word sequences.
 
 `WordSearch` holds nothing of a trial. `start`, `step` and `finish` take and return an immutable `WordState`; decoding a
-complete trial is one `step`. One frame is computed in `kernel.py` (recurrence) and `beam.py` (pruning), with
-`lookahead.py` and `tree.py` as its tables; `nbest.py` reads the result.
+complete trial is one `step`. One frame is computed in `kernel.py` (recurrence) and `beam.py` (candidates
+and pruning), with the tables of `lookahead.py`; `nbest.py` traces the result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import Backpointers
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis, WordTime
@@ -24,21 +25,9 @@ from arcuate.decoding.word_search.beam import (
     make_candidates,
     refresh_lookahead,
 )
-from arcuate.decoding.word_search.kernel import (
-    BACKPOINTERS_FULL,
-    CANDIDATES_FULL,
-    LOOKAHEAD_FULL,
-    run_frames,
-)
-from arcuate.decoding.word_search.lookahead import cache_likely_contexts, grow_cache, make_lookahead
-from arcuate.decoding.word_search.nbest import (
-    best_paths,
-    compact,
-    final_hypotheses,
-    n_common_words,
-    trace_words,
-)
-from arcuate.decoding.word_search.tree import Tree, build_tree
+from arcuate.decoding.word_search.kernel import BACKPOINTERS_FULL, CANDIDATES_FULL, LOOKAHEAD_FULL, run_frames
+from arcuate.decoding.word_search.lookahead import Tree, build_tree, cache_likely_contexts, grow_cache, make_lookahead
+from arcuate.decoding.word_search.nbest import best_paths, compact, final_hypotheses, n_common_words, trace_words
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
@@ -77,7 +66,7 @@ class WordSearch:
     words: Sequence[str]  # of the lexicon
     model: LanguageModel
     classes: tuple[str, ...]
-    boundary: int  # class of the silence between words, or -1; blank is class 0
+    boundary: int  # class of the silence between words, or -1
     settings: DecodingConfig = field(default_factory=DecodingConfig)
     oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
     workspace: _Workspace = field(init=False)
@@ -108,7 +97,7 @@ class WordSearch:
             missing_silence=float(s.missing_silence_bonus),
             threshold=float(s.threshold),
             beam=int(s.beam),
-            blank=0,
+            blank=BLANK,
             boundary=self.boundary,
             sum_alignments=s.alignments == "sum",
             merge_histories=s.merge_histories,
@@ -141,7 +130,7 @@ class WordSearch:
     def step(self, state: WordState, log_probs: np.ndarray) -> WordState:
         """Advance the state over further frames: (F, V) natural-log probabilities."""
         frames = check_log_probs(log_probs, self.classes) * np.float32(self.settings.acoustic_scale)
-        frames[:, 0] -= self.settings.blank_penalty
+        frames[:, BLANK] -= self.settings.blank_penalty
         return self._run(state, frames)
 
     def _run(self, state: WordState, frames: np.ndarray) -> WordState:
@@ -192,8 +181,8 @@ class WordSearch:
         if not len(state.beam):
             return []
         acoustic = np.maximum(state.beam["log_blank"], state.beam["log_token"])
-        prior = self.settings.lm_weight * (state.beam["lm"] + state.beam["lookahead"]) + state.beam["bonus"]
-        best = int(np.argmax(acoustic + prior))
+        language = self.settings.lm_weight * (state.beam["lm"] + state.beam["lookahead"]) + state.beam["bonus"]
+        best = int(np.argmax(acoustic + language))
         rows = trace_words(state.backpointers.rows, state.beam["backpointer"][best])
         return [self.words[w] for w in state.backpointers.rows["word"][rows]]
 
@@ -254,7 +243,7 @@ def build_word_search(
     classes = lexicon.classes
     boundary = len(classes) - 1 if boundary is None else boundary
     used = set(np.unique(lexicon.tokens).tolist())
-    if 0 in used or boundary in used:
+    if BLANK in used or boundary in used:
         raise UserError(f"{lexicon.name}: pronunciations must not contain the blank or the word boundary")
     ids = model.words.find_all(lexicon.words).astype(np.int32)
     oov_words = tuple(lexicon.words[i] for i in np.flatnonzero(ids < 0))

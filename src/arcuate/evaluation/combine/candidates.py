@@ -8,8 +8,8 @@ from typing import Any
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, score, score_text, total
-from arcuate.evaluation.word_errors import ScoredTrial, occurs_in_lm_text
+from arcuate.evaluation.metrics import Score, ScoredTrial, score, score_text, total
+from arcuate.evaluation.transcribe import occurs_in_lm_text
 from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
 

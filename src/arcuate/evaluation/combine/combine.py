@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -33,11 +33,10 @@ from arcuate.evaluation.combine.linear import (
     write_weights,
 )
 from arcuate.evaluation.combine.voting import Votes, mbr, merge_decoders, rover, vote_weights
-from arcuate.evaluation.metrics import score_text, total
+from arcuate.evaluation.metrics import WordMetrics, score_text, summarise_words, total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.submission import WORDS_LABEL, find_decodings, missing_decodings
-from arcuate.evaluation.word_errors import WordMetrics, summarise_words
-from arcuate.files import check_writable, read_jsonl, to_frame, write_jsonl
+from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
 from arcuate.run import RunLike, open_run
@@ -67,8 +66,8 @@ class CombinationMetrics:
     single: SingleSystems | None  # None: not one candidate per system in every trial
 
     def to_dict(self) -> dict[str, Any]:
-        counts = {key: value for key, value in vars(self).items() if key not in ("words", "single")}
-        return self.words.to_dict() | counts | (asdict(self.single) if self.single else {})
+        single = fields_to_dict(self.single) if self.single else {}
+        return self.words.to_dict() | fields_to_dict(self, "words", "single") | single
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Average the frame log-probabilities of several models: probabilities (arithmetic) or logarithms (geometric)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.combine.candidates import check_same_trials
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import Difference, bootstrap_interval, score_difference
-from arcuate.files import read_jsonl
+from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.run import open_run
 
 Mean = Literal["arithmetic", "geometric"]
@@ -49,13 +49,8 @@ class FrameCombination:
         return self.phonemes.per if self.phonemes else None
 
     def to_dict(self) -> dict[str, Any]:
-        summary: dict[str, Any] = {
-            "method": self.method,
-            "n_models": self.n_models,
-            "n_trials": self.n_trials,
-        }
-        summary |= asdict(self.phonemes) if self.phonemes else {}
-        return summary | ({} if self.out is None else {"out": str(self.out)})
+        phonemes = fields_to_dict(self.phonemes) if self.phonemes else {}
+        return fields_to_dict(self, "phonemes", "out") | phonemes | ({"out": str(self.out)} if self.out else {})
 
 
 def combine_frames(

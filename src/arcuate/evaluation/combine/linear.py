@@ -159,10 +159,7 @@ def assign_folds(groups: Sequence[str | None], n_folds: int) -> np.ndarray:
 
 
 def cross_fit(
-    examples: Sequence[FittingExample | None],
-    folds: np.ndarray,
-    prior: Sequence[float],
-    unbounded: Sequence[int] = (),
+    examples: Sequence[FittingExample | None], folds: np.ndarray, prior: Sequence[float], unbounded: Sequence[int] = ()
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """For each trial the weights fitted on the other folds, and the weights fitted on all. None: no reference."""
     known = [(fold, example) for fold, example in zip(folds, examples, strict=True) if example is not None]

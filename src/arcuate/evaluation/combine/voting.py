@@ -58,9 +58,7 @@ def expected_errors(
 
 
 def mbr(
-    texts: Sequence[str],
-    weights: Sequence[float] | np.ndarray | None = None,
-    letter_share: float = LETTER_SHARE,
+    texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = None, letter_share: float = LETTER_SHARE
 ) -> str:
     """Minimum-Bayes-risk text (Goel & Byrne 2000): fewest expected word errors over the candidates themselves.
 

@@ -22,10 +22,9 @@ from arcuate.evaluation.combine.candidates import (
     score_candidates,
 )
 from arcuate.evaluation.combine.linear import assign_folds, cross_fit, make_example
-from arcuate.evaluation.metrics import total
+from arcuate.evaluation.metrics import WordMetrics, summarise_words, total
 from arcuate.evaluation.significance import Difference, score_difference
-from arcuate.evaluation.word_errors import WordMetrics, summarise_words
-from arcuate.files import check_writable, read_jsonl, to_frame, write_jsonl
+from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
 from arcuate.progress import Progress, logger
 
 _DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
@@ -90,7 +89,7 @@ class Rescoring:
     weights: ScoreWeights  # as given, or fitted on all trials
     weights_from: str  # given, default or fitted
     folds: int | None  # of cross-fitting
-    wer_on_same_trials: float | None  # with the weights fitted on all trials
+    wer_fitted_on_same_trials: float | None  # with the weights fitted on all trials
     cost: RescoringCost
     out: Path | None
 
@@ -100,21 +99,10 @@ class Rescoring:
         return self.metrics.wer
 
     def to_dict(self) -> dict[str, Any]:
-        fitted = {"folds": self.folds, "wer_fitted_on_same_trials": self.wer_on_same_trials}
-        return {
-            **self.metrics.to_dict(),
-            "wer_before": self.wer_before,
-            "oracle_wer": self.oracle_wer,
-            "against_before": vars(self.against_before) if self.against_before else None,
-            "acoustic": self.weights.acoustic,
-            "alpha": self.weights.alpha,
-            "length": self.weights.length,
-            "weights_from": self.weights_from,
-            "cross_fitted": True if self.folds else None,
-            **(fitted if self.folds else {}),
-            **vars(self.cost),
-            **({} if self.out is None else {"out": str(self.out)}),
-        }
+        absent = (() if self.folds else ("folds", "wer_fitted_on_same_trials")) + (() if self.out else ("out",))
+        own = fields_to_dict(self, "texts", "rows", "metrics", "weights", "cost", *absent)
+        weights, cost = fields_to_dict(self.weights, "scale"), fields_to_dict(self.cost)
+        return self.metrics.to_dict() | own | weights | cost | {"cross_fitted": True if self.folds else None}
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
@@ -270,11 +258,7 @@ def _score_causal(
     distinct = len(set(texts))
     ends = np.cumsum([len(entry.candidates.texts) for entry in lists])[:-1]
     return list(np.split(scores, ends)), RescoringCost(
-        lm.name,
-        distinct,
-        loaded - started,
-        seconds / len(lists),
-        seconds / distinct if distinct else None,
+        lm.name, distinct, loaded - started, seconds / len(lists), seconds / distinct if distinct else None
     )
 
 
