@@ -13,7 +13,7 @@ from arcuate.evaluation.transcribe import occurs_in_lm_text
 from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
 
-_MAX_CANDIDATES = 10_000  # per trial; expected errors need the square of it
+_MAX_CANDIDATES = 10_000  # per trial; computing expected errors takes the square of it in time and memory
 
 
 @dataclass(frozen=True)
