@@ -51,7 +51,7 @@ def combine_all(
     lists = sets[name]
     equal = vote_weights(lists)
     texts = {
-        "plain word-MBR": [mbr(candidates.texts, letter_share=0.0) for candidates in lists],
+        "plain word-MBR": [mbr(candidates.texts, letter_cost=0.0) for candidates in lists],
         "mbr": choose_by_vote(mbr, lists, equal),
         "mbr, votes by agreement": choose_by_vote(mbr, lists, vote_weights(lists, "agreement")),
         "rover": choose_by_vote(rover, lists, equal),

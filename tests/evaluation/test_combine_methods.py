@@ -44,7 +44,7 @@ def write(path: Path, *rows: object) -> Path:
 @settings(deadline=None)
 def test_expected_errors_are_the_expected_edit_distance(candidates: list[str], data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(candidates), max_size=len(candidates)))
-    found = expected_errors(candidates, weights, letter_share=0.0)
+    found = expected_errors(candidates, weights, letter_cost=0.0)
     for text, errors in zip(found.texts, found.errors, strict=True):
         pairs = zip(candidates, weights, strict=True)
         expected = sum(w * score(other.split(), text.split()).errors for other, w in pairs)

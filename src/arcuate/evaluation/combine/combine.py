@@ -176,20 +176,20 @@ def combine(
     if method == "auto":  # the packaged weights are for one candidate per system; scored n-best lists use MBR
         method = "linear" if linear_only or n_systems(candidates) is not None else "mbr"
 
-    shares = vote_weights(candidates, cast(Votes, votes), scale)
+    trial_weights = vote_weights(candidates, cast(Votes, votes), scale)
     names = _name_models(candidates, lm, llm)
     linear = None
     if method == "linear":
         extra = [ngram_feature(ngram, NGRAM_WEIGHT_WITH_CAUSAL if llm else NGRAM_WEIGHT)] if ngram else []
         extra += [_causal_feature(Path(llm), candidates, progress)] if llm else []
-        choice = _choose_linear(candidates, shares, extra, fit, folds, weights)
+        choice = _choose_linear(candidates, trial_weights, extra, fit, folds, weights)
         texts, linear = choice.texts, _describe_weights(choice, candidates, folds, weights)
         if save_file:
             labelled = sum(c.reference is not None for c in candidates)
             about = {"n_trials": labelled, "lm": names, "fitted_on": [str(path) for path in paths]}
             write_weights(save_file, choice, about)
     else:
-        texts = choose_by_vote(mbr if method == "mbr" else rover, candidates, shares)
+        texts = choose_by_vote(mbr if method == "mbr" else rover, candidates, trial_weights)
     metrics = summarise_combination(candidates, texts, names)
     combination = WordCombination(tuple(candidates), tuple(texts), metrics, method, votes, linear, target)
     if warning := metrics.words.leakage_warning:
