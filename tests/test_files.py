@@ -124,9 +124,9 @@ from arcuate.files import exclusive_lock
 with exclusive_lock(Path(sys.argv[1]), "busy"):
     child = os.fork()
     if child == 0:
+        print(os.getpid(), flush=True)  # runs: what it inherited has been closed
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
     time.sleep(60)
 """
 

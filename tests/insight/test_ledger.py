@@ -246,5 +246,5 @@ def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert all(len(line) <= 60 for line in lines), lines
     text = " ".join(" ".join(lines).split())
-    assert "against a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in text
+    assert "relative to a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in text
     assert "encoder.dropout 0.2 → 0.5" in write_ledger(home).partition("##")[0]

@@ -19,7 +19,9 @@ def compare(
     ] = "val",
     label: Annotated[str | None, typer.Option(help="Compare results/<split>.<label>.jsonl.")] = None,
     over: Annotated[str, typer.Option(help="Sampling unit: trials (of the same sessions) or sessions.")] = "trials",
-    html: Annotated[Path | None, typer.Option("--html", help="HTML page with curves and differences to write.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write an HTML page with curves and differences to this file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group."""

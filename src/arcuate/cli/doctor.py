@@ -16,11 +16,11 @@ _COLOURS = {"healthy": "green", "unfinished": "cyan", "too_short": "cyan", "plat
 @app.command()
 def doctor(
     path: Annotated[Path, typer.Argument(help="Run folder, or log of any trainer or tracker.")],
-    dataset: Annotated[str | None, typer.Option(help="b2t24 or b2t25; default: inferred.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set, b2t24 or b2t25; default: inferred.")] = None,
     planned_steps: Annotated[
-        int | None, typer.Option(min=1, help="Planned length of the run; default: inferred.")
+        int | None, typer.Option(min=1, help="Planned number of steps; default: inferred.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="HTML page with the curves to write.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with the curves to this file.")] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
     ] = False,
@@ -43,9 +43,18 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from arcuate.cli.console import out
+    from arcuate.cli.console import out, percent
 
-    _print_headline(diagnosis)
+    colour = _COLOURS.get(diagnosis.primary, "red")
+    line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
+    if diagnosis.since:
+        line.append(f"  {diagnosis.since}")
+    if diagnosis.secondary:
+        line.append(f"  (also: {', '.join(diagnosis.secondary)})", "dim")
+    if diagnosis.best_per is not None and diagnosis.best_step is not None:
+        best, last = percent(diagnosis.best_per), percent(diagnosis.last_per)
+        line.append(f"\nbest {best} at {diagnosis.best_step:,}, last {last}")
+    out.print(line)
     for sentence in diagnosis.evidence:
         out.print(Padding(Text(f"· {sentence}"), (0, 0, 0, 2)))
     if diagnosis.runs:
@@ -60,23 +69,6 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
         out.print(Text.assemble(prefix, diagnosis.suggestion))
     remarks = [*diagnosis.inferences, *diagnosis.notes, f"read as {diagnosis.source}"]
     out.print(Padding(Text("\n".join(remarks), style="dim"), (1, 0, 0, 0)))
-
-
-def _print_headline(diagnosis: "Diagnosis") -> None:
-    from rich.text import Text
-
-    from arcuate.cli.console import out, percent
-
-    colour = _COLOURS.get(diagnosis.primary, "red")
-    line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
-    if diagnosis.since:
-        line.append(f"  {diagnosis.since}")
-    if diagnosis.secondary:
-        line.append(f"  (also: {', '.join(diagnosis.secondary)})", "dim")
-    if diagnosis.best_per is not None and diagnosis.best_step is not None:
-        best, last = percent(diagnosis.best_per), percent(diagnosis.last_per)
-        line.append(f"\nbest {best} at {diagnosis.best_step:,}, last {last}")
-    out.print(line)
 
 
 def _print_runs(diagnosis: "Diagnosis") -> None:

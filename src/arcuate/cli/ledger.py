@@ -11,7 +11,7 @@ from arcuate.cli.app import app
 @app.command()
 def ledger(
     folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output file; default: print to stdout.")] = None,
 ) -> None:
     """Write the run diary from the run folders: purpose, changes, result, finding."""
     from arcuate.cli.console import check_output, progress, say

@@ -20,7 +20,7 @@ def runs(
         bool, typer.Option("--json", help="Print a JSON list on one line on stdout, all else on stderr.")
     ] = False,
 ) -> None:
-    """List runs: verdict, best PER, steps, and changes against the parent run."""
+    """List runs: verdict, best PER, steps, and changes relative to the parent run."""
     from arcuate.cli.console import emit_json, progress
     from arcuate.insight.ledger import list_runs
 
@@ -70,7 +70,7 @@ def _steps(entry: "RunEntry") -> str:
 
 
 def _changes(entry: "RunEntry") -> str:
-    """The parent and the first few changes against it."""
+    """The parent and the first few changes relative to it."""
     from arcuate.insight.ledger.runs import value_text
 
     if entry.parent is None:
@@ -79,4 +79,4 @@ def _changes(entry: "RunEntry") -> str:
     shown = [f"{c.path} {value_text(c.before)} → {value_text(c.after)}" for c in changes[:_MAX_CHANGES]]
     if len(changes) > _MAX_CHANGES:
         shown.append(f"and {len(changes) - _MAX_CHANGES} more")
-    return f"against {entry.parent.name}: {', '.join(shown) or 'no changes'}"
+    return f"relative to {entry.parent.name}: {', '.join(shown) or 'no changes'}"

@@ -154,11 +154,16 @@ class AblationResult:
 
 def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = None) -> AblationResult:
     """Test every effect for which the runs of both arms are scored; `failed` lists runs that did not finish."""
-    runs = _read_runs(experiment)
-    all_scores = [s for scores in runs.values() for s in scores]
+    runs: dict[str, tuple[RunScores, ...]] = {}
+    for cell in cells(experiment):
+        if is_scored(experiment, cell):
+            scores = read_scores(cell.run, experiment.split, experiment.label)
+            runs[cell.arm.name] = (*runs.get(cell.arm.name, ()), scores)
+    runs = {arm.name: runs[arm.name] for arm in experiment.arms if arm.name in runs}
+    all_scores = [s for of_arm in runs.values() for s in of_arm]
     if all_scores:
         check_same_trials(all_scores)
-    rates = {arm: to_arm(scores) for arm, scores in runs.items()}
+    rates = {arm: to_arm(of_arm) for arm, of_arm in runs.items()}
     everything = experiment.arms[-1].name
     total_comparison = ArmComparison("all", "everything", BASE, everything)
     by_arms = {(q.before, q.after): q for q in (total_comparison, *arm_comparisons(experiment.factors))}
@@ -169,7 +174,7 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
     factors = _judge_factors(experiment, rates, effects)
     total = effects.get((BASE, everything))
     verdict = _verdict_text(total, factors)
-    if runs and max(len(scores) for scores in runs.values()) == 1:
+    if max(map(len, runs.values()), default=0) == 1:
         verdict += " One run per arm: variation between seeds is not included."
     missing = (f"{c.arm.name}, seed {c.seed}" for c in cells(experiment) if not is_scored(experiment, c))
     arms = tuple(
@@ -187,15 +192,6 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
         missing=tuple(missing),
         failed={str(path): reason for path, reason in (failed or {}).items()},
     )
-
-
-def _read_runs(experiment: Experiment) -> dict[str, tuple[RunScores, ...]]:
-    runs: dict[str, tuple[RunScores, ...]] = {}
-    for cell in cells(experiment):
-        if is_scored(experiment, cell):
-            scores = read_scores(cell.run, experiment.split, experiment.label)
-            runs[cell.arm.name] = (*runs.get(cell.arm.name, ()), scores)
-    return {arm.name: runs[arm.name] for arm in experiment.arms if arm.name in runs}
 
 
 def _judge_factors(
@@ -271,9 +267,7 @@ def _effect_text(effect: Effect) -> str:
 def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
     """The answer in one or two sentences."""
     if total is None:
-        return (
-            "The baseline and the recipe with all changes are not both measured yet, so a verdict is not possible yet."
-        )
+        return "There is no verdict yet: the baseline and the recipe with all changes must both be measured."
     head = f"All changes together: {_effect_text(total)}."
     if not total.significant:
         names = [f.factor for f in factors if any(e.significant for e in f.effects)]
@@ -393,7 +387,7 @@ def _arms_section(result: AblationResult) -> Html:
     split, checkpoint = split_name(result.experiment.split), result.experiment.checkpoint
     title = f"PER on {split} trials, {checkpoint} checkpoint"
     head = ("arm", "description", "PER", "SD over seeds", "doctor's verdicts")
-    return join([figure(title, _arms_plot(result), None, wide=True), scroll_table(head, rows)])
+    return join(figure(title, _arms_plot(result), None, wide=True), scroll_table(head, rows))
 
 
 def _setup_section(result: AblationResult) -> Html:
@@ -401,4 +395,4 @@ def _setup_section(result: AblationResult) -> Html:
     common = ", ".join(experiment.overrides) or "none"
     lead = f"Baseline {experiment.recipe}, {counted(experiment.n_seeds, 'seed')}. Overrides in every arm: {common}."
     rows = [(f.name, ", ".join(f.overrides)) for f in experiment.factors]
-    return join([tag("p", lead), scroll_table(("factor", "changed to"), rows)])
+    return join(tag("p", lead), scroll_table(("factor", "changed to"), rows))

@@ -17,6 +17,7 @@ from arcuate.insight.ledger.runs import differ_only_in_seed, find_runs, is_run_f
 from arcuate.insight.pages import charts
 from arcuate.insight.pages.formatting import count, percent, split_name
 from arcuate.insight.pages.markup import Html, figure, join, notice, page, scroll_table, tag
+from arcuate.insight.report.run_data import lookup
 from arcuate.insight.scores import (
     ALPHA,
     RunScores,
@@ -62,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """One group against the reference group."""
+    """One group compared with the reference group."""
 
     reference: Group
     group: Group
@@ -115,7 +116,7 @@ class GroupDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every group against the first."""
+    """Every group compared with the first."""
 
     split: str
     groups: tuple[Group, ...]
@@ -213,7 +214,7 @@ def _compare_scores(scores: Sequence[RunScores], over: str) -> Comparison:
     reference = groups[0]
     codes, sessions = session_codes(scores[0])
     if over == "sessions" and len(sessions) < 2:
-        raise UserError(f"all trials are of one session, {sessions[0]}; omit --over sessions")
+        raise UserError(f"all trials belong to one session, {sessions[0]}; omit --over sessions")
     sampling = codes if over == "sessions" else None
     contrasts = [difference(reference.arm, group.arm, groups=sampling) for group in groups[1:]]
     adjusted = holm([c.p for c in contrasts])
@@ -291,7 +292,7 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
         notes.append(
             f"The runs were decoded with different searches ({', '.join(searches)}), which may explain the difference."
         )
-    if len({str(_training_hash(s.run)) for s in scores}) > 1:
+    if len({str(lookup(s.run.environment(), "data.hashes.train")) for s in scores}) > 1:
         notes.append("The runs were trained on different data.")
     revisions = sorted({str(r)[:12] for s in scores if (r := s.run.environment().get("revision"))})
     if len(revisions) > 1:
@@ -304,12 +305,6 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
         if best is not None and s.step is not None and s.step != best and s.summary.get("label") != _LAST:
             notes.append(f"{s.run.path} was scored at step {s.step}, but its best checkpoint is step {best}.")
     return tuple(notes)
-
-
-def _training_hash(run: Run) -> Any:
-    data = run.environment().get("data")
-    hashes = data.get("hashes") if isinstance(data, dict) else None
-    return hashes.get("train") if isinstance(hashes, dict) else None
 
 
 # The comparison page: differences, overlaid learning curves and changed settings.
@@ -338,7 +333,7 @@ def comparison_page(comparison: Comparison) -> str:
         ("changes", "Changed settings", _changes(comparison)),
         ("runs", "Runs", _runs_table(comparison)),
     ]
-    title = f"{reference.name} against {', '.join(g.name for g in others)} · arcuate"
+    title = f"{reference.name} and {', '.join(g.name for g in others)} · arcuate"
     return page(title, header, sections, "Written by arcuate from the files of the run folders.", "groups.css")
 
 
@@ -356,10 +351,8 @@ def _differences(comparison: Comparison) -> Html:
     forest = charts.forest_plot(rows, f"Differences in PER from {reference}")
     dots = charts.dot_plot(arms, "PER of every run, by group")
     return join(
-        [
-            figure(f"Difference from {reference}", forest, caption, wide=True),
-            figure("PER of every run", dots, None, wide=True),
-        ]
+        figure(f"Difference from {reference}", forest, caption, wide=True),
+        figure("PER of every run", dots, None, wide=True),
     )
 
 
@@ -373,7 +366,7 @@ def _changes(comparison: Comparison) -> Html:
         if len(rows) > 1:
             text = f"{len(rows)} settings changed at once, so the difference cannot be attributed to one of them."
             parts.append(notice(text))
-    return join(parts)
+    return join(*parts)
 
 
 def _runs_table(comparison: Comparison) -> Html:

@@ -55,7 +55,7 @@ def _header(result: DriftResult) -> Html:
             f"{counted(len(result.sessions), 'session')} from {first.session} to {last.session}. In the last one the"
             f" median channel has a similarity of ",
             tag("b", whole_percent(last.profile_similarity)),
-            f" to {result.reference}; {counted(len(last.flat), 'channel')} flat.",
+            f" to {result.reference}; flat channels: {len(last.flat)}.",
             class_="lead",
         ),
         notice(warning) if reordered else None,
@@ -71,7 +71,7 @@ def _errors_section(rates: "AdaptationResult") -> Html:
     caption = "Trials in recording order; hollow markers are sessions that the model was not trained on."
     new = [row for row in rates.sessions if not row.known]
     if new:
-        caption += f" These start with the layer of the nearest known session ({new[0].init_session})."
+        caption += f" Their adaptation starts from the layer of the nearest known session ({new[0].init_session})."
     rows = [
         (
             row.session,
@@ -87,7 +87,7 @@ def _errors_section(rates: "AdaptationResult") -> Html:
     head = ("session", "initial layer", "trials", "unadapted", method, "steps", "fallbacks")
     title = f"{rates.run.name}, {rates.provenance.split} trials"
     chart = figure(title, _errors_chart(rates.sessions), caption, key, wide=True)
-    return join([chart, scroll_table(head, rows, "numbers")])
+    return join(chart, scroll_table(head, rows, "numbers"))
 
 
 def _errors_chart(sessions: Sequence["SessionResult"]) -> Html:
@@ -127,8 +127,8 @@ def _similarity_section(result: DriftResult) -> Html:
     arrays = list(result.sessions[0].arrays)
     key = legend(*((_array_style(i), name) for i, name in enumerate(arrays)))
     by_array = (
-        f"Share of the principal subspace of an array's activity that a session has in common with {result.reference}:"
-        " 100 % identical, 0 % chance level."
+        f"Overlap of the principal subspace of an array's activity with that in {result.reference}: 100 % is identical,"
+        " 0 % is chance level."
     )
     by_pair = "The same over all channels; full colour is similar. Similarity decreases with distance as tuning drifts."
     return tag(
@@ -160,7 +160,7 @@ def _array_chart(result: DriftResult, arrays: Sequence[str]) -> Html:
 
 
 def _matrix_chart(result: DriftResult) -> Html:
-    """Sessions against sessions."""
+    """Similarity of every pair of sessions."""
     side, left, top = 250.0, 92.0, 10.0
     names = short_session_names([row.session for row in result.sessions])
     step = side / len(names)
@@ -188,25 +188,23 @@ def _channels_section(result: DriftResult) -> Html:
     )
     head = ("session", "flat", "newly flat", "recovered", "mean shift", "SD ratio", "channel order")
     remarks = (
-        "Mean shift and SD ratio: the array with the largest change, median over its channels, against the reference"
-        " session; in a z-scored release they are close to none. Channel order: rank correlation of the skew and"
+        "Mean shift and SD ratio: the array with the largest change, median over its channels, relative to the"
+        " reference session; z-scored releases show hardly any change. Channel order: rank correlation of the skew and"
         " autocorrelation of channels with the session before."
     )
     sessions = [row.session for row in result.sessions]
     profiles = _by_channel([row.channels.profile_similarity for row in result.sessions])
     shifts = np.minimum(np.abs(_by_channel([row.channels.mean_shift for row in result.sessions])), 1.0)
     return join(
-        [
-            figure(
-                "Correlation profiles",
-                _channel_chart("profiles", "Similarity", profiles, sessions),
-                profile_caption,
-                wide=True,
-            ),
-            figure("Mean shifts", _channel_chart("means", "Mean shift", shifts, sessions), mean_caption, wide=True),
-            scroll_table(head, [_channel_row(row) for row in result.sessions], "numbers"),
-            muted(remarks),
-        ]
+        figure(
+            "Correlation profiles",
+            _channel_chart("profiles", "Similarity", profiles, sessions),
+            profile_caption,
+            wide=True,
+        ),
+        figure("Mean shifts", _channel_chart("means", "Mean shift", shifts, sessions), mean_caption, wide=True),
+        scroll_table(head, [_channel_row(row) for row in result.sessions], "numbers"),
+        muted(remarks),
     )
 
 

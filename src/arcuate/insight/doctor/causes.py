@@ -16,7 +16,7 @@ from arcuate.insight.doctor.rules import LOSS_TREND, Finding
 
 _ASSIGNMENT = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)+)=([\w.+-]+?),?")  # a setting within a sentence
 _TIME_MASKS = "augment.time_masks.n_masks=20 augment.time_masks.max_fraction=0.075"
-_COUPLED = "learning rate, eps and the reduction of the loss act as one unit"
+_COUPLED = "learning rate, eps and loss reduction must match"
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,12 @@ def _exploded(lead: Finding, m: Measurements) -> list[Cause]:
         since = m.best_step  # it was already degrading before the explosion
     causes = [*_coupling(m), _learning_rate_too_high(m, since)]
     if m.log.settings.get("train.clip_norm") is None:
-        perhaps = "" if m.log.is_arcuate else "perhaps "
-        because = "one bad batch can undo thousands of good ones"
-        causes.append(Cause(f"gradients were {perhaps}not clipped", because, "train.clip_norm=10"))
+        cause = "gradients were not clipped" if m.log.is_arcuate else "gradients may not have been clipped"
+        causes.append(Cause(cause, "a single bad batch can undo thousands of updates", "train.clip_norm=10"))
     causes.append(
         Cause(
             "half precision overflowed, or a trial could not be aligned",
-            "a loss becomes infinite at once, without rising before",
+            "the loss becomes infinite at once, without rising first",
             "train.precision.kind=fp32 loss.ctc.zero_infinity=true",
         )
     )
@@ -119,7 +118,7 @@ def _degraded(lead: Finding, m: Measurements) -> list[Cause]:
         if falling
         else "less likely, because training got worse as well"
         if rising
-        else "possible, because the training loss does not exclude it",
+        else "possible, because the training loss does not rule it out",
         f"{_TIME_MASKS} encoder.dropout=0.4",
     )
     return [*_coupling(m), *([regularisation, too_high] if falling else [too_high, regularisation])]
@@ -173,13 +172,17 @@ def _unfinished(lead: Finding, m: Measurements) -> list[Cause]:
     steps = m.planned if m.planned and m.planned > last else 2 * max(last, 1)
     resume = "continue with --resume" if m.log.is_arcuate else "continue from the last checkpoint"
     longer = f"train.steps={steps}" if unit == "batches" else f"twice as many {unit}"
-    return [Cause("the run was stopped while it was improving", "its best is at the end", f"{resume}, {longer}")]
+    return [
+        Cause(
+            "the run was stopped while it was improving", "its best evaluation is the last one", f"{resume}, {longer}"
+        )
+    ]
 
 
 def _too_short(lead: Finding, m: Measurements) -> list[Cause]:
     few = Cause(
         "too few evaluations for a verdict",
-        f"{m.n} in the complete log",
+        f"{m.n} in the log",
         "train longer, or evaluate more often: train.validate_every=100",
     )
     return [*(_collapsed(lead, m) if m.stuck_train_loss else []), few]

@@ -14,10 +14,10 @@ from arcuate.insight.doctor.reference import OFFICIAL_STEPS, compare_with_offici
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
 
+# If several verdicts hold, the first of them in this order leads.
 VERDICTS = (
-    *("restarted", "exploded", "too_short", "collapsed", "degraded", "overfit", "plateaued", "unfinished"),
-    "healthy",
-)  # if several hold, the first of them in this order leads
+    "restarted", "exploded", "too_short", "collapsed", "degraded", "overfit", "plateaued", "unfinished", "healthy",
+)  # fmt: skip
 _DATASETS = ("b2t24", "b2t25")
 
 
@@ -143,8 +143,8 @@ def _repeated_runs(file: LogFile) -> tuple[str, ...]:
 _BEST_OF_24 = 0.137  # lowest published error rate of a single decoder on '24
 _ABOVE_ONE, _FAR_ABOVE_ONE = 1.02, 2.0  # initial error rates: many insertions on '25, hardly any on '24
 _SUMMED_LOSS = 100.0  # an initial loss this high is a sum over phonemes, as the '25 trainer logs it
-_DECAYED = 0.05  # share of the peak: a learning rate this low has reached the end of its schedule
-_FINE_INTERVAL = 0.025  # share of the planned steps: the last evaluation may lie this far before the end
+_DECAYED = 0.05  # fraction of the peak: a learning rate this low has reached the end of its schedule
+_FINE_INTERVAL = 0.025  # fraction of the planned steps: the last evaluation may lie this far before the end
 _USUAL_STEPS = tuple(1000 * n for n in (10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 150))
 
 
@@ -174,23 +174,22 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
         return log.dataset, f"data set {log.dataset}: {log.dataset_because}"
     per = log.per.finite
     if log.is_arcuate:
-        return None, "not a published data set, hence without reference curve"
+        return None, "not a published data set, so there is no reference curve"
     if not len(per):
         return None, ""
     first_losses = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]
     first_loss = max(first_losses, default=None)
     first_rate, best_rate = float(per.values[0]), float(per.values.min())
-    if best_rate < _BEST_OF_24:
-        return ("b2t25", f"data set b2t25: no published decoder reaches an error rate of {best_rate:.3f} on '24")
     summed = first_loss is None or first_loss > _SUMMED_LOSS
-    if first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
-        return "b2t25", f"data set b2t25: the initial error rate is {first_rate:.2f}, above 1"
-    if first_loss is not None and summed:
-        return (
-            "b2t25",
-            f"data set b2t25: an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer",
-        )
-    return ("b2t24", "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference")
+    if best_rate < _BEST_OF_24:
+        reason = f"no published decoder reaches an error rate of {best_rate:.3f} on '24"
+    elif first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
+        reason = f"the initial error rate is {first_rate:.2f}, above 1"
+    elif first_loss is not None and summed:
+        reason = f"an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer"
+    else:
+        return "b2t24", "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference"
+    return "b2t25", f"data set b2t25: {reason}"
 
 
 def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | None, str]:

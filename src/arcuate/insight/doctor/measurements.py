@@ -8,9 +8,9 @@ import numpy as np
 from arcuate.insight.doctor.training_log import Series, TrainingLog, running_median
 
 _MIN_SMOOTHED = 9  # with fewer evaluations no smoothing is applied
-_OUTLIER = 0.9  # an evaluation below this share of the smoothed minimum is real: noise is 1 to 2 %
-_NEARLY_FINISHED = 0.95  # share of the planned steps that counts as finished
-_MEMORISED = 0.002  # share of the initial training loss; smaller differences are noise between batches
+_OUTLIER = 0.9  # an evaluation below this fraction of the smoothed minimum is real: noise is 1 to 2 %
+_NEARLY_FINISHED = 0.95  # fraction of the planned steps that counts as finished
+_MEMORISED = 0.002  # fraction of the initial training loss; smaller differences are noise between batches
 CONSTANT_OUTPUT_PER = 0.8  # error rate that a constant output reaches
 _MIN_LOSS_DROP = 0.05  # a training loss that fell by less has not changed
 _WARMUP_BATCHES = 500  # every recipe is still warming up before this batch
@@ -81,8 +81,8 @@ class Measurements:
     def last_step(self) -> float:
         return float(self.evaluations.steps[-1])
 
-    def step_at(self, share: float) -> float:
-        return self.first_step + share * (self.last_step - self.first_step)
+    def step_at(self, fraction: float) -> float:
+        return self.first_step + fraction * (self.last_step - self.first_step)
 
     def value_at(self, step: float) -> float:
         return float(np.interp(step, self.evaluations.steps, self.smoothed))
@@ -97,13 +97,13 @@ class Measurements:
         """Relative improvement over the last fifth: whether the run was still improving when it stopped."""
         return self._gain_since(4 / 5)
 
-    def _gain_since(self, share: float) -> float:
-        before = self.value_at(self.step_at(share))
+    def _gain_since(self, fraction: float) -> float:
+        before = self.value_at(self.step_at(fraction))
         return (before - self.end) / before if before > 0 else 0.0
 
     @cached_property
     def late_progress(self) -> float:
-        """The share of all progress made in the last third; independent of the zero of a loss."""
+        """The fraction of all progress made in the last third; independent of the zero of a loss."""
         total = float(self.smoothed.max()) - self.best
         return (self.value_at(self.step_at(2 / 3)) - self.end) / total if total > 0 else 0.0
 
@@ -148,8 +148,8 @@ class Measurements:
         if len(train) < 6 or self.n < 2 or self.last_step <= self.first_step:
             return None
         first, span = train.steps[0], train.steps[-1] - train.steps[0]
-        share = (self.best_step - self.first_step) / (self.last_step - self.first_step)
-        around = train.between(first + (share - 0.05) * span, first + (share + 0.05) * span).values
+        fraction = (self.best_step - self.first_step) / (self.last_step - self.first_step)
+        around = train.between(first + (fraction - 0.05) * span, first + (fraction + 0.05) * span).values
         late = train.between(first + 0.9 * span, train.steps[-1]).values
         if not len(around) or not len(late) or np.median(around) <= 0:
             return None
@@ -220,12 +220,14 @@ _DAMAGE = 0.15  # relative rise of the error rate after a jump
 
 
 @dataclass(frozen=True)
-class Jump:
+class Instability:
+    """A sign of an explosion: the first step that shows it, and the evidence."""
+
     step: int
     evidence: tuple[str, ...]
 
 
-def non_finite_losses(log: TrainingLog) -> Jump | None:
+def non_finite_losses(log: TrainingLog) -> Instability | None:
     """A loss or error rate that is not finite, or one on which the guard gave up."""
     evidence, steps = [], []
     quantities = (("training loss", log.train_loss), ("validation loss", log.val_loss), (log.error_name, log.per))
@@ -236,13 +238,13 @@ def non_finite_losses(log: TrainingLog) -> Jump | None:
     if log.non_finite_steps:
         evidence.append(f"no finite loss in the logging interval up to step {log.non_finite_steps[0]:,}")
         steps.append(log.non_finite_steps[0])
-    return Jump(min(steps), tuple(evidence)) if steps else None
+    return Instability(min(steps), tuple(evidence)) if steps else None
 
 
-def non_finite_gradients(log: TrainingLog) -> Jump | None:
+def non_finite_gradients(log: TrainingLog) -> Instability | None:
     """Gradient norms that are not finite; with a loss scaler a few of them are normal."""
     steps = log.grad_norm.non_finite_steps
-    return Jump(int(steps[0]), (_non_finite_text("gradient norm", log.grad_norm),)) if len(steps) else None
+    return Instability(int(steps[0]), (_non_finite_text("gradient norm", log.grad_norm),)) if len(steps) else None
 
 
 def _non_finite_text(name: str, series: Series) -> str:
@@ -250,7 +252,7 @@ def _non_finite_text(name: str, series: Series) -> str:
     return f"{name} is not finite at {len(steps):,} of {len(series):,} points, from step {int(steps[0]):,}"
 
 
-def first_jump(m: Measurements) -> Jump | None:
+def first_jump(m: Measurements) -> Instability | None:
     """The first rise by an order of magnitude after which the error rate was worse."""
     jumps = (
         _loss_jump("validation loss", m.log.val_loss, m),
@@ -260,7 +262,7 @@ def first_jump(m: Measurements) -> Jump | None:
     return min((jump for jump in jumps if jump is not None), key=lambda j: j.step, default=None)
 
 
-def _loss_jump(name: str, series: Series, m: Measurements) -> Jump | None:
+def _loss_jump(name: str, series: Series, m: Measurements) -> Instability | None:
     series = series.finite.downsample()
     if len(series) < 5:
         return None
@@ -270,7 +272,7 @@ def _loss_jump(name: str, series: Series, m: Measurements) -> Jump | None:
     return _first_damaging(name, series, level / np.maximum(lowest, 1e-12), high, m)
 
 
-def _gradient_jump(m: Measurements) -> Jump | None:
+def _gradient_jump(m: Measurements) -> Instability | None:
     """Gradient norms against their median so far, without the first steps of the run."""
     series = m.log.grad_norm.finite.downsample()
     if len(series) < 20:
@@ -282,7 +284,9 @@ def _gradient_jump(m: Measurements) -> Jump | None:
     return _first_damaging("gradient norm", series, level / np.maximum(usual, 1e-12), high, m)
 
 
-def _first_damaging(name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements) -> Jump | None:
+def _first_damaging(
+    name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements
+) -> Instability | None:
     """The first of the high points after which evaluations were worse than the best before."""
     evaluations = m.evaluations
     if m.n < 2 or evaluations.unit != series.unit:
@@ -296,5 +300,5 @@ def _first_damaging(name: str, series: Series, ratio: np.ndarray, high: np.ndarr
                 f"{name} jumped to {ratio[i]:.0f} times its level at step {int(step):,}",
                 f"{m.log.error_name} was worse afterwards: {np.median(later):.3f}, {earlier.min():.3f} before",
             )
-            return Jump(int(step), evidence)
+            return Instability(int(step), evidence)
     return None

@@ -27,7 +27,7 @@ from arcuate.insight.pages.markup import (
 _LOWEST, _HIGHEST = 0.01, 1.2  # error rates outside are drawn at the edge; untrained models reach 5
 _WIDTH, _HEIGHT, _RIGHT, _BOTTOM = 1120, 430, 1100, 384  # of the error chart, which is as wide as the page
 _BAND_SD = 2.0  # half the width of the reference band
-_MIN_BAND = 0.03  # share of the mean: the band is at least this wide on either side
+_MIN_BAND = 0.03  # fraction of the mean: the band is at least this wide on either side
 _MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
 _MAX_RUNS = 24  # drawn, of a file with many
 
@@ -47,7 +47,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
     if len(runs) > _MAX_RUNS:
         parts.append(muted(f"{len(runs) - _MAX_RUNS} more runs are listed in the table only."))
     footer = tag("footer", f"Written by arcuate; {diagnosis.name} was read as {diagnosis.source}.")
-    body = join([_header(diagnosis), tag("main", *parts), footer])
+    body = join(_header(diagnosis), tag("main", *parts), footer)
     return document(f"{diagnosis.name} · arcuate doctor", body, "doctor.css")
 
 
@@ -98,17 +98,14 @@ def _causes(run: Diagnosis) -> Html:
     if not run.causes:
         return notice(run.suggestion) if run.suggestion else Html()
     rows = [(f"{i}. {c.cause}", c.because, tag("code", c.change)) for i, c in enumerate(run.causes, start=1)]
-    return join([tag("h3", "Likely causes and what to try"), scroll_table(("cause", "because", "try"), rows)])
+    return join(tag("h3", "Likely causes and what to try"), scroll_table(("cause", "because", "try"), rows))
 
 
 def _runs_table(diagnosis: Diagnosis) -> Html:
-    rows = [
-        (
-            *(run.name, run.primary, percent(run.best_per), count(run.best_step)),
-            *(percent(run.last_per), count(run.last_step)),
-        )
-        for run in diagnosis.runs
-    ]
+    rows = []
+    for run in diagnosis.runs:
+        best, last = (percent(run.best_per), count(run.best_step)), (percent(run.last_per), count(run.last_step))
+        rows.append((run.name, run.primary, *best, *last))
     return scroll_table(("run", "verdict", "best PER", "at step", "last PER", "last step"), rows)
 
 
@@ -118,7 +115,7 @@ def _runs_table(diagnosis: Diagnosis) -> Html:
 def _charts(run: Diagnosis, log: TrainingLog) -> Html:
     wide = _error_chart(run, log, matching_reference(log, run.dataset))
     small = charts.pair(_loss_chart(run, log), _learning_rate_chart(log), _gradient_chart(log))
-    return join([wide or Html(), small])
+    return join(wide or Html(), small)
 
 
 def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) -> Html | None:
@@ -157,7 +154,7 @@ def _reference_band(reference: Reference, x: svg.Scale, y: svg.Scale, last: floa
         [(x(step), y(max(float(v), y.low))) for step, v in zip(grid, values, strict=True)]
         for values in (mean + half, mean - half, mean)
     )
-    return join([svg.band(upper, lower, "band reference"), svg.path(middle, "line reference")])
+    return join(svg.band(upper, lower, "band reference"), svg.path(middle, "line reference"))
 
 
 def _verdict_marks(run: Diagnosis, x: svg.Scale, bottom: float = charts.BOTTOM) -> list[Html]:

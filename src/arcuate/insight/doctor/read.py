@@ -50,10 +50,7 @@ _MAX_OLD_PICKLE = 1 << 22  # bytes; an old pickle has to be parsed completely to
 _PICKLE_HINT = "--allow-pickle reads it with a loader restricted to numbers, arrays and plain containers"
 _DOCUMENT_STARTS = ('{"', '{ "', "[{", "[ {", "[[", '["')
 _LOG_NAMES = ("metrics", "history", "events.out", "validation", "training", "log", "stats", "trainer_state")
-_FILE_PAIRS = (
-    *(("training", "validation"), ("train", "val"), ("train", "valid")),
-    *(("train", "test"), ("train", "eval")),
-)
+_FILE_PAIRS = (("training", "validation"), ("train", "val"), ("train", "valid"), ("train", "test"), ("train", "eval"))
 _MAX_FILES = 200  # of a folder that are considered
 
 
@@ -213,7 +210,7 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
     blocks = line_blocks(path, encoding)
     if _is_json_document(filled) and read_json_document(path, encoding, collector):
         return "a JSON document"
-    if _share_of_objects(filled) >= 0.5:
+    if _fraction_of_objects(filled) >= 0.5:
         read_jsonl(blocks, collector)
         return "JSON lines"
     if delimiter := find_delimiter(lines):
@@ -226,8 +223,8 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
     return "printed output of a trainer"
 
 
-def _share_of_objects(filled: Sequence[str]) -> float:
-    """The share of JSON objects among the first lines, without the last one, which may be incomplete."""
+def _fraction_of_objects(filled: Sequence[str]) -> float:
+    """The fraction of JSON objects among the first lines, without the last one, which may be incomplete."""
     lines = filled[:50] if len(filled) > 50 else filled[:-1] or filled
     return sum(isinstance(_parse_json(line), dict) for line in lines) / len(lines) if lines else 0.0
 
@@ -240,7 +237,7 @@ def _is_json_document(filled: Sequence[str]) -> bool:
         tree = _parse_json(filled[0])
         return not isinstance(tree, dict) or _contains_list(tree) or is_keyed_by_step(tree)
     first_objects = any(isinstance(_parse_json(line), dict) for line in filled[:3])
-    return _share_of_objects(filled) < 0.3 and not first_objects
+    return _fraction_of_objects(filled) < 0.3 and not first_objects
 
 
 def _parse_json(line: str) -> Any:
@@ -287,7 +284,7 @@ def _apply_metadata(logs: Sequence[TrainingLog], metadata: Metadata) -> list[Tra
 
 # Arcuate run folders: metrics, recipe and the incidents of the guard.
 
-_BLANK_SHARE, _FEW_CLASSES = 0.98, 3  # output with almost only blanks, or with at most this many phonemes
+_BLANK_FRACTION, _FEW_CLASSES = 0.98, 3  # output with almost only blanks, or with at most this many phonemes
 _MAX_INCIDENTS = 5
 _ACTIONS = {
     "skip": "skipped the step",
@@ -327,7 +324,7 @@ class _OutputMonitor:
                 if row.get("loss", 0) is None:
                     self.non_finite.append(int(row["step"]))
                 if "blank_share" in row:
-                    blank = row["blank_share"] >= _BLANK_SHARE or row["n_distinct"] <= _FEW_CLASSES
+                    blank = row["blank_share"] >= _BLANK_FRACTION or row["n_distinct"] <= _FEW_CLASSES
                     self.blank.append((int(row["step"]), bool(blank)))
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue  # a row without output statistics
@@ -345,16 +342,8 @@ def _read_incidents(run: Run) -> list[dict[str, Any]]:
     """The incidents of the guard; unreadable lines are skipped."""
     if not run.incidents_file.is_file():
         return []
-    incidents = []
-    for lines in line_blocks(run.incidents_file, "utf-8"):
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                incidents.append(row)
-    return incidents
+    rows = [_parse_json(line) for lines in line_blocks(run.incidents_file, "utf-8") for line in lines]
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
 
 def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingLog:

@@ -174,7 +174,7 @@ _AXES = ("step", "epoch", "group", "split", "tag", "value")
 _B2T24_KEYS = {"testloss", "testcer", "testper"}
 _B2T24_INTERVAL = 100  # the '24 trainer evaluates every hundred batches and stores no counter
 _COUNTER = re.compile(r"\d{1,15}(?:\.0*)?")
-_ZERO_SHARE = 0.5  # from this share on, exact zeros in a column of evaluations mean "not evaluated"
+_ZERO_FRACTION = 0.5  # from this fraction on, exact zeros in a column of evaluations mean "not evaluated"
 
 
 def read_json_document(path: Path, encoding: str, collector: Collector) -> bool:
@@ -258,6 +258,6 @@ def _without_placeholders(values: list[Any], meaning: ColumnMeaning) -> list[Any
         return values
     numbers, present = parse_numbers(values)
     zero = present & (numbers == 0)
-    if not zero.any() or zero.mean() < _ZERO_SHARE or not (numbers[present] > 0).any():
+    if not zero.any() or zero.mean() < _ZERO_FRACTION or not (numbers[present] > 0).any():
         return values
     return [None if z else v for z, v in zip(zero, values, strict=True)]

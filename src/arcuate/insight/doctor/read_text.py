@@ -29,7 +29,7 @@ from arcuate.insight.doctor.metadata import scan_line
 _BLOCK = 1 << 20  # characters
 _LONGEST_LINE = 1 << 26  # characters
 _HEAD = 1 << 16  # bytes that determine the format
-_MAX_DAMAGE = 0.1  # share of damaged bytes up to which a file is still treated as text
+_MAX_DAMAGE = 0.1  # fraction of damaged bytes up to which a file is still treated as text
 
 
 def read_head(path: Path) -> bytes:

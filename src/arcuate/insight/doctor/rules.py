@@ -22,12 +22,12 @@ _FLAT, _FALLING, _FALLING_LATE = 0.03, 0.06, 0.03  # gain over the last third (t
 _HIGH_FLAT, _HIGH_DONE, _HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference level
 _ON_TRACK = 1.15  # multiple of the official curve at the same batch
 _HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
-_LOSS_FLAT = 0.07  # loss: share of all progress in the last third; a fifth of the average pace
-_LOSS_LEARNT = 0.5  # a loss that fell by this share has learnt something and may be flat at the end
+_LOSS_FLAT = 0.07  # loss: fraction of all progress in the last third; a fifth of the average pace
+_LOSS_LEARNT = 0.5  # a loss that fell by this fraction has learnt something and may be flat at the end
 LOSS_TREND = 0.05  # smaller relative changes of the training loss count as flat
 _FAILED = frozenset({"exploded", "collapsed", "degraded"})
 _NOT_HEALTHY = _FAILED | {"too_short"}
-_RECOVERED = 0.05  # a run that ends within this share of its best has recovered
+_RECOVERED = 0.05  # a run that ends within this fraction of its best has recovered
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def _exploded(m: Measurements) -> Finding | None:
         text = f"the guard skipped {len(skipped):,} non-finite steps, the first at step {skipped[0]:,}"
         return Finding("exploded", (text,), skipped[0], minor=True)
     recovered = m.n > 0 and m.regression <= _RECOVERED and not _is_constant_output(m)
-    jump = non_finite_gradients(m.log) or first_jump(m)
-    return Finding("exploded", jump.evidence, jump.step, minor=recovered) if jump else None
+    sign = non_finite_gradients(m.log) or first_jump(m)
+    return Finding("exploded", sign.evidence, sign.step, minor=recovered) if sign else None
 
 
 def _too_short(m: Measurements) -> Finding | None:
@@ -312,5 +312,5 @@ def _train_loss_text(m: Measurements) -> tuple[str, ...]:
     return ("training loss was flat as well",)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if abs(share) >= 0.1 else f"{100 * share:.1f} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %" if abs(fraction) >= 0.1 else f"{100 * fraction:.1f} %"

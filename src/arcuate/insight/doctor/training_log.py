@@ -88,7 +88,7 @@ class TrainingLog:
 
     @property
     def judged(self) -> Series:
-        """The series that the verdict rests on: the error rate, or the validation loss if there is none."""
+        """The series that the rules judge: the error rate, or the validation loss if there is none."""
         return self.per if len(self.per) else self.val_loss
 
     @property
@@ -107,9 +107,9 @@ def running_median(values: np.ndarray, width: int = 3) -> np.ndarray:
 
 # From columns to runs: which column is which quantity, on which axis, and where a new run starts.
 
-_RESTART_SHARE = 0.05  # a counter that falls below this share of the steps reached has restarted
-_SHUFFLED = 0.2  # from this share of falling steps on, the order of a file is arbitrary
-_SPARSE = 0.3  # from this share of NaN in many separate stretches on, NaN means "no value"
+_RESTART_FRACTION = 0.05  # a counter that falls below this fraction of the steps reached has restarted
+_SHUFFLED = 0.2  # from this fraction of falling steps on, the order of a file is arbitrary
+_SPARSE = 0.3  # from this fraction of NaN in many separate stretches on, NaN means "no value"
 _MAX_ERROR_RATE = 100.0  # larger values cannot be an error rate
 _QUANTITIES = ("per", "val_loss", "train_loss", "grad_norm", "lr")
 
@@ -300,7 +300,7 @@ def _restarts(trace: _Trace) -> np.ndarray:
     found, first, seen, top = [], 0, 0, -np.inf
     for i in falls:
         top, seen = max(top, float(steps[seen:i].max())), int(i)
-        near_start = steps[i] <= max(steps[first], _RESTART_SHARE * top)
+        near_start = steps[i] <= max(steps[first], _RESTART_FRACTION * top)
         if steps[i] == steps[i - 1]:  # a repeated step is a restart only if nothing else was logged
             near_start = near_start and top == steps[first] and bool((steps == steps[0]).all())
         if near_start:

@@ -1,4 +1,4 @@
-"""`list_runs`: every run below a folder with its verdict, its best error rate, and its changes against a parent run."""
+"""`list_runs`: every run below a folder with verdict, best error rate and changes relative to a parent run."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
+from arcuate.insight.report.run_data import lookup
 from arcuate.progress import Progress
 from arcuate.run import Run
 
@@ -19,7 +20,7 @@ _RUN_FILES = ("recipe.yaml", "metrics.jsonl", "environment.json")  # a run folde
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
-_EXECUTION_SETTINGS = (*("data.workers", "train.log_every", "train.keep_checkpoints"), "train.checkpoint_every")
+_EXECUTION_SETTINGS = ("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every")
 SEED_SETTINGS = ("train.seed", "data.seed")
 
 
@@ -96,8 +97,7 @@ class RunEntry:
 
     @property
     def data_hashes(self) -> Any:
-        data = self.environment.get("data")
-        return data.get("hashes") if isinstance(data, Mapping) else None
+        return lookup(self.environment, "data.hashes")
 
     def to_dict(self) -> dict[str, Any]:
         logged, diagnosis, recipe, parent = self.logged, self.diagnosis, self.recipe, self.parent
@@ -252,8 +252,7 @@ def _training_seconds(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Logged seconds per step, times the steps that each row covers."""
     spent, before = 0.0, 0
     for row in rows:
-        cost = row.get("cost")
-        seconds = cost.get("seconds_per_step") if isinstance(cost, Mapping) else None
+        seconds = lookup(row, "cost.seconds_per_step")
         if row.get("split") == "train" and _is_number(seconds) and _is_number(row.get("step")):
             spent += float(seconds or 0.0) * max(int(row["step"]) - before, 0)
             before = int(row["step"])

@@ -1,4 +1,4 @@
-"""Charts that several pages share: quantities over steps, overlaid learning curves, forest plots, dot plots."""
+"""Charts used by several pages: quantities over steps, overlaid learning curves, forest plots, dot plots."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def draw_curve(curve: Curve, x: svg.Scale, y: svg.Scale, kind: str) -> Html:
     both = [(low, high) for low, high in edges if low and high]
     spread = any(low != high for low, high in both)
     shadow = svg.band([high for _, high in both], [low for low, _ in both], f"band {kind}") if spread else Html()
-    return join([shadow, svg.path(_points(curve.steps, curve.median, x, y), f"line {kind}")])
+    return join(shadow, svg.path(_points(curve.steps, curve.median, x, y), f"line {kind}"))
 
 
 def _points(
@@ -203,13 +203,11 @@ def _forest_row(row: ForestRow, y: float, scale: svg.Scale) -> Html:
     estimate, low, high = (100 * v for v in (row.contrast.estimate, row.contrast.low, row.contrast.high))
     kind = ("better" if estimate < 0 else "worse") if row.significant else ""
     return join(
-        [
-            svg.text(8, y - 16, row.title, "strong") if row.title else Html(),
-            svg.text(24, y + 4, row.name),
-            svg.line(scale(low), y, scale(high), y, f"interval {kind}".strip()),
-            svg.dot(scale(estimate), y, 5, f"estimate {kind}".strip()),
-            svg.text(_ROW_RIGHT + 12, y + 4, f"{_signed(estimate)} ({_signed(low)} to {_signed(high)})"),
-        ]
+        svg.text(8, y - 16, row.title, "strong") if row.title else Html(),
+        svg.text(24, y + 4, row.name),
+        svg.line(scale(low), y, scale(high), y, f"interval {kind}".strip()),
+        svg.dot(scale(estimate), y, 5, f"estimate {kind}".strip()),
+        svg.text(_ROW_RIGHT + 12, y + 4, f"{_signed(estimate)} ({_signed(low)} to {_signed(high)})"),
     )
 
 

@@ -30,8 +30,8 @@ def escape(text: object) -> Html:
     return Html(html.escape(_UNPRINTABLE.sub("\ufffd", str(text)), quote=True))
 
 
-def join(parts: Iterable[Html]) -> Html:
-    return Html("".join(parts))
+def join(*parts: Html | None) -> Html:
+    return Html("".join(part for part in parts if part))
 
 
 def tag(name: str, *children: object, **attributes: object) -> Html:
@@ -98,7 +98,7 @@ def page(title: str, header: Html, sections: Sequence[Section], footer: str, *st
     links = [tag("a", heading, href=f"#{anchor}") for anchor, heading, _ in sections]
     bodies = [tag("section", tag("h2", heading), content, id=anchor) for anchor, heading, content in sections]
     nav = tag("nav", *links, aria_label="Sections")
-    return document(title, join([header, nav, tag("main", *bodies), tag("footer", footer)]), *styles)
+    return document(title, join(header, nav, tag("main", *bodies), tag("footer", footer)), *styles)
 
 
 def document(title: str, body: Html, *styles: str) -> str:

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class Scale:
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return self.start + min(max(share, 0.0), 1.0) * (self.stop - self.start)
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return self.start + min(max(fraction, 0.0), 1.0) * (self.stop - self.start)
 
     def ticks(self, n_ticks: int = 5) -> list[float]:
         return log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high, n_ticks)
@@ -132,7 +133,7 @@ def y_axis(scale: Scale, left: float, right: float, label: Callable[[float], str
     for tick in scale.ticks():
         y = scale(tick)
         parts += [line(left, y, right, y, "guide"), text(left - 8, y + 4, label(tick), anchor="end")]
-    return join(parts)
+    return join(*parts)
 
 
 def x_axis(scale: Scale, bottom: float, title: str, label: Callable[[float], str] = tick_label) -> Html:
@@ -144,7 +145,7 @@ def x_axis(scale: Scale, bottom: float, title: str, label: Callable[[float], str
     for tick in ticks:
         x = scale(tick)
         parts += [line(x, bottom, x, bottom + 5, "axis"), text(x, bottom + 20, label(tick), anchor="middle")]
-    return join([*parts, text(scale.stop, bottom + 42, title, "quiet", "end")])
+    return join(*parts, text(scale.stop, bottom + 42, title, "quiet", "end"))
 
 
 def _thousands(value: float) -> str:
@@ -164,25 +165,14 @@ def column_labels(places: Sequence[float], bottom: float, names: Sequence[str], 
 def path(points: Sequence[Point | None], class_: str) -> Html:
     """A line with gaps where a point is None; an isolated point becomes a dot."""
     parts: list[Html] = []
-    strokes: list[str] = []
-    for stroke in _strokes(points):
+    outline = ""
+    for _, group in groupby(points, key=lambda point: point is None):
+        stroke = [point for point in group if point]
         if len(stroke) == 1:
             parts.append(dot(*stroke[0], 2.5, f"{class_} lone"))
-        else:
-            strokes.append("M" + "L".join(f"{coordinate(x)} {coordinate(y)}" for x, y in stroke))
-    if strokes:
-        parts.insert(0, tag("path", d="".join(strokes), class_=class_))
-    return join(parts)
-
-
-def _strokes(points: Sequence[Point | None]) -> list[list[Point]]:
-    found: list[list[Point]] = [[]]
-    for point in points:
-        if point is None:
-            found.append([])
-        else:
-            found[-1].append(point)
-    return [stroke for stroke in found if stroke]
+        elif stroke:
+            outline += "M" + "L".join(f"{coordinate(x)} {coordinate(y)}" for x, y in stroke)
+    return join(tag("path", d=outline, class_=class_) if outline else None, *parts)
 
 
 def band(upper: Sequence[Point], lower: Sequence[Point], class_: str) -> Html:
@@ -206,7 +196,7 @@ def heat_map(values: np.ndarray, name: str, x: float, y: float, width: float, he
         class_="pixels" if values.shape[0] <= height else None,
     )
     mask = tag("mask", image, id=name, maskUnits="userSpaceOnUse", **box)
-    return join([mask, tag("rect", **box, class_=class_, mask=f"url(#{name})")])
+    return join(mask, tag("rect", **box, class_=class_, mask=f"url(#{name})"))
 
 
 def png(values: np.ndarray) -> str:

@@ -155,7 +155,7 @@ def calibration_section(calibration: Mapping[str, Any]) -> Html:
         f" from {initial}."
     )
     if not points:
-        return join([tag("p", lead), muted("No labelled sentences were left for an evaluation.")])
+        return join(tag("p", lead), muted("No labelled sentences were left for an evaluation."))
     n_trials = counted(points[-1].n_trials, "sentence")
     caption = f"Measured on the {n_trials} after the calibration block; the band is the 95 % interval."
     rows = [
@@ -163,15 +163,13 @@ def calibration_section(calibration: Mapping[str, Any]) -> Html:
         for p in points
     ]
     return join(
-        [
-            tag("p", lead),
-            tag(
-                "div",
-                figure("Error rate on the rest of the session", _curve(points), caption),
-                tag("div", table(("sentences", "error rate", "95 % interval"), rows, "numbers")),
-                class_="pair",
-            ),
-        ]
+        tag("p", lead),
+        tag(
+            "div",
+            figure("Error rate on the rest of the session", _curve(points), caption),
+            tag("div", table(("sentences", "error rate", "95 % interval"), rows, "numbers")),
+            class_="pair",
+        ),
     )
 
 
@@ -183,7 +181,9 @@ def _curve(points: list[CalibrationPoint]) -> Html:
     first, last = points[0], points[-1]
     label = f"From {percent(first.per)} with {first.sentences} sentences to {percent(last.per)} with {last.sentences}."
     return svg.drawing(
-        *(charts.WIDTH, charts.HEIGHT, label),
+        charts.WIDTH,
+        charts.HEIGHT,
+        label,
         svg.y_axis(y, charts.LEFT, charts.RIGHT, whole_percent),
         svg.x_axis(x, charts.BOTTOM, "calibration sentences"),
         svg.band(upper, lower, "band validation"),

@@ -1,7 +1,7 @@
 """`write_report`: the result in one sentence, the main figures as tiles, then the sections in reading order."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,11 @@ def report_page(data: RunData) -> str:
 def _sections(data: RunData) -> Iterator[Section]:
     if (calibration := read_calibration(data.run)) is not None:
         yield "calibration", "Calibration", calibration_section(calibration)
-    yield "learning", "Learning curves", join([learning_curves(data), _incidents(data)])
+    yield "learning", "Learning curves", join(learning_curves(data), _incidents(data))
     if data.results is None:
-        yield "results", "Results", join([_evaluation_hint(data), _other_results(data)])
+        yield "results", "Results", join(_evaluation_hint(data), _other_results(data))
     else:
-        yield "sessions", "Error rate by session", join([sessions_section(data), _other_results(data)])
+        yield "sessions", "Error rate by session", join(sessions_section(data), _other_results(data))
         yield "confusions", "Phoneme confusions", confusions_section(data)
         yield "trial", "Example trial", trial_section(data)
         yield "decodings", "Example decodings", decodings_section(data)
@@ -106,7 +106,8 @@ def _lead(data: RunData) -> list[Html | str]:
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
     interval = _interval_text(*(results.interval or (None, None)))
     return [
-        *("Phoneme error rate ", tag("b", percent(results.rate))),
+        "Phoneme error rate ",
+        tag("b", percent(results.rate)),
         f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
     ]
 
@@ -181,7 +182,7 @@ def _rate_tile(data: RunData) -> Html | None:
 
 
 def _errors_tile(data: RunData) -> Html | None:
-    """Substitutions, insertions and deletions as shares of one bar."""
+    """Substitutions, insertions and deletions as segments of one bar."""
     results = data.results
     if results is None or results.rate is None:
         return None
@@ -193,24 +194,20 @@ def _errors_tile(data: RunData) -> Html | None:
     length = finite_int(results.summary.get("n_tokens")) or results.total.length
     items = []
     for n, kind, name in kinds:
-        share = f" · {percent(n / length)}" if length else ""
-        items.append(tag("li", tag("i", class_=f"mark {kind}"), tag("b", f"{n:,}"), f" {name}{share}"))
+        rate = f" · {percent(n / length)}" if length else ""
+        items.append(tag("li", tag("i", class_=f"mark {kind}"), tag("b", f"{n:,}"), f" {name}{rate}"))
+    segments = [(n / n_errors, kind, name) for n, kind, name in kinds if n]
+    label = ", ".join(f"{name} {percent(fraction, 0)}" for fraction, _, name in segments)
+    pieces = [tag("span", class_=kind, style=f"flex-grow:{fraction:.4f}") for fraction, kind, _ in segments]
+    bar = tag("div", *pieces, class_="bar", role="img", aria_label=label)
     return tag(
         "div",
         tag("p", "Errors by kind", class_="name"),
-        _error_bar([(n / n_errors, kind, name) for n, kind, name in kinds if n])
-        if n_errors
-        else tag("p", "none", class_="value"),
+        bar if n_errors else tag("p", "none", class_="value"),
         tag("ul", *items),
         tag("p", f"of {length:,} phonemes, including silence", class_="below") if length else None,
         class_="tile kinds",
     )
-
-
-def _error_bar(shares: Sequence[tuple[float, str, str]]) -> Html:
-    label = ", ".join(f"{name} {percent(share, 0)}" for share, _, name in shares)
-    pieces = [tag("span", class_=kind, style=f"flex-grow:{share:.4f}") for share, kind, _ in shares]
-    return tag("div", *pieces, class_="bar", role="img", aria_label=label)
 
 
 def _steps_tile(data: RunData) -> Html:
@@ -243,7 +240,7 @@ def _evaluation_hint(data: RunData) -> Html:
         " example trial and example decodings. Run"
     )
     commands = tag("pre", f"arcuate evaluate {path} --split val\narcuate report {path}")
-    return join([tag("p", text), commands])
+    return join(tag("p", text), commands)
 
 
 def _other_results(data: RunData) -> Html:

@@ -51,7 +51,7 @@ def phoneme_symbol(name: str) -> str:
 
 _CELL, _GAP, _LEFT, _TOP = 16, 6, 74, 62
 _ABBREVIATIONS = {"affricates": "affr."}  # a group of two columns has no room for more
-_SATURATION = 0.25  # share of errors that is drawn in full colour
+_SATURATION = 0.25  # fraction of errors that is drawn in full colour
 _Counts = Counter[tuple[str, str]]  # (reference, hypothesis)
 _Key = TypeVar("_Key")
 
@@ -73,9 +73,9 @@ def confusions_section(data: RunData) -> Html:
         " phonemes without a reference, the column “deleted” reference phonemes that were not decoded."
     )
     if n_unknown := counts.total() - known.total():
-        caption += f" {counted(n_unknown, 'token')} outside the alphabet not shown."
+        caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
     key = legend(("right", "correct"), ("wrong", f"confused, full colour from {percent(_SATURATION, 0)}"))
-    chart = figure("Reference against decoded phonemes", _matrix(known), caption, key, wide=True)
+    chart = figure("Reference and decoded phonemes", _matrix(known), caption, key, wide=True)
     return tag("div", chart, tag("div", *_most_frequent(known), class_="lists"), class_="beside")
 
 
@@ -96,9 +96,14 @@ def _matrix(counts: _Counts) -> Html:
         label = "deleted" if name == DELETED else name
         parts.append(svg.rotated_text(_LEFT + offset + 11, _TOP - 6, label, -90, "small"))
     for (reference, hypothesis), n in sorted(counts.items()):
-        share = n / totals[reference]
+        fraction = n / totals[reference]
         x, y = _LEFT + columns[hypothesis], _TOP + rows[reference]
-        parts.append(_cell(x, y, share, reference == hypothesis, _tooltip(reference, hypothesis, n, share)))
+        kind, opacity = "right", 0.12 + 0.88 * fraction
+        if reference != hypothesis:
+            kind, opacity = "wrong", min(1.0, max(0.1, math.sqrt(fraction / _SATURATION)))
+        tooltip = tag("title", _tooltip(reference, hypothesis, n, fraction))
+        box = x + 0.5, y + 0.5, _CELL - 1, _CELL - 1
+        parts.append(svg.rectangle(*box, kind, tooltip, fill_opacity=f"{opacity:.2f}"))
     style = f"min-width:40rem;max-width:{(right + 48) / 16:.1f}rem"
     height = _TOP + extra + _CELL + 8
     return svg.drawing(right + 48, height, "Phoneme confusion matrix", *parts, style=style)
@@ -130,21 +135,12 @@ def _frame(offsets: Mapping[str, float], extra: float) -> Iterator[Html]:
     yield svg.text(_LEFT + extra + _CELL + 40, _TOP - 6, "total", "small quiet", "end")
 
 
-def _cell(x: float, y: float, share: float, correct: bool, tooltip: str) -> Html:
-    opacity = 0.12 + 0.88 * share if correct else min(1.0, max(0.1, math.sqrt(share / _SATURATION)))
-    return svg.rectangle(
-        *(x + 0.5, y + 0.5, _CELL - 1, _CELL - 1, "right" if correct else "wrong"),
-        tag("title", tooltip),
-        fill_opacity=f"{opacity:.2f}",
-    )
-
-
-def _tooltip(reference: str, hypothesis: str, n: int, share: float) -> str:
+def _tooltip(reference: str, hypothesis: str, n: int, fraction: float) -> str:
     if reference == INSERTED:
-        return f"{hypothesis} inserted {counted(n, 'time')}, {percent(share)} of all insertions"
+        return f"{hypothesis} inserted {counted(n, 'time')}, {percent(fraction)} of all insertions"
     if hypothesis == DELETED:
-        return f"{reference} deleted {counted(n, 'time')}, {percent(share)}"
-    return f"{reference} decoded as {hypothesis} {counted(n, 'time')}, {percent(share)}"
+        return f"{reference} deleted {counted(n, 'time')}, {percent(fraction)}"
+    return f"{reference} decoded as {hypothesis} {counted(n, 'time')}, {percent(fraction)}"
 
 
 def _reference_totals(counts: _Counts) -> Counter[str]:
@@ -163,11 +159,7 @@ def _most_frequent(counts: _Counts) -> list[Html]:
     tables = []
     if substituted:
         rows: list[tuple[object, ...]] = [
-            (
-                join([tag("span", with_example(a)), Html(" as "), tag("span", with_example(b))]),
-                n,
-                percent(n / totals[a]),
-            )
+            (join(tag("span", with_example(a)), Html(" as "), tag("span", with_example(b))), n, percent(n / totals[a]))
             for (a, b), n in _largest(substituted, 10)
         ]
         head = ("reference as decoded", "count", "of reference")
@@ -202,7 +194,7 @@ def decodings_section(data: RunData) -> Html:
     parts: list[Html] = [_legend() if labelled else muted("No labels: decoded phonemes without error marks.")]
     for title, members in groups:
         parts += [tag("h3", title), tag("ol", *(_entry(d) for d in members), class_="decodings")]
-    return join(parts)
+    return join(*parts)
 
 
 def _choose_examples(decodings: Sequence[Decoding]) -> list[tuple[str, list[Decoding]]]:

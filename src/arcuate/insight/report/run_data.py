@@ -137,6 +137,7 @@ class RunData:
 
 
 def lookup(tree: Any, path: str) -> Any:
+    """The value at a dotted path in nested mappings; None if a part of the path is missing."""
     for key in path.split("."):
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree

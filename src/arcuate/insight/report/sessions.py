@@ -35,16 +35,14 @@ def sessions_section(data: RunData) -> Html:
     else:
         caption = f"From {percent(best.rate)} ({best.session}) to {percent(worst.rate)} ({worst.session})."
     if unscored := set(data.sessions) - {r.session for r in rates}:
-        caption += f" {counted(len(unscored), 'session')} of the data without scored trials."
+        caption += f" Without scored trials: {counted(len(unscored), 'session')}."
     key = legend(
         ("point", "session, with 95 % interval over its trials"), ("limit", f"all trials, {percent(results.rate)}")
     )
     chart = _session_chart(rates, results.rate, caption)
     return join(
-        [
-            figure("Sessions in recording order", chart, caption, key, wide=True),
-            _block_table(results, {r.session: i for i, r in enumerate(rates)}),
-        ]
+        figure("Sessions in recording order", chart, caption, key, wide=True),
+        _block_table(results, {r.session: i for i, r in enumerate(rates)}),
     )
 
 

@@ -13,18 +13,14 @@ from arcuate.insight.report.run_data import RunData, lookup
 from arcuate.progress import counted
 
 _TITLES = {
-    "data": "Data",
-    "front_end": "Front end",
-    "encoder": "Encoder",
-    "transducer": "Transducer",
     "augment": "Augmentation",
-    "loss": "Loss",
-    "optimizer": "Optimizer",
+    "ema": "EMA",
     "schedule": "Learning rate",
     "session_schedule": "Learning rate of session layers",
+    "swa": "SWA",
+    "track": "Tracking",
     "train": "Training",
     "validate": "Validation",
-    "runtime": "Runtime",
 }
 _MAX_SETTINGS = 400
 
@@ -38,12 +34,17 @@ def recipe_section(data: RunData) -> Html:
         tag("p", str(recipe[key])) for key in ("summary", "notes") if isinstance(recipe.get(key), str) and recipe[key]
     ]
     cards = [
-        tag("section", tag("h3", _TITLES.get(key, key)), definition_list(_settings(value)), class_="card")
+        tag(
+            "section",
+            tag("h3", _TITLES.get(key, key.replace("_", " ").capitalize())),
+            definition_list(_settings(value)),
+            class_="card",
+        )
         for key, value in list(recipe.items())[:40]
         if isinstance(value, Mapping)
     ]
     yaml_text = tag("details", tag("summary", "The complete recipe as YAML"), tag("pre", data.recipe_text))
-    return join([*head, _differences(recipe), tag("div", *cards, class_="cards"), yaml_text])
+    return join(*head, _differences(recipe), tag("div", *cards, class_="cards"), yaml_text)
 
 
 def _settings(tree: Any) -> Iterator[tuple[str, str]]:
@@ -96,7 +97,7 @@ def _differences(recipe: Mapping[str, Any]) -> Html:
         return tag("p", "All settings are those of the packaged recipe ", tag("code", base), ".")
     verb = "differs" if len(rows) == 1 else "differ"
     lead = tag("p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":")
-    return join([lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS])])
+    return join(lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS]))
 
 
 def environment_section(data: RunData) -> Html:
@@ -125,4 +126,4 @@ def environment_section(data: RunData) -> Html:
     words = environment.get("command")
     command = " ".join(str(w) for w in words) if isinstance(words, list) else str(words or "")
     started = [tag("p", "Command"), tag("pre", command[:4000])] if command else []
-    return join([tag("div", *cards, class_="cards"), *started])
+    return join(tag("div", *cards, class_="cards"), *started)

@@ -46,7 +46,7 @@ def trial_section(data: RunData) -> Html:
     if len(figures) == 1:
         return figures[0]
     more = tag("details", tag("summary", counted(len(figures) - 1, "more trial")), *figures[1:])
-    return join([figures[0], more])
+    return join(figures[0], more)
 
 
 def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
@@ -140,7 +140,7 @@ def _pool(values: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
 
 def _panel(title: str | None, y: float, height: float, right: float) -> Html:
     ground = svg.rectangle(_LEFT, y, right - _LEFT, height, "ground")
-    return join([ground, svg.text(_LEFT - 8, y + height / 2 + 4, title, anchor="end")]) if title else ground
+    return join(ground, svg.text(_LEFT - 8, y + height / 2 + 4, title, anchor="end")) if title else ground
 
 
 def _token_name(token: int) -> str:
@@ -217,7 +217,7 @@ def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float
         )
         parts.append(mark)
     n_rows = max((i + 1 for i, end in enumerate(ends) if end), default=1)
-    return join(parts), _LABEL * n_rows + 4
+    return join(*parts), _LABEL * n_rows + 4
 
 
 def _class_order(n_classes: int) -> list[int]:
@@ -239,4 +239,4 @@ def _class_names(order: Sequence[int], y: float, right: float) -> Html:
     for group in PHONEME_GROUPS.values():
         row += len(group)
         parts.append(svg.line(_LEFT, y + _ROW * row, right, y + _ROW * row, "guide"))
-    return join(parts)
+    return join(*parts)
