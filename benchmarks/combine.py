@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.evaluation.combine.candidates import CandidateList, read_candidates
-from arcuate.evaluation.combine.combine import choose_mbr, choose_rover, summarise_combination
+from arcuate.evaluation.combine.combine import choose_by_vote, summarise_combination
 from arcuate.evaluation.combine.linear import (
     Feature,
     FittingExample,
@@ -28,7 +28,7 @@ from arcuate.evaluation.combine.linear import (
     ngram_feature,
     precomputed_feature,
 )
-from arcuate.evaluation.combine.voting import mbr, vote_weights
+from arcuate.evaluation.combine.voting import mbr, rover, vote_weights
 from arcuate.language.ngram.io import open_model
 
 SETS = ("t15_val_bi", "t15_val_uni", "t12_test_bi", "t12_test_uni")
@@ -51,10 +51,10 @@ def combine_all(
     lists = sets[name]
     equal = vote_weights(lists)
     texts = {
-        "plain word-MBR": [mbr(candidates.texts, letter_share=0.0) for candidates in lists],
-        "mbr": choose_mbr(lists, equal),
-        "mbr, votes by agreement": choose_mbr(lists, vote_weights(lists, "agreement")),
-        "rover": choose_rover(lists, equal),
+        "plain word-MBR": [mbr(candidates.texts, letter_cost=0.0) for candidates in lists],
+        "mbr": choose_by_vote(mbr, lists, equal),
+        "mbr, votes by agreement": choose_by_vote(mbr, lists, vote_weights(lists, "agreement")),
+        "rover": choose_by_vote(rover, lists, equal),
     }
     others = [other for other in sets if other.split("_")[0] != name.split("_")[0]]
     for title, extra in extras.items():

@@ -176,17 +176,17 @@ def _explain(error: ValidationError, where: str, settings: type[BaseModel]) -> I
                 k.rpartition(".")[2] for k in known if parent and k.rpartition(".")[0] == _strip_indices(parent)
             ]
             others = f"; {parent} has {', '.join(siblings)}" if siblings and near is None else ""
-            yield f"recipe {where}: {_explain_unknown(path, near, problem['loc'])}{others}"
+            yield f"{where}: {_explain_unknown(path, near, problem['loc'])}{others}"
         elif problem["type"] == "value_error":
-            yield f"recipe {where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
+            yield f"{where}: {path + ': ' if path else ''}{problem['ctx']['error']}"
         elif problem["type"] == "missing" and "." in path:
             parent, given = path.rpartition(".")[0], problem["input"]
             kind = given.get("kind") if isinstance(given, Mapping) else None
             of = f" of kind {kind}" if kind else ""
-            yield f"recipe {where}: {parent}{of} needs {path}; add {path}=VALUE"
+            yield f"{where}: {parent}{of} needs {path}; add {path}=VALUE"
         else:
             yield (
-                f"recipe {where}: {path} = {reprlib.repr(problem['input'])} is invalid:"
+                f"{where}: {path} = {reprlib.repr(problem['input'])} is invalid:"
                 f" {_remedy(problem['type'], path, problem['input'], known, settings) or problem['msg']}"
             )
 
@@ -323,15 +323,18 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 S = TypeVar("S", bound=Settings)
 
 
-def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, migrate: bool = False) -> S:
+def parse_settings(
+    kind: type[S], tree: Mapping[str, Any], where: str, *, noun: str = "recipe", migrate: bool = False
+) -> S:
     """Validate a tree of plain values; all problems are reported in one `UserError`.
 
-    `migrate` translates settings that were renamed since the file was written; use it for files that arcuate wrote.
+    `noun` and `where` name the file in messages. `migrate` translates settings that were renamed since the file was
+    written; use it for files that arcuate wrote.
     """
     try:
         return kind.model_validate(tree, context={"migrate": migrate})
     except ValidationError as error:
-        raise UserError("; ".join(dict.fromkeys(_explain(error, where, kind)))) from None
+        raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}", kind)))) from None
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:

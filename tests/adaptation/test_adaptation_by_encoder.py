@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from arcuate import StreamingDecoder
-from arcuate.adaptation.config import Adaptation, Calibration
+from arcuate.adaptation.config import Adaptation, Calibration, Safety
 from arcuate.adaptation.evaluate import adapt_trial, evaluate_adaptation
 from arcuate.adaptation.online import make_adapter
 from arcuate.data.alphabet import CLASSES
@@ -70,15 +70,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_steps_are_bounded_and_leave_the_model_unchanged(new_days: Path, folder: Path) -> None:
     store, model = Store.open(new_days / "store"), load_model(folder)
-    settings = Adaptation.model_validate(
-        {
-            "method": "replay",
-            "lr": 0.01,
-            "max_distance": 0.05,
-            "copies": 2,
-            "replay_trials": 2,
-            "safety": {"min_confidence": 0},
-        }
+    settings = Adaptation(
+        method="replay", lr=0.01, max_distance=0.05, copies=2, replay_trials=2, safety=Safety(min_confidence=0)
     )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapter = make_adapter(model, settings, AugmentationConfig(white_noise_sd=0.2))
@@ -95,12 +88,7 @@ def test_steps_are_bounded_and_leave_the_model_unchanged(new_days: Path, folder:
 def test_a_stream_adapts_as_offline(new_days: Path, folder: Path) -> None:
     store, augmentation = Store.open(new_days / "store"), AugmentationConfig(white_noise_sd=0.2)
     settings = Adaptation.model_validate(
-        {
-            "method": "one-step",
-            "lr": 0.01,
-            "copies": 2,
-            "safety": {"min_confidence": 0, "full_step_uncertainty": 0.001},
-        }
+        {"method": "one-step", "lr": 0.01, "copies": 2, "safety": {"min_confidence": 0, "full_step_uncertainty": 0.001}}
     )
     if not load_model(folder).config.settings.encoder.causal:
         with pytest.raises(UserError, match="cannot stream"):

@@ -118,18 +118,8 @@ def test_layers_of_known_days_stay_as_they_were(calibrated: tuple[Path, dict], n
 def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
     done = arcuate(
         *("calibrate", new_days / "run", "--data", new_days / "store", "--session", SAME, "--curve", "none"),
-        *(
-            "--run",
-            tmp_path / "run",
-            "--sentences",
-            3,
-            "--set",
-            "other_lr_factor=0",
-            "--set",
-            "init=mean",
-            "--set",
-            "steps=5",
-        ),
+        *("--run", tmp_path / "run", "--sentences", 3),
+        *("--set", "other_lr_factor=0", "--set", "init=mean", "--set", "steps=5"),
     )
     assert done.returncode == 0, done.stderr
     old, new = load_model(find_checkpoint(new_days / "run")), load_model(find_checkpoint(tmp_path / "run"))
@@ -141,16 +131,7 @@ def test_frozen_means_frozen(new_days: Path, tmp_path: Path) -> None:
 def test_the_same_again_gives_the_same_weights(new_days: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         done = arcuate(
-            *(
-                "calibrate",
-                new_days / "run",
-                "--data",
-                new_days / "store",
-                "--session",
-                SAME,
-                "--curve",
-                "none",
-            ),
+            *("calibrate", new_days / "run", "--data", new_days / "store", "--session", SAME, "--curve", "none"),
             *("--run", tmp_path / name, "--sentences", 3, "--set", "steps=4"),
         )
         assert done.returncode == 0, done.stderr
@@ -159,16 +140,7 @@ def test_the_same_again_gives_the_same_weights(new_days: Path, tmp_path: Path) -
 
 
 def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
-    words = (
-        "--data",
-        new_days / "store",
-        "--session",
-        DRIFTED,
-        "--run",
-        tmp_path / "run",
-        "--dry-run",
-        "--json",
-    )
+    words = ("--data", new_days / "store", "--session", DRIFTED, "--run", tmp_path / "run", "--dry-run", "--json")
     result = one_object(arcuate("calibrate", new_days / "run", *words).stdout)
     assert result["dry_run"] and result["initialised_from"] == SECOND and result["held_out"] == 60
     assert list(tmp_path.iterdir()) == []
@@ -234,16 +206,7 @@ def test_other_channels_are_refused(new_days: Path, cohort_store: Path, tmp_path
 
 
 def test_reordered_channels_are_reported_but_can_be_calibrated(new_days: Path, tmp_path: Path) -> None:
-    words = (
-        "--data",
-        new_days / "store",
-        "--session",
-        PERMUTED,
-        "--run",
-        tmp_path / "run",
-        "--curve",
-        "none",
-    )
+    words = ("--data", new_days / "store", "--session", PERMUTED, "--run", tmp_path / "run", "--curve", "none")
     done = arcuate("calibrate", new_days / "run", *words, *FEW, "--json")
     assert f"the channels of {PERMUTED} look re-ordered" in done.stderr
     curve = one_object(done.stdout)["curve"]

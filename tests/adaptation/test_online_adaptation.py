@@ -16,12 +16,7 @@ from arcuate.adaptation.evaluate import (
     recording_order,
     summarise_session,
 )
-from arcuate.adaptation.known_sessions import (
-    expected_confidence,
-    measure_confidence,
-    normalised_bins,
-    start_session,
-)
+from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, normalised_bins, start_session
 from arcuate.adaptation.online import (
     OnlineAdapter,
     adam_step,
@@ -31,14 +26,7 @@ from arcuate.adaptation.online import (
     match_statistics,
 )
 from arcuate.adaptation.pseudo_labels import word_labeller, word_phonemes
-from arcuate.adaptation.safety import (
-    compare,
-    fall_back,
-    fallback_reason,
-    is_usable,
-    step_factor,
-    track_confidence,
-)
+from arcuate.adaptation.safety import compare, fall_back, fallback_reason, is_usable, step_factor, track_confidence
 from arcuate.adaptation.state import (
     AdamMoments,
     AffineLayer,
@@ -212,9 +200,8 @@ def test_clip_distance_keeps_layers_within_the_limit() -> None:
     start = AffineLayer(torch.eye(3), torch.zeros(3))
     near = AffineLayer(1.05 * torch.eye(3), torch.zeros(3))
     assert clip_distance(near, start, 0.1) is near
-    assert clip_distance(AffineLayer(2 * torch.eye(3), torch.zeros(3)), start, 0.1).distance(start) == pytest.approx(
-        0.1
-    )
+    far = AffineLayer(2 * torch.eye(3), torch.zeros(3))
+    assert clip_distance(far, start, 0.1).distance(start) == pytest.approx(0.1)
 
 
 # --- safety -------------------------------------------------------------------------------------------------
@@ -270,11 +257,7 @@ def test_it_falls_back_when_the_output_shrinks() -> None:
 
 
 def test_trials_that_are_blank_for_both_models_cause_no_fallback() -> None:
-    silent, settings, comparison = (
-        np.log(np.array([[0.98, 0.01, 0.01]] * 5)),
-        Safety(window=3),
-        ModelComparison(),
-    )
+    silent, settings, comparison = (np.log(np.array([[0.98, 0.01, 0.01]] * 5)), Safety(window=3), ModelComparison())
     for frames in (silent, silent, log_probs_with(0.8)):
         comparison = compare(comparison, frames, frames, settings)
     assert fallback_reason(comparison, settings) is None
@@ -282,11 +265,8 @@ def test_trials_that_are_blank_for_both_models_cause_no_fallback() -> None:
 
 def test_one_long_output_does_not_hide_that_the_others_shrank() -> None:
     """Tokens are summed over trials; a mean of ratios would let one trial dominate."""
-    silent, settings, comparison = (
-        np.log(np.array([[0.98, 0.01, 0.01]] * 5)),
-        Safety(window=4, max_confidence_drop=1.0),
-        ModelComparison(),
-    )
+    silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
+    settings, comparison = Safety(window=4, max_confidence_drop=1.0), ModelComparison()
     comparison = compare(comparison, log_probs_with(0.8, 8), silent, settings)
     for _ in range(3):
         comparison = compare(comparison, silent, log_probs_with(0.8, 20), settings)
@@ -299,9 +279,8 @@ def test_blank_output_of_the_adapted_model_alone_causes_a_fallback() -> None:
     for _ in range(2):
         comparison = compare(comparison, silent, silent, settings)
     assert fallback_reason(comparison, settings) is None
-    comparison = compare(
-        compare(comparison, silent, log_probs_with(0.9), settings), silent, log_probs_with(0.9), settings
-    )
+    for _ in range(2):
+        comparison = compare(comparison, silent, log_probs_with(0.9), settings)
     assert fallback_reason(comparison, settings) is not None, "the unadapted model decodes tokens"
 
 
@@ -314,46 +293,38 @@ def test_a_ruined_layer_is_replaced_by_the_initial_one(new_days: Path) -> None:
     assert after <= before + 0.1
 
 
-def test_step_factor_is_0_without_drift() -> None:
+def drifting_state(init_session: str, expected: ExpectedConfidence) -> SessionState:
     layer = AffineLayer(torch.eye(2), torch.zeros(2))
-    state = SessionState(
-        "x",
-        "x",
-        layer,
-        layer,
-        AdamMoments.zero(layer),
-        expected=ExpectedConfidence(0.8),
-        unadapted_confidence=(0.85, 0.8),
-    )
-    assert step_factor(state, Safety()) == 0.0
-    assert step_factor(replace(state, unadapted_confidence=(0.7,)), Safety(full_step_uncertainty=0.5)) == pytest.approx(
-        1.0
-    )
-    assert step_factor(
-        replace(state, unadapted_confidence=(0.75,)), Safety(full_step_uncertainty=0.5)
-    ) == pytest.approx(0.5)
-    assert step_factor(replace(state, expected=None), Safety()) == 1.0
+    return SessionState("x", init_session, layer, layer, AdamMoments.zero(layer), expected=expected)
+
+
+def factor(state: SessionState, confidences: tuple[float, ...], **safety: float) -> float:
+    return step_factor(replace(state, unadapted_confidence=confidences), Safety.model_validate(safety))
+
+
+def test_step_factor_is_0_without_drift() -> None:
+    state = drifting_state("x", ExpectedConfidence(0.8))
+    assert factor(state, (0.85, 0.8)) == 0.0
+    assert factor(state, (0.7,), full_step_uncertainty=0.5) == pytest.approx(1.0)
+    assert factor(state, (0.75,), full_step_uncertainty=0.5) == pytest.approx(0.5)
+    assert factor(replace(state, expected=None), (0.85, 0.8)) == 1.0
 
 
 def test_step_factor_is_0_for_differences_explained_by_chance() -> None:
-    layer = AffineLayer(torch.eye(2), torch.zeros(2))
-    state = SessionState("x", "w", layer, layer, AdamMoments.zero(layer), expected=ExpectedConfidence(0.8, 0.01, 0.04))
-    strict = Safety(min_standard_errors=2.0)
-    assert step_factor(replace(state, unadapted_confidence=(0.75,)), strict) == 0.0, "one trial"
-    assert step_factor(replace(state, unadapted_confidence=(0.75,) * 20), strict) == pytest.approx(0.5), "twenty trials"
-    assert step_factor(replace(state, unadapted_confidence=(0.785,) * 1000), strict) == 0.0, (
-        "within the variation of sessions"
-    )
-    assert step_factor(replace(state, unadapted_confidence=(0.785,)), Safety(min_standard_errors=0.0)) == pytest.approx(
-        0.15
-    )
-    known = replace(state, init_session="x", unadapted_confidence=(0.75,) * 20)
-    assert step_factor(known, Safety(min_standard_errors=1.0)) == pytest.approx(0.5), "three times the evidence"
-    assert step_factor(known, Safety(min_standard_errors=1.3)) == 0.0
-    silent = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
-    assert track_confidence(replace(state, unadapted_confidence=(0.75,)), silent).unadapted_confidence == (0.75,), (
-        "all blank"
-    )
+    state = drifting_state("w", ExpectedConfidence(0.8, 0.01, 0.04))
+    assert factor(state, (0.75,), min_standard_errors=2.0) == 0.0, "one trial"
+    assert factor(state, (0.75,) * 20, min_standard_errors=2.0) == pytest.approx(0.5), "twenty trials"
+    assert factor(state, (0.785,) * 1000, min_standard_errors=2.0) == 0.0, "within the variation of sessions"
+    assert factor(state, (0.785,), min_standard_errors=0.0) == pytest.approx(0.15)
+    known = replace(state, init_session="x")
+    assert factor(known, (0.75,) * 20, min_standard_errors=1.0) == pytest.approx(0.5), "three times the standard errors"
+    assert factor(known, (0.75,) * 20, min_standard_errors=1.3) == 0.0
+
+
+def test_confidence_of_the_last_40_trials_that_are_not_blank_is_tracked() -> None:
+    state = replace(drifting_state("w", ExpectedConfidence(0.8)), unadapted_confidence=(0.75,))
+    all_blank = np.log(np.array([[0.98, 0.01, 0.01]] * 5))
+    assert track_confidence(state, all_blank).unadapted_confidence == (0.75,)
     for _ in range(50):
         state = track_confidence(state, log_probs_with(0.8))
     assert state.unadapted_confidence == pytest.approx((0.8,) * 40)
@@ -451,9 +422,8 @@ def test_statistics_start_again_after_a_fallback(new_days: Path) -> None:
 def test_flat_trials_are_not_added_to_the_statistics(new_days: Path) -> None:
     adapter, state, bins = start_statistics(new_days)
     flat = torch.full_like(bins, 3.0)
-    after, _ = adapter.update(
-        state, DecodedTrial(flat, compute_log_probs(adapter.adapted_model(state, flat), flat), ())
-    )
+    log_probs = compute_log_probs(adapter.adapted_model(state, flat), flat)
+    after, _ = adapter.update(state, DecodedTrial(flat, log_probs, ()))
     assert (after.observed, after.n_steps, after.n_trials) == (None, 0, 1)
     assert torch.equal(adapter.layer(state, flat).weight, adapter.layer(state).weight)
 
@@ -668,9 +638,7 @@ def test_the_unadapted_error_rate_is_summed_over_trials(new_days: Path) -> None:
 
 def test_copies_use_the_augmentation_of_the_recipe(new_days: Path) -> None:
     without = make_adapter(
-        load_model(find_checkpoint(new_days / "run")),
-        Adaptation(method="one-step", lr=0.02),
-        AugmentationConfig(),
+        load_model(find_checkpoint(new_days / "run")), Adaptation(method="one-step", lr=0.02), AugmentationConfig()
     )
     store = Store.open(new_days / "store")
     trials = trials_of(store, DRIFTED)[:4]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.combine.candidates import CandidateList, attach_references, read_candidates
-from arcuate.evaluation.combine.combine import choose_mbr, summarise_combination
+from arcuate.evaluation.combine.combine import choose_by_vote, summarise_combination
 from arcuate.evaluation.combine.frames import average, mean_frames, read_frames
 from arcuate.evaluation.combine.linear import (
     FittingExample,
@@ -44,7 +44,7 @@ def write(path: Path, *rows: object) -> Path:
 @settings(deadline=None)
 def test_expected_errors_are_the_expected_edit_distance(candidates: list[str], data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(candidates), max_size=len(candidates)))
-    found = expected_errors(candidates, weights, letter_share=0.0)
+    found = expected_errors(candidates, weights, letter_cost=0.0)
     for text, errors in zip(found.texts, found.errors, strict=True):
         pairs = zip(candidates, weights, strict=True)
         expected = sum(w * score(other.split(), text.split()).errors for other, w in pairs)
@@ -89,7 +89,7 @@ def test_no_candidates_give_an_empty_text() -> None:
 def test_votes_are_weighted() -> None:
     assert mbr(["a", "b"], [1, 3]) == "b"
     scored = [CandidateList("1", ("a", "b", "c"), scores=(-5.0, -1.0, -9.0))]
-    assert choose_mbr(scored, vote_weights(scored)) == ["b"]
+    assert choose_by_vote(mbr, scored, vote_weights(scored)) == ["b"]
 
 
 def test_agreement_finds_the_worst_system_without_references() -> None:
@@ -226,7 +226,7 @@ def test_every_decoder_has_one_vote_whatever_its_list_length() -> None:
     one = [CandidateList("1", ("a",))]
     (merged,) = merge_decoders([Path("x"), Path("y")], [many, one])
     assert merged.scores is not None and np.exp(merged.scores).sum() == pytest.approx(2)
-    assert choose_mbr([merged], vote_weights([merged])) == ["a"]
+    assert choose_by_vote(mbr, [merged], vote_weights([merged])) == ["a"]
     with pytest.raises(UserError, match="same trials"):
         merge_decoders([Path("x"), Path("y")], [many, [CandidateList("2", ("a",))]])
     with pytest.raises(UserError, match="disagree"):
@@ -305,7 +305,7 @@ def test_real_ten_seed_lists(shared: Path, name: str, mbr_wer: float, packaged: 
         pytest.skip(f"{path} is not there")
     lists = read_candidates(path)
     votes = vote_weights(lists)
-    by_mbr = summarise_combination(lists, choose_mbr(lists, votes), lm=None)
+    by_mbr = summarise_combination(lists, choose_by_vote(mbr, lists, votes), lm=None)
     assert by_mbr.words.wer is not None and by_mbr.words.wer <= mbr_wer
     linear = choose_linear(lists, votes, weights=np.array(feature_weights(())[1])).texts
     combined = summarise_combination(lists, linear, lm=None).to_dict()

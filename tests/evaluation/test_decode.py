@@ -231,7 +231,7 @@ def test_invalid_words_are_rejected(files: Path, tmp_path: Path, word: str) -> N
     assert "--word" in rejection(files, "--out", str(tmp_path / "o"), "--word", word)
 
 
-def test_trials_named_twice_are_rejection(files: Path, tmp_path: Path) -> None:
+def test_trials_named_twice_are_rejected(files: Path, tmp_path: Path) -> None:
     scores = edited(files, tmp_path / "s.npz", trials=["a", "b", "a", "c"])
     assert "'a' occurs twice" in rejection(files, "--out", str(tmp_path / "o"), scores=scores)
     rows = "".join(f'{{"id": "{i}", "text": "see"}}\n' for i in "0113")

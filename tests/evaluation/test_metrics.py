@@ -11,7 +11,7 @@ sequences = st.lists(st.sampled_from("ABC"), max_size=6)
 
 
 def edit_distance(a: list[str], b: list[str]) -> int:
-    """The textbook recursion, for comparison."""
+    """The textbook recursion, as a reference."""
     table = {(i, 0): i for i in range(len(a) + 1)} | {(0, j): j for j in range(len(b) + 1)}
     for i, j in itertools.product(range(1, len(a) + 1), range(1, len(b) + 1)):
         table[i, j] = min(table[i - 1, j] + 1, table[i, j - 1] + 1, table[i - 1, j - 1] + (a[i - 1] != b[j - 1]))

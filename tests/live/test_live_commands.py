@@ -48,6 +48,20 @@ def choices(parts: dict[str, Path]) -> list[object]:
     return ["--lexicon", parts["lexicon"], "--lm", parts["lm"], "--data", parts["store"]]
 
 
+def test_options_are_rejected_before_torch_is_imported() -> None:
+    code = """
+import sys
+from arcuate.cli import main
+sys.argv = ["arcuate", "live", "missing", "--source", "telepathy"]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules and "numba" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert "choose replay, socket, lsl" in found.stderr and "AssertionError" not in found.stderr, found.stderr
+
+
 def test_a_decoder_loads_by_path_and_decodes(parts: dict[str, Path]) -> None:
     """Partials leave out the incomplete last word, so those of an untrained model may be empty."""
     store = Store.open(parts["store"])

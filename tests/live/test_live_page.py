@@ -198,11 +198,8 @@ def test_the_page_shows_the_status_of_adaptation(browser) -> None:
         assert "started with the layer of day2" in page.get_attribute("#adaptation", "title")
         page.keyboard.press("r")
         page.wait_for_selector("#adaptation:text-is('adapting, 0 of 0 used')")
-        now = adapting.adaptation.to_event()
-        for state, text in (
-            ("fell back", "fell back to the unadapted model"),
-            ("off", "adaptation off"),
-        ):
+        now = {"type": "adaptation", **vars(adapting.adaptation)}
+        for state, text in (("fell back", "fell back to the unadapted model"), ("off", "adaptation off")):
             served.live.broadcaster.publish({**now, "state": state, "reason": "a <b>reason</b>"})
             page.wait_for_selector(f"#adaptation:text-is('{text}')")
             assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")

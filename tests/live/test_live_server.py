@@ -17,7 +17,7 @@ websockets = pytest.importorskip("websockets", reason="the extra live is not ins
 
 from arcuate.data.store import Store
 from arcuate.live.access import Access, TokenBucket, make_access
-from arcuate.live.sources.socket import pack_frames
+from arcuate.live.sources.socket import pack_bins
 from support.live_parts import bins
 from support.live_serving import BY_TRIAL, LIMITS, Served, decoder, replaying, serving
 
@@ -36,10 +36,7 @@ def replayed(cohort_store: Path) -> Iterator[Served]:
 
 @contextlib.asynccontextmanager
 async def events_and_frames(served: Served):
-    async with (
-        websockets.connect(served.url("/events")) as events,
-        websockets.connect(served.url("/frames")) as frames,
-    ):
+    async with websockets.connect(served.url("/events")) as events, websockets.connect(served.url("/frames")) as frames:
         yield events, frames
 
 
@@ -105,9 +102,8 @@ def test_other_addresses_need_a_token() -> None:
         assert served.get("/?token=secret")[0] == 200
         assert served.get("/info", Authorization="Bearer secret")[0] == 200
         assert served.get("/healthz")[0] == 200  # contains no text
-        assert (
-            rejection_status(served.url("/events")) == 403 and rejection_status(served.url("/events?token=secret")) == 0
-        )
+        assert rejection_status(served.url("/events")) == 403
+        assert rejection_status(served.url("/events?token=secret")) == 0
 
 
 # --- bins in, events out ------------------------------------------------------------------------------------
@@ -121,7 +117,7 @@ def test_bins_over_a_websocket_are_decoded_as_offline(plain: Served) -> None:
             mark = {"type": "mark", "trial": "mine", "session": "day1", "reference": "hello"}
             await frames.send(json.dumps(mark))
             for k in range(0, 100, 2):
-                await frames.send(pack_frames(sent[k : k + 2], first=k))
+                await frames.send(pack_bins(sent[k : k + 2], first=k))
             await frames.send('{"type": "end"}')
             return await next_event(events, "final")
 
@@ -137,8 +133,8 @@ def test_bins_over_a_websocket_are_decoded_as_offline(plain: Served) -> None:
     [
         (b"", "16 to"),
         (b"x" * 30_000, "16 to 20000 bytes"),
-        (b"\x06\x00\x00\x00" + b"\x00" * 13, "not a multiple"),
-        (pack_frames(np.zeros((300, 6), np.float32)), "too many"),
+        (b"\x06\x00\x00\x00" + b"\x00" * 13, "not complete bins"),
+        (pack_bins(np.zeros((300, 6), np.float32)), "too many"),
         ("not json", "JSON object"),
         ('{"type": "mark", "session": "day9"}', "unknown to this model"),
         ('{"type": "mark", "trial": 3}', "must be"),
@@ -158,10 +154,10 @@ def test_wrong_channels_and_gaps_are_published(plain: Served) -> None:
     async def go() -> list[str]:
         async with events_and_frames(plain) as (events, frames):
             await frames.send('{"type": "mark"}')
-            await frames.send(pack_frames(bins(2, 5)))
+            await frames.send(pack_bins(bins(2, 5)))
             first = await next_event(events, "fault")
-            await frames.send(pack_frames(bins(2), first=0))
-            await frames.send(pack_frames(bins(2), first=100))
+            await frames.send(pack_bins(bins(2), first=0))
+            await frames.send(pack_bins(bins(2), first=100))
             return [first["kind"], (await next_event(events, "fault"))["kind"]]
 
     assert asyncio.run(go()) == ["channels", "gap"]
@@ -170,7 +166,7 @@ def test_wrong_channels_and_gaps_are_published(plain: Served) -> None:
 def test_one_client_sends_at_a_time_and_may_reconnect(plain: Served) -> None:
     async def go() -> int:
         async with websockets.connect(plain.url("/frames")) as first:
-            await first.send(pack_frames(bins(1)))
+            await first.send(pack_bins(bins(1)))
             async with websockets.connect(plain.url("/frames")) as second:
                 with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
                     await asyncio.wait_for(second.recv(), 120)
@@ -178,7 +174,7 @@ def test_one_client_sends_at_a_time_and_may_reconnect(plain: Served) -> None:
         for _ in range(100):  # until the server notices that the first has disconnected
             async with websockets.connect(plain.url("/frames")) as third:
                 try:
-                    await third.send(pack_frames(bins(1, 5)))
+                    await third.send(pack_bins(bins(1, 5)))
                     await asyncio.wait_for(third.recv(), 0.05)
                 except TimeoutError:
                     return code
@@ -200,13 +196,13 @@ def test_a_token_bucket_allows_bursts_up_to_its_capacity() -> None:
 
 
 def test_too_many_messages_per_second_are_rejected() -> None:
-    rare = LIMITS.model_copy(update={"frames_per_s": 0.001, "commands_per_s": 0.001})  # the second message exceeds it
+    rare = LIMITS.model_copy(update={"messages_per_s": 0.001, "commands_per_s": 0.001})  # the second message exceeds it
     with serving(decoder(), BY_TRIAL.model_copy(update={"limits": rare})) as served:
 
         async def go() -> list[str]:
             async with events_and_frames(served) as (events, frames):
                 for _ in range(2):
-                    await frames.send(pack_frames(bins(1)))
+                    await frames.send(pack_bins(bins(1)))
                     await events.send('{"type": "end"}')
                 return [(await next_event(ws, "rejected"))["message"] for ws in (frames, events)]
 
@@ -294,7 +290,7 @@ def test_a_viewer_that_joins_late_receives_the_current_state(replayed: Served) -
 def test_a_restarted_server_shows_earlier_sentences(tmp_path: Path) -> None:
     async def send_one(served: Served) -> str:
         async with events_and_frames(served) as (events, frames):
-            await frames.send(pack_frames(bins(90)))
+            await frames.send(pack_bins(bins(90)))
             await frames.send('{"type": "end"}')
             return (await next_event(events, "final"))["text"]
 

@@ -25,25 +25,9 @@ SAME, DRIFTED, PERMUTED, DEAD, UNLABELLED = (
 )
 NOISE = 1.2
 TRAINING = (
-    *(
-        "encoder.width=32",
-        "encoder.depth=1",
-        "encoder.dropout=0",
-        "train.steps=220",
-        "train.validate_every=110",
-    ),
-    *(
-        "train.checkpoint_every=220",
-        "train.log_every=20",
-        "front_end.patch.bins=4",
-        "front_end.patch.stride=2",
-    ),
-    *(
-        "front_end.smoothing.sd=0",
-        "front_end.normalise=none",
-        "augment.white_noise_sd=0.2",
-        "augment.offset_sd=0.05",
-    ),
+    *("encoder.width=32", "encoder.depth=1", "encoder.dropout=0", "train.steps=220", "train.validate_every=110"),
+    *("train.checkpoint_every=220", "train.log_every=20", "front_end.patch.bins=4", "front_end.patch.stride=2"),
+    *("front_end.smoothing.sd=0", "front_end.normalise=none", "augment.white_noise_sd=0.2", "augment.offset_sd=0.05"),
     *("augment.random_cut=0", "data.batching.batch_size=16", "schedule.peak_lr=0.01", "runtime.threads=1"),
 )
 

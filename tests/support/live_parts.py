@@ -60,10 +60,7 @@ def small_search() -> WordSearch:
 
 
 def small_model(
-    n_channels: int = 6,
-    normalise: str = "none",
-    seed: int = 0,
-    sessions: tuple[str, ...] = ("day1", "day2"),
+    n_channels: int = 6, normalise: str = "none", seed: int = 0, sessions: tuple[str, ...] = ("day1", "day2")
 ) -> Model:
     torch.manual_seed(seed)
     front_end = FrontEndSettings(normalise=normalise, rolling_bins=200)

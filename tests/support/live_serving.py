@@ -26,7 +26,7 @@ from arcuate.live.sources.replay import Replay, select_trials
 from support.live_parts import small_model, small_search
 
 SEARCH = small_search()
-LIMITS = Limits(viewers=12, frame_bytes=20_000, frames_per_s=2000.0, chunk_s=5.0)
+LIMITS = Limits(viewers=12, message_bytes=20_000, messages_per_s=2000.0, chunk_s=5.0)
 BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False), limits=LIMITS)
 
 

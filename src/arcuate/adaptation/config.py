@@ -48,16 +48,10 @@ class Safety(Settings):
         8, ge=1, le=1000, description="Trials over which the adapted and the unadapted model are compared."
     )
     max_confidence_drop: float = Field(
-        0.02,
-        ge=0.0,
-        le=1.0,
-        description="Confidence lost against the unadapted model that causes a fall-back.",
+        0.02, ge=0.0, le=1.0, description="Confidence lost against the unadapted model that causes a fall-back."
     )
     min_length_ratio: float = Field(
-        0.7,
-        ge=0.0,
-        le=1.0,
-        description="Decoded tokens per token of the unadapted model below which it falls back.",
+        0.7, ge=0.0, le=1.0, description="Decoded tokens per token of the unadapted model that cause a fall-back."
     )
     lr_factor: float = Field(0.5, gt=0.0, le=1.0, description="Factor on the learning rate after each fall-back.")
     max_fallbacks: int = Field(
@@ -82,7 +76,7 @@ class Adaptation(Settings):
         0.5,
         gt=0.0,
         le=10.0,
-        description="Largest distance of a layer from its initial value, relative to the norm of that.",
+        description="Maximum distance of a layer from its initial value, relative to the norm of the initial layer.",
     )
     copies: int = Field(16, ge=1, le=1024, description="Augmented copies of the current trial in a step.")
     replay_trials: int = Field(16, ge=1, le=1024, description="Past trials in a step (replay).")
@@ -94,8 +88,7 @@ class Adaptation(Settings):
         description="Weight of the nearest known session's statistics, in bins (statistics).",
     )
     use_current_trial: bool = Field(
-        True,
-        description="Include a trial's own input before decoding it; never in a stream (statistics).",
+        True, description="Include a trial's own input before decoding it; never in a stream (statistics)."
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of augmentation and replay.")
     safety: Safety = Safety()
@@ -127,10 +120,7 @@ class Calibration(Settings):
     steps: int = Field(150, ge=1, le=100_000, description="Number of optimizer steps.")
     lr: float = Field(3e-3, gt=0.0, le=1.0, description="Learning rate of the new layer, decaying to 0.")
     other_lr_factor: float = Field(
-        0.1,
-        ge=0.0,
-        le=1.0,
-        description="Learning rate of all other weights relative to `lr`; 0 freezes them.",
+        0.1, ge=0.0, le=1.0, description="Learning rate of all other weights relative to `lr`; 0 freezes them."
     )
     replay_fraction: float = Field(
         0.5,

@@ -281,7 +281,7 @@ def compare_sessions(
     rows = []
     for i, current in enumerate(sessions):
         before = sessions[i - 1] if i else current
-        order = channel_order_similarity(before, current)
+        order, profile = channel_order_similarity(before, current), profile_similarity(reference, current)
         rows.append(
             SessionDrift(
                 session=current.session,
@@ -291,9 +291,14 @@ def compare_sessions(
                 recovered=np.flatnonzero(before.flat & ~current.flat).tolist(),
                 channel_order_similarity=order,
                 reordered=order is not None and order < SAME_ORDER,
-                profile_similarity=_median(profile_similarity(reference, current)),
+                profile_similarity=_median(profile),
                 arrays={a.name: _array_drift(reference, current, a.channels) for a in arrays},
-                channels=_channel_drift(reference, current),
+                channels=ChannelDrift(
+                    mean=_rounded(current.mean),
+                    mean_shift=_rounded(_mean_shift(reference, current)),
+                    sd_ratio=_rounded(_sd_ratio(reference, current)),
+                    profile_similarity=_rounded(profile),
+                ),
             )
         )
     return rows
@@ -309,15 +314,6 @@ def _array_drift(reference: SessionStatistics, current: SessionStatistics, chann
         sd_ratio=float(np.exp(np.median(np.abs(np.log(ratio))))) if len(alive) else None,
         flat=int(current.flat[channels].sum()),
         channels=len(channels),
-    )
-
-
-def _channel_drift(reference: SessionStatistics, current: SessionStatistics) -> ChannelDrift:
-    return ChannelDrift(
-        mean=_rounded(current.mean),
-        mean_shift=_rounded(_mean_shift(reference, current)),
-        sd_ratio=_rounded(_sd_ratio(reference, current)),
-        profile_similarity=_rounded(profile_similarity(reference, current)),
     )
 
 

@@ -101,12 +101,7 @@ def adapt_sessions(
 
 
 def adapt_trial(
-    adapter: OnlineAdapter,
-    state: SessionState,
-    store: Store,
-    trial: TrialInfo,
-    search: Search,
-    keep_log_probs: bool,
+    adapter: OnlineAdapter, state: SessionState, store: Store, trial: TrialInfo, search: Search, keep_log_probs: bool
 ) -> tuple[AdaptedTrial, SessionState]:
     """Decode one trial with the current state and return the state after it."""
     bins = normalised_bins(adapter, store, trial)
@@ -152,7 +147,7 @@ def recording_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class SessionResult:
-    """Adaptation of one session in numbers."""
+    """Summary of one adapted session."""
 
     session: str
     known: bool  # the model has a layer for it
@@ -313,9 +308,7 @@ def _load_word_labeller(
     return word_labeller(build_word_search(words, ngram, decoding, boundary=SILENCE))
 
 
-def compare_with_unadapted(
-    sessions: Sequence[AdaptedSession],
-) -> tuple[float | None, Difference | None, float | None]:
+def compare_with_unadapted(sessions: Sequence[AdaptedSession]) -> tuple[float | None, Difference | None, float | None]:
     """Unadapted PER, paired difference to it, and CPU seconds of adaptation per trial."""
     trials = [t for session in sessions for t in session.trials]
     pairs = [(t.result.score, t.unadapted) for t in trials if t.result.score and t.unadapted]

@@ -17,8 +17,8 @@ from arcuate.models.model import Model
 from arcuate.progress import Progress, counted, logger
 
 _REFERENCE_TRIALS = 50  # per session, enough for means and variances
-_TRIALS_PER_SESSION = 12  # on which confidence is measured,
-_MAX_TRIALS = 120  # fewer per session if there are many sessions, because a stream waits for them
+_TRIALS_PER_SESSION = 12  # on which confidence is measured
+_MAX_TRIALS = 120  # of all sessions, because a stream waits until they are decoded
 _MIN_SESSION_SD = 0.1  # SD of session means relative to the mean uncertainty, where few sessions are known
 _UNADAPTED = Adaptation(method="none")
 

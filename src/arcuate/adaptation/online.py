@@ -69,10 +69,7 @@ class OnlineAdapter:
     labeller: Labeller = greedy
 
     def start(
-        self,
-        session: str,
-        reference: InputStatistics | None = None,
-        expected: ExpectedConfidence | None = None,
+        self, session: str, reference: InputStatistics | None = None, expected: ExpectedConfidence | None = None
     ) -> SessionState:
         """Start a session with its own layer if the model has one, else with that of the nearest known session.
 
@@ -316,28 +313,14 @@ def adam_step(
     unbounded = AffineLayer(moved[0], moved[1])
     bounded = clip_distance(unbounded, initial, max_distance)
     if bounded is not unbounded:  # the projection can move single weights by more than lr
-        bounded = _limit_step(layer, bounded, lr)
+        largest = max(
+            float((b - a).abs().max()) for a, b in ((layer.weight, bounded.weight), (layer.bias, bounded.bias))
+        )
+        bounded = bounded if largest <= lr else layer.lerp(bounded, lr / largest)
     return bounded, AdamMoments((means[0], means[1]), (squares[0], squares[1]), n)
 
 
 def clip_distance(layer: AffineLayer, initial: AffineLayer, max_distance: float) -> AffineLayer:
     """Pull a layer back towards its initial value if it is further away than `max_distance`."""
     distance = layer.distance(initial)
-    if distance <= max_distance:
-        return layer
-    return _interpolate(initial, layer, max_distance / distance)
-
-
-def _limit_step(layer: AffineLayer, new: AffineLayer, lr: float) -> AffineLayer:
-    """Shorten the step from `layer` to `new` so that no weight moves by more than `lr`."""
-    largest = max(float((b - a).abs().max()) for a, b in _parameter_pairs(layer, new))
-    return new if largest <= lr else _interpolate(layer, new, lr / largest)
-
-
-def _interpolate(layer: AffineLayer, other: AffineLayer, fraction: float) -> AffineLayer:
-    weight, bias = (torch.lerp(a, b, fraction) for a, b in _parameter_pairs(layer, other))
-    return AffineLayer(weight, bias)
-
-
-def _parameter_pairs(layer: AffineLayer, other: AffineLayer) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return (layer.weight, other.weight), (layer.bias, other.bias)
+    return layer if distance <= max_distance else initial.lerp(layer, max_distance / distance)

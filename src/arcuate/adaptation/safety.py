@@ -68,25 +68,20 @@ def compare(
     comparison: ModelComparison, adapted: np.ndarray, unadapted: np.ndarray, settings: Safety
 ) -> ModelComparison:
     """Add one trial's log-probabilities (F, V) from both models, keeping the last `window` trials."""
+    confidences = (*comparison.confidence, (confidence(adapted), confidence(unadapted)))
+    n_tokens = (*comparison.n_tokens, (len(greedy(adapted)), len(greedy(unadapted))))
     last = slice(-settings.window, None)
-    return replace(
-        comparison,
-        adapted_confidence=(*comparison.adapted_confidence, confidence(adapted))[last],
-        unadapted_confidence=(*comparison.unadapted_confidence, confidence(unadapted))[last],
-        adapted_tokens=(*comparison.adapted_tokens, len(greedy(adapted)))[last],
-        unadapted_tokens=(*comparison.unadapted_tokens, len(greedy(unadapted)))[last],
-    )
+    return replace(comparison, confidence=confidences[last], n_tokens=n_tokens[last])
 
 
 def fallback_reason(comparison: ModelComparison, settings: Safety) -> str | None:
     """Why the adapted model must be discarded; None if it performs well or the window is not full yet."""
-    if len(comparison.adapted_confidence) < settings.window:
+    if len(comparison.confidence) < settings.window:
         return None
-    adapted = float(np.mean(comparison.adapted_confidence))
-    unadapted = float(np.mean(comparison.unadapted_confidence))
+    adapted, unadapted = (float(np.mean(values)) for values in zip(*comparison.confidence, strict=True))
     if adapted < unadapted - settings.max_confidence_drop:
         return f"confidence fell to {adapted:.2f}, below {unadapted:.2f} of the unadapted model"
-    n_adapted, n_unadapted = sum(comparison.adapted_tokens), sum(comparison.unadapted_tokens)
+    n_adapted, n_unadapted = map(sum, zip(*comparison.n_tokens, strict=True))
     if n_adapted < settings.min_length_ratio * n_unadapted:
         return f"output shrank to {n_adapted / n_unadapted:.2f} of the tokens of the unadapted model"
     return None

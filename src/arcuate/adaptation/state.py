@@ -21,6 +21,11 @@ class AffineLayer:
         moved = torch.cat([(self.weight - other.weight).flatten(), self.bias - other.bias]).norm()
         return float(moved / torch.cat([other.weight.flatten(), other.bias]).norm().clamp(min=1e-12))
 
+    def lerp(self, other: "AffineLayer", fraction: float) -> "AffineLayer":
+        """Interpolate from this layer (0) to another (1)."""
+        weight = torch.lerp(self.weight, other.weight, fraction)
+        return AffineLayer(weight, torch.lerp(self.bias, other.bias, fraction))
+
 
 @dataclass(frozen=True, eq=False)
 class AdamMoments:
@@ -32,10 +37,8 @@ class AdamMoments:
 
     @classmethod
     def zero(cls, layer: AffineLayer) -> "AdamMoments":
-        return cls(
-            (torch.zeros_like(layer.weight), torch.zeros_like(layer.bias)),
-            (torch.zeros_like(layer.weight), torch.zeros_like(layer.bias)),
-        )
+        zeros = (torch.zeros_like(layer.weight), torch.zeros_like(layer.bias))
+        return cls(zeros, zeros)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +83,10 @@ class DecodedTrial:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Confidence and output length of the adapted and the unadapted model on the last trials."""
+    """Confidence and number of decoded tokens of the adapted and the unadapted model on the last trials."""
 
-    adapted_confidence: tuple[float, ...] = ()
-    unadapted_confidence: tuple[float, ...] = ()
-    adapted_tokens: tuple[int, ...] = ()  # number of decoded tokens
-    unadapted_tokens: tuple[int, ...] = ()
+    confidence: tuple[tuple[float, float], ...] = ()  # (adapted, unadapted) of each trial
+    n_tokens: tuple[tuple[int, int], ...] = ()
     n_fallbacks: int = 0
 
 

@@ -79,7 +79,7 @@ def print_benchmark(result: "LiveBenchmark") -> None:
         f" p99 {summary['frame_ms_p99']:.2f} ms, max {summary['frame_ms_max']:.2f} ms;"
         f" {summary['missed_deadlines']} of {summary['n_frames']:,} deadlines missed"
         + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
-        + f" delay of the model {result.delay_ms:g} ms",
+        + f" model delay {result.delay_ms:g} ms",
         soft_wrap=True,
     )
     if status is not None:

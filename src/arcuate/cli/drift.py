@@ -25,8 +25,7 @@ def drift(
     ] = "one-step",
     split: Annotated[str, typer.Option(help="With --run: val, test, dev or train.")] = "val",
     reference: Annotated[
-        str | None,
-        typer.Option(help="Session to compare with; default: the last known session, or the first."),
+        str | None, typer.Option(help="Session to compare with; default: the last known session, or the first.")
     ] = None,
     trials: Annotated[int, typer.Option(min=2, max=100_000, help="Trials to examine per session.")] = 40,
     as_json: Json = False,
@@ -39,13 +38,7 @@ def drift(
     check_output(out, "<!doctype html>", "drift.html")
     with progress("measuring sessions") as report:
         result = measure_drift(
-            store,
-            run,
-            adapt=adapt,
-            split=split,
-            reference=reference,
-            max_trials=trials,
-            progress=report,
+            store, run, adapt=adapt, split=split, reference=reference, max_trials=trials, progress=report
         )
     write_drift_page(result, out)
     emit_json({**result.to_dict(), "page": str(out)}) if as_json else print_drift(result, out)

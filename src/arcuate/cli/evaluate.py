@@ -97,7 +97,7 @@ def evaluate(
 
 def print_evaluation(evaluation: "Evaluation") -> None:
     """Print PER by session and in total."""
-    from arcuate.cli.console import out, percent
+    from arcuate.cli.console import out, percent, say
 
     metrics = evaluation.metrics
     rows = [(session, percent(rate)) for session, rate in metrics.per_by_session.items()]
@@ -106,12 +106,13 @@ def print_evaluation(evaluation: "Evaluation") -> None:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
         out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct)
-    _print_summary(headline(evaluation), evaluation.results_file)
+    out.print(headline(evaluation), soft_wrap=True)
+    say(f"one line per trial in {evaluation.results_file}")
 
 
 def print_adaptation(result: "AdaptationResult") -> None:
     """Print PER by session, adapted and unadapted, and in total."""
-    from arcuate.cli.console import percent
+    from arcuate.cli.console import out, percent, say
 
     rows = [
         (
@@ -127,7 +128,8 @@ def print_adaptation(result: "AdaptationResult") -> None:
     ]
     columns = ("session", "initial layer", "trials", "unadapted", "adapted", "steps", "fall-backs")
     _print_sessions(result.provenance.split, columns, rows)
-    _print_summary(adaptation_headline(result), result.results_file)
+    out.print(adaptation_headline(result), soft_wrap=True)
+    say(f"one line per trial in {result.results_file}")
 
 
 def headline(evaluation: "Evaluation") -> str:
@@ -187,10 +189,3 @@ def _print_sessions(split: str, columns: Sequence[str], rows: Sequence[Sequence[
     for row in rows:
         table.add_row(*row)
     out.print(table)
-
-
-def _print_summary(summary: str, results_file: Path) -> None:
-    from arcuate.cli.console import out, say
-
-    out.print(summary, soft_wrap=True)
-    say(f"one line per trial in {results_file}")

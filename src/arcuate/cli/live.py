@@ -56,8 +56,12 @@ def live(
     silence: Annotated[
         float | None, typer.Option(min=0.1, max=60.0, help="Seconds of silence that end a sentence.")
     ] = None,
-    closed: Annotated[bool, typer.Option("--closed", help="Decode nothing until opened on the page.")] = False,
-    phrase: Annotated[str | None, typer.Option(help="Decode nothing until this sentence or a key opens it.")] = None,
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Decode nothing until the gate is opened on the page.")
+    ] = False,
+    phrase: Annotated[
+        str | None, typer.Option(help="Show nothing until this sentence or a key opens the gate.")
+    ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[str, typer.Option(help="URL of the Redis server.")] = "redis://127.0.0.1:6379",
     adapt: Adapt = None,

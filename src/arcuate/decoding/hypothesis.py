@@ -1,6 +1,9 @@
 """Hypothesis: one decoding result of a trial."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from rapidfuzz.distance import Levenshtein
 
 from arcuate.data.alphabet import token_names
 
@@ -31,3 +34,19 @@ class Hypothesis:
     def text(self) -> str | None:
         """The words as one string; None if only phonemes were decoded."""
         return " ".join(self.words) if self.words else None
+
+
+def word_alternatives(words: Sequence[str], nbest: Sequence[Sequence[str]]) -> dict[int, list[str]]:
+    """Words of the other hypotheses at each position of `words` where they differ, best hypothesis first."""
+    found: dict[int, list[str]] = {}
+    for hypothesis in nbest:
+        for op in Levenshtein.opcodes(words, hypothesis):
+            if op.tag != "replace":
+                continue
+            width, other = op.src_end - op.src_start, hypothesis[op.dest_start : op.dest_end]
+            for k in range(width):  # word by word; surplus words go to the last position
+                alternative = " ".join(other[k:] if k == width - 1 else other[k : k + 1])
+                others = found.setdefault(op.src_start + k, [])
+                if alternative and alternative not in others:
+                    others.append(alternative)
+    return found

@@ -79,15 +79,16 @@ class JointBeamSearch:
     def finish(self, state: JointState) -> list[Hypothesis]:
         """N-best list of all hypotheses in the beam; both scores cover the complete trial."""
         found = [
-            self._hypothesis(tokens, score, ctc.log_prob)
+            Hypothesis(
+                tokens,
+                {"transducer": score, "ctc": ctc.log_prob},
+                total=float(self._total(score, ctc.log_prob)),
+            )
             for tokens, score, ctc in zip(
                 state.hypotheses.tokens, state.hypotheses.scores.tolist(), state.ctc, strict=True
             )
         ]
         return sorted(found, key=lambda h: -(h.total or 0.0))
-
-    def _hypothesis(self, tokens: tuple[int, ...], transducer: float, ctc: float) -> Hypothesis:
-        return Hypothesis(tokens, {"transducer": transducer, "ctc": ctc}, total=float(self._total(transducer, ctc)))
 
     def _total(self, transducer: np.ndarray | float, ctc: np.ndarray | float) -> np.ndarray | float:
         if not self.weights.ctc:  # 0 · −inf would be NaN

@@ -76,9 +76,6 @@ class BeamState:
     predicted: Tensor  # (n, W)
     predictor: Any
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
 
 @dataclass(frozen=True)
 class TransducerBeamSearch:

@@ -115,13 +115,6 @@ class ModelSource:
     config: TrainingConfig
     trained_on: dict[str, Any] | None  # the training store as recorded by the run; None for an imported model
 
-    @property
-    def selected_on(self) -> str | None:
-        """The split that the checkpoint was selected on."""
-        if self.trained_on is None:
-            return None
-        return "dev" if self.config.data.dev_fraction > 0 else "val"
-
 
 @dataclass(frozen=True, eq=False)
 class ScoredSplit:
@@ -271,6 +264,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
     beam = scored.validate.beam if scored.validate.search == "beam" else None
     if scored.head != "ctc":
         beam = scored.transducer_beam
+    selected_on = "dev" if source.config.data.dev_fraction > 0 else "val"
     state_file = source.checkpoint / "state.json"
     state = read_json(state_file) if state_file.exists() else {}
     return Provenance(
@@ -278,7 +272,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
         source.run.recipe_tree().get("name") if source.trained_on is not None else None,
         split,
         label,
-        source.selected_on,
+        None if source.trained_on is None else selected_on,
         source.checkpoint.name,
         state.get("step"),
         "greedy" if beam is None else "beam",

@@ -94,6 +94,23 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
     return pairs
 
 
+def align_words(reference: str | None, words: Sequence[str]) -> list[dict[str, str]] | None:
+    """Mark decoded words as correct, substitution (with its reference) or insertion, and add deletions."""
+    if reference is None:
+        return None
+    aligned, decoded = [], iter(words)
+    for expected, normalised in align(normalise_text(reference).split(), [normalise_text(word) for word in words]):
+        if normalised == DELETED:
+            aligned.append({"word": expected, "op": "deletion"})
+        elif expected == INSERTED:
+            aligned.append({"word": next(decoded), "op": "insertion"})
+        elif expected == normalised:
+            aligned.append({"word": next(decoded), "op": "correct"})
+        else:
+            aligned.append({"word": next(decoded), "op": "substitution", "reference": expected})
+    return aligned
+
+
 def confusions(pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Counter[tuple[str, str]]:
     """Counts of aligned (reference token, hypothesis token) over many (reference, hypothesis) pairs."""
     return Counter(pair for reference, hypothesis in pairs for pair in align(reference, hypothesis))

@@ -154,9 +154,9 @@ def _single_run(scores: Sequence["Score"]) -> Arm:
 def _resample_sums(values: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
     """Column sums (R, K) of bootstrap resamples of the rows (N, K), as multinomial counts times values."""
     rng, n_rows = np.random.default_rng(seed), len(values)
-    shares = np.full(n_rows, 1 / n_rows)
+    uniform = np.full(n_rows, 1 / n_rows)
     sizes = [min(_CHUNK, n_resamples - start) for start in range(0, n_resamples, _CHUNK)]
-    return np.concatenate([rng.multinomial(n_rows, shares, size=size) @ values for size in sizes])
+    return np.concatenate([rng.multinomial(n_rows, uniform, size=size) @ values for size in sizes])
 
 
 def _paired_bootstrap(
@@ -193,11 +193,11 @@ def _variance(
 
 def _trial_variance(residuals: np.ndarray, length: float, groups: np.ndarray | None) -> tuple[float, int]:
     """Linearised variance of a ratio of sums, over trials or over groups of trials, and its degrees of freedom."""
-    shares = residuals if groups is None else np.bincount(groups, weights=residuals)
-    n = len(shares)
+    sums = residuals if groups is None else np.bincount(groups, weights=residuals)
+    n = len(sums)
     if n < 2:
         raise ValueError("estimating the variance between groups needs at least two groups")
-    return float(n / (n - 1) * np.sum(shares**2) / length**2), n - 1
+    return float(n / (n - 1) * np.sum(sums**2) / length**2), n - 1
 
 
 def _seed_variance(arms: Sequence[Arm], weights: Sequence[float]) -> tuple[float, float]:

@@ -256,13 +256,22 @@ class _Tuner:
 
     def _count_errors(self, settings: DecodingConfig, chosen: Sequence[int]) -> tuple[float, float]:
         """Errors of the best hypotheses, then the expected errors, which break ties."""
-        search = self.search.with_settings(settings)
-        lists = [search.search(self.trials[i], _N_BEST) for i in chosen]
-        counts = [
-            self._trial_errors(i, n_best, [h.total or 0.0 for h in n_best])
-            for i, n_best in zip(chosen, lists, strict=True)
-        ]
+        counts = self._search_errors(settings, chosen)
         return sum(best for best, _ in counts), sum(expected for _, expected in counts)
+
+    def _search_errors(self, settings: DecodingConfig, chosen: Sequence[int]) -> list[tuple[float, float]]:
+        """Errors of the chosen trials, from one search of each."""
+        search = self.search.with_settings(settings)
+        counts = []
+        for i in chosen:
+            n_best = search.search(self.trials[i], _N_BEST)
+            counts.append(self._trial_errors(i, n_best, [h.total or 0.0 for h in n_best]))
+        return counts
+
+    def _objective(self, counts: Sequence[tuple[float, float]], chosen: Sequence[int]) -> float:
+        """Errors (mean of best and expected) per reference word of the chosen trials."""
+        n_words = sum(len(normalise_text(self.references[i].text or "").split()) for i in chosen)
+        return sum(0.5 * (best + expected) for best, expected in counts) / max(1, n_words)
 
     def _fit_n_best(self, settings: DecodingConfig, chosen: Sequence[int]) -> DecodingConfig:
         """Fit n-gram weight and word bonus on the n-best lists of a single search."""
@@ -275,12 +284,12 @@ class _Tuner:
             if not (0.05 <= lm <= _BOUNDS["lm_weight"][1] and low <= bonus <= high):
                 return 1e9
             counts = [
-                self._objective_terms(
+                self._trial_errors(
                     i, n_best, [h.scores["acoustic"] + lm * h.scores["lm"] + bonus * len(h.words) for h in n_best]
                 )
                 for i, n_best in zip(chosen, lists, strict=True)
             ]
-            return _rate(counts)
+            return self._objective(counts, chosen)
 
         start = np.array([settings.lm_weight, settings.word_bonus])
         simplex = _initial_simplex(start, np.array([0.15, 0.6]))
@@ -293,7 +302,8 @@ class _Tuner:
 
     def _descend(self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0) -> DecodingConfig:
         """Optimise all weights with one search of the chosen trials per evaluation."""
-        names = [name for name in _STEPS if name not in self._fixed]
+        # Without a boundary class, the weights of silences have no effect.
+        names = [name for name in _STEPS if self.search.boundary >= 0 or "silence" not in name]
         values = np.array([getattr(start, name) for name in names])
         steps = scale * np.array([_STEPS[name] for name in names])
 
@@ -307,36 +317,18 @@ class _Tuner:
         assert self.best is not None
         return self.best[1]
 
-    @property
-    def _fixed(self) -> frozenset[str]:
-        """Weights without effect: those of silences, if no class is the word boundary."""
-        without_boundary = frozenset({"silence_bonus", "missing_silence_bonus"})
-        return without_boundary if self.search.boundary < 0 else frozenset()
-
     def _evaluate(self, settings: DecodingConfig, chosen: Sequence[int], name: str) -> float:
         """The objective under some weights."""
         if time.perf_counter() > self.deadline and self.best is not None:
             raise _OutOfTime
         rounded = settings.model_copy(update={n: round(getattr(settings, n), 3) for n in _STEPS})
-        search = self.search.with_settings(rounded)
-        counts = []
-        for i in chosen:
-            n_best = search.search(self.trials[i], _N_BEST)
-            counts.append(self._objective_terms(i, n_best, [h.total or 0.0 for h in n_best]))
-        value = _rate(counts)
+        value = self._objective(self._search_errors(rounded, chosen), chosen)
         self.n_evaluations += 1
         if self.best is None or value < self.best[0]:
             self.best = (value, rounded)
             weights = ", ".join(f"{n} {getattr(rounded, n):g}" for n in _STEPS)
             logger.info(f"{name}, evaluation {self.n_evaluations}: {100 * value:.2f} % with {weights}")
         return value
-
-    def _objective_terms(self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, int]:
-        """Errors of trial i (mean of best and expected), and its number of words."""
-        reference = self.references[i].text
-        if reference is None:
-            return 0.0, 0
-        return 0.5 * sum(self._trial_errors(i, n_best, totals)), len(normalise_text(reference).split())
 
     def _trial_errors(self, i: int, n_best: Sequence[Hypothesis], totals: Sequence[float]) -> tuple[float, float]:
         """Errors of the best hypothesis of trial i, and expected errors of its n-best list, under these totals."""
@@ -357,10 +349,6 @@ class _Tuner:
         if key not in self.errors:
             self.errors[key] = score(normalise_text(reference).split(), normalise_text(" ".join(words)).split()).errors
         return self.errors[key]
-
-
-def _rate(counts: Sequence[tuple[float, int]]) -> float:
-    return sum(e for e, _ in counts) / max(1, sum(n for _, n in counts))
 
 
 def _initial_simplex(start: np.ndarray, steps: np.ndarray) -> np.ndarray:

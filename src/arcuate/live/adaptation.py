@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -72,9 +72,6 @@ class AdaptationStatus:
     n_queued: int  # sentences waiting for their update
     n_skipped: int  # sentences without an update because too many were queued, or because they were too long
     layer_distance: float  # from the initial layer, relative to its norm
-
-    def to_event(self) -> dict[str, Any]:
-        return {"type": "adaptation", **vars(self)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,15 +226,9 @@ def load_setup(
 ) -> AdaptationSetup:
     """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
     settings, run = resolve_adaptation(adapt), Run(Path(path))
-    store = _known_store(run, model, data)
-    return make_setup(model, search, settings, _training_augmentation(run), store, progress)
-
-
-def _training_augmentation(run: Run) -> AugmentationConfig:
-    """Augmentation a run was trained with; none for a model folder without a recipe."""
-    if not run.recipe_file.is_file():
-        return AugmentationConfig()
-    return parse_settings(AugmentationConfig, run.recipe_tree().get("augment", {}), str(run.recipe_file), migrate=True)
+    tree = run.recipe_tree().get("augment", {}) if run.recipe_file.is_file() else {}  # a model folder has no recipe
+    augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file), migrate=True)
+    return make_setup(model, search, settings, augmentation, _known_store(run, model, data), progress)
 
 
 def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -1,4 +1,4 @@
-"""Settings of a live session: endpointing, faults in the input, limits on clients."""
+"""Settings of a live session: endpointing, faults in the input, limits on clients, and the gate."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -14,7 +14,7 @@ class Endpoints(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"speech": "speech_threshold"}
 
     enabled: bool = Field(
-        True, description="Find sentences by silence; if false, only the source or the page ends them."
+        True, description="Find sentences by silence; otherwise only the source or the page ends them."
     )
     silence_s: float = Field(1.2, gt=0.0, le=60.0, description="Silence that ends a sentence, in s.")
     speech_threshold: float = Field(
@@ -31,8 +31,7 @@ class Faults(Settings):
     """Handling of missing and invalid bins."""
 
     not_finite: Literal["hold", "zero"] = Field(
-        "hold",
-        description="Replacement of NaN, infinity and values beyond max_value: the channel's last value, or 0.",
+        "hold", description="Replacement of NaN, infinity and values beyond max_value: the channel's last value, or 0."
     )
     max_value: float = Field(1e6, gt=0.0, le=1e30, description="Largest valid absolute value.")
     gap: Literal["hold", "zero", "reset"] = Field(
@@ -47,21 +46,23 @@ class Faults(Settings):
 class Limits(Settings):
     """Limits on clients."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"frame_bytes": "message_bytes", "frames_per_s": "messages_per_s"}
+
     viewers: int = Field(64, ge=1, le=10_000, description="Maximum number of connected pages.")
-    frame_bytes: int = Field(
+    message_bytes: int = Field(
         1_000_000, ge=1_000, le=100_000_000, description="Maximum size of a message of bins, in bytes."
     )
-    frames_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s.")
+    messages_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s.")
     queue: int = Field(256, ge=8, le=100_000, description="Messages that may be queued for a slow viewer.")
     commands_per_s: float = Field(20.0, gt=0.0, le=10_000.0, description="Maximum rate of commands of a viewer, per s.")
     chunk_s: float = Field(5.0, gt=0.0, le=600.0, description="Maximum length of bins in a message, in s.")
 
 
 class Start(Settings):
-    """Whether decoding starts at once."""
+    """The gate: while it is closed, nothing is shown or recorded."""
 
-    closed: bool = Field(False, description="Start closed: decode nothing until opened by key or phrase.")
-    phrase: str | None = Field(None, max_length=200, description="Sentence that opens a closed session.")
+    closed: bool = Field(False, description="Start with the gate closed, until a key or the phrase opens it.")
+    phrase: str | None = Field(None, max_length=200, description="Sentence that opens the gate.")
 
 
 class LiveSettings(Settings):
@@ -71,4 +72,4 @@ class LiveSettings(Settings):
     faults: Faults = Faults()
     limits: Limits = Limits()
     start: Start = Start()
-    alternatives: int = Field(5, ge=1, le=100, description="Hypotheses from which alternatives of words are shown.")
+    alternatives: int = Field(5, ge=1, le=100, description="Hypotheses from which word alternatives are taken.")

@@ -20,8 +20,7 @@ from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
-from arcuate.live.engine import Engine, load_rescorer, load_search, make_engine
-from arcuate.live.latency import ModelDelay
+from arcuate.live.engine import Engine, ModelDelay, load_rescorer, load_search, make_engine
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
 from arcuate.models.runtime import choose_device
@@ -31,7 +30,7 @@ from arcuate.run import find_checkpoint
 
 @dataclass(frozen=True)
 class Partial:
-    """Result after the last bins; the first `n_settled` words will not change any more."""
+    """Text of the sentence so far; the first `n_settled` words will not change any more."""
 
     words: tuple[str, ...]
     n_settled: int
@@ -45,7 +44,7 @@ class Partial:
 
 @dataclass(frozen=True, eq=False)
 class _SentenceState:
-    """DecodingConfig state within a sentence; immutable."""
+    """Immutable state of model and search within one sentence."""
 
     model: StreamState
     words: WordState | None
@@ -130,7 +129,7 @@ class StreamingDecoder:
 
     @property
     def delay(self) -> ModelDelay:
-        """Look-ahead of the model's smoothing, patches and encoder."""
+        """Delay by design of the model's smoothing, patches and encoder."""
         return self.engine.delay
 
     @property
@@ -183,7 +182,8 @@ class StreamingDecoder:
         """Return the result so far."""
         now, search = self._now, self.engine.search
         if search is None or now.words is None:
-            return Partial(tuple(self._phonemes()), 0, now.n_frames, now.new_frames)
+            phonemes = tuple(self.engine.model.config.classes[token] for token in self._tokens())
+            return Partial(phonemes, 0, now.n_frames, now.new_frames)
         with self.engine.lock:
             words, n_settled = search.partial(now.words), search.n_settled(now.words)
         return Partial(tuple(words), n_settled, now.n_frames, now.new_frames)
@@ -192,7 +192,8 @@ class StreamingDecoder:
         """Return the best hypotheses if the sentence ended here, best first."""
         search, words = self.engine.search, self._now.words
         if search is None or words is None:
-            return [self._greedy_hypothesis()]
+            best = float(self.log_probs().max(axis=1).sum()) if self.n_frames else 0.0
+            return [Hypothesis(self._tokens(), {"acoustic": best}, total=best)]
         with self.engine.lock:
             return search.finish(words, n) or [Hypothesis(())]
 
@@ -273,12 +274,8 @@ class StreamingDecoder:
     # --- decoding -----------------------------------------------------------------------------------------
 
     @property
-    def _normalises(self) -> bool:
-        return self.engine.model.config.settings.front_end.normalise != "none"
-
-    @property
     def _uses_running_statistics(self) -> bool:
-        return self._normalises and self._statistics is None
+        return self._statistics is None and self.engine.model.config.settings.front_end.normalise != "none"
 
     @property
     def _no_frames(self) -> np.ndarray:
@@ -309,8 +306,8 @@ class StreamingDecoder:
         if engine.search is not None and words is not None and len(frames):
             with engine.lock:
                 words = engine.search.step(words, frames[:, engine.columns])
-        keep = chunk is not None and (self._uses_running_statistics or self.adapter is not None)
-        bins = (*now.bins, chunk) if keep and chunk is not None else now.bins
+        keep_bins = self._uses_running_statistics or self.adapter is not None
+        bins = (*now.bins, chunk) if keep_bins and chunk is not None else now.bins
         all_frames = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))
         self._now = _SentenceState(state, words, frames, all_frames, bins, now.n_frames + len(frames), n_bins)
@@ -320,19 +317,12 @@ class StreamingDecoder:
         if self._uses_running_statistics and self._now.bins:
             front_end = self.engine.model.config.settings.front_end
             bins, past, limit = np.concatenate(self._now.bins), self._past, front_end.rolling_bins
-            share = min(1.0, limit / max(past.n_bins, 1))
-            faded = replace(past, n=past.n * share, m2=past.m2 * share, n_bins=min(past.n_bins, limit))
+            decay = min(1.0, limit / max(past.n_bins, 1))
+            faded = replace(past, n=past.n * decay, m2=past.m2 * decay, n_bins=min(past.n_bins, limit))
             self._past = faded.merge(RunningStatistics.from_bins(signed_log(bins) if front_end.log1p else bins))
 
     def _tokens(self) -> tuple[int, ...]:
         return tuple(greedy(self.log_probs()))
-
-    def _phonemes(self) -> list[str]:
-        return [self.engine.model.config.classes[token] for token in self._tokens()]
-
-    def _greedy_hypothesis(self) -> Hypothesis:
-        best = float(self.log_probs().max(axis=1).sum()) if self._now.n_frames else 0.0
-        return Hypothesis(self._tokens(), {"acoustic": best}, total=best)
 
     def _check_shape(self, bins: ArrayLike) -> np.ndarray:
         chunk = np.array(bins, dtype=np.float32)  # a copy: the caller may reuse its buffer

@@ -1,17 +1,17 @@
-"""Sentences from a stream of bins: where they start and end, what is shown of them, when decoding is closed."""
+"""Sentences from a stream of bins: their start and end, the events they emit, and the gate that disables decoding."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from rapidfuzz.distance import Levenshtein
 
 from arcuate.data.alphabet import BLANK
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
-from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.hypothesis import Hypothesis, word_alternatives
+from arcuate.evaluation.metrics import align_words
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import Partial, StreamingDecoder
 from arcuate.live.messages import Mark
@@ -24,7 +24,9 @@ _MAX_IDLE_FRAMES = 60  # without speech the decoder is reset after this many fra
 class Endpointer:
     """Splits one stream of bins into sentences and emits their events.
 
-    States: closed (nothing is shown or recorded), listening (waiting for speech), speaking (within a sentence).
+    States: closed (bins are discarded), listening (waiting for speech), speaking (within a sentence). The gate
+    `is_open` decides whether text is shown and recorded. With a closed gate and a start phrase, sentences are decoded
+    only to recognise the phrase; to viewers the state is then "closed" too.
     """
 
     def __init__(
@@ -37,33 +39,29 @@ class Endpointer:
         self.decoder = decoder
         self.settings = settings
         self.emit = emit
-        self.on_decoded = on_decoded  # called with bins and frames while open
+        self.on_decoded = on_decoded  # called with bins and frames while the gate is open
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
         self._stride = decoder.engine.model.config.settings.front_end.patch.stride
         self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
-        self._is_open = not settings.start.closed
+        self.is_open = not settings.start.closed
         self._published: str | None = None  # last published state
         self._await_sentence()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether text may be shown and recorded."""
-        return self._is_open
-
     def open(self) -> None:
-        if not self._is_open:
-            self._is_open = True
+        """Open the gate; a new sentence starts with the next bins."""
+        if not self.is_open:
+            self.is_open = True
             self.decoder.reset()
             self._await_sentence()
 
     def close(self) -> None:
-        """Stop decoding; the current sentence is cut off."""
-        if self._is_open:
+        """Close the gate; the current sentence is cut off."""
+        if self.is_open:
             self.end(cut=True)
-            self._is_open = False
+            self.is_open = False
             self._await_sentence()
 
     def push(self, bins: np.ndarray) -> list[float]:
@@ -86,7 +84,7 @@ class Endpointer:
         started = time.perf_counter()
         self.state = "speaking"
         partial = self.decoder.push_log_probs(log_probs)
-        if self._is_open and self.on_decoded:
+        if self.is_open and self.on_decoded:
             self.on_decoded(np.empty((0, self.decoder.n_channels), np.float32), log_probs)
         self._emit_partial(partial)
         return [time.perf_counter() - started]
@@ -97,9 +95,9 @@ class Endpointer:
         self.trial, self.reference = mark.trial, mark.reference
         if mark.session is not None or mark.statistics is not None:
             self.decoder.reset(mark.session, mark.statistics)
-        if self._is_open:
-            event = {"trial": mark.trial, "session": self.decoder.session, "reference": mark.reference}
-            self.emit({"type": "trial", **event})
+        if self.is_open:
+            trial = {"trial": mark.trial, "session": self.decoder.session, "reference": mark.reference}
+            self.emit({"type": "trial", **trial})
 
     def end(self, cut: bool = False) -> None:
         """End the current sentence if there is one; `cut` marks it as incomplete."""
@@ -112,22 +110,22 @@ class Endpointer:
     # --- start and end ------------------------------------------------------------------------------------
 
     def _drop_reference_if_closed(self, n: int) -> None:
-        """What arrives while closed is discarded, so the rest must not be scored against the full reference."""
-        if n and not self._is_open:
+        """Drop the reference if part of its trial arrives at a closed gate: the rest must not be scored against it."""
+        if n and not self.is_open:
             self.reference = None
 
     def _await_sentence(self) -> None:
         endpoints = self.settings.endpoints
-        decodes = self._is_open or self.settings.start.phrase is not None
-        self.state = "closed" if not decodes else "listening" if endpoints.enabled else "speaking"
+        can_decode = self.is_open or self.settings.start.phrase is not None
+        self.state = "closed" if not can_decode else "listening" if endpoints.enabled else "speaking"
         self._pre_roll: deque[np.ndarray] = deque(maxlen=max(1, round(endpoints.pre_roll_s / BIN_SECONDS)))
         self._speech: deque[bool] = deque(maxlen=max(endpoints.onset_frames, round(_ONSET_S / self._frame_s)))
         self._n_silent = 0
-        self._shown: tuple[tuple[str, ...], int] = ((), 0)
+        self._last_partial: tuple[tuple[str, ...], int] = ((), 0)
         self._publish_state()
 
     def _publish_state(self) -> None:
-        state = self.state if self._is_open else "closed"
+        state = self.state if self.is_open else "closed"
         if state != self._published:
             self._published = state
             self.emit({"type": "state", "state": state})
@@ -137,7 +135,7 @@ class Endpointer:
         if self.state == "listening":
             self._pre_roll.extend(piece)
         partial = self.decoder.push(piece)
-        if self._is_open and self.on_decoded:
+        if self.is_open and self.on_decoded:
             self.on_decoded(piece, partial.log_probs)
         if not len(partial.log_probs):
             return False
@@ -180,25 +178,26 @@ class Endpointer:
     # --- events -------------------------------------------------------------------------------------------
 
     def _emit_partial(self, partial: Partial) -> None:
-        now = (partial.words, partial.n_settled)
-        if now == self._shown or not self._is_open:
+        current = (partial.words, partial.n_settled)
+        if current == self._last_partial or not self.is_open:
             return
-        self._shown = now
-        event: Event = {"type": "partial", "words": list(partial.words), "n_settled": partial.n_settled}
-        event["n_frames"] = partial.n_frames
+        self._last_partial = current
+        text = {"words": list(partial.words), "n_settled": partial.n_settled, "n_frames": partial.n_frames}
+        event: Event = {"type": "partial", **text}
         if self.decoder.engine.search is not None and len(partial.words) > partial.n_settled:
             nbest = [h.words for h in self.decoder.nbest(self.settings.alternatives)]
             event["alternatives"] = word_alternatives(partial.words, nbest)
         self.emit(event)
 
     def _finish(self, cut: bool = False) -> None:
-        n_bins = self.decoder.n_bins
-        nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self._is_open and not cut)
-        if self._is_open:
+        """End the sentence: emit its final text, or open the gate if it is the start phrase."""
+        n_bins, phrase = self.decoder.n_bins, self.settings.start.phrase
+        nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self.is_open and not cut)
+        if self.is_open:
             self.n_sentences += 1
             self.emit({**self._final_event(nbest, n_bins, None if cut else self.reference), "cut": cut})
-        elif self._is_phrase(nbest[0]):
-            self._is_open = True
+        elif phrase is not None and normalise_text(nbest[0].text or "") == normalise_text(phrase):
+            self.is_open = True
         self.trial = self.reference = None
         self._await_sentence()
 
@@ -220,45 +219,3 @@ class Endpointer:
             "reference": reference,
             "alignment": align_words(reference, words),
         }
-
-    def _is_phrase(self, best: Hypothesis) -> bool:
-        phrase = self.settings.start.phrase
-        return phrase is not None and normalise_text(best.text or "") == normalise_text(phrase)
-
-
-def word_alternatives(words: Sequence[str], nbest: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """For each position what other hypotheses have there, best hypothesis first."""
-    found: dict[int, list[str]] = {}
-    for hypothesis in nbest:
-        for op in Levenshtein.opcodes(words, hypothesis):
-            if op.tag != "replace":
-                continue
-            width, other = op.src_end - op.src_start, hypothesis[op.dest_start : op.dest_end]
-            for k in range(width):  # word by word; surplus words go to the last position
-                alternative = " ".join(other[k:] if k == width - 1 else other[k : k + 1])
-                listed = found.setdefault(op.src_start + k, [])
-                if alternative and alternative not in listed:
-                    listed.append(alternative)
-    return found
-
-
-def align_words(reference: str | None, words: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Align decoded words with the reference: correct, substitution (with its reference), insertion, deletion."""
-    if reference is None:
-        return None
-    expected = normalise_text(reference).split()
-    aligned: list[dict[str, Any]] = []
-    for op in Levenshtein.opcodes(expected, [normalise_text(word) for word in words]):
-        source, target = expected[op.src_start : op.src_end], words[op.dest_start : op.dest_end]
-        if op.tag == "equal":
-            aligned += [{"word": word, "op": "correct"} for word in target]
-        elif op.tag == "delete":
-            aligned += [{"word": word, "op": "deletion"} for word in source]
-        elif op.tag == "insert":
-            aligned += [{"word": word, "op": "insertion"} for word in target]
-        else:
-            aligned += [
-                {"word": word, "op": "substitution", "reference": wanted}
-                for wanted, word in zip(source, target, strict=True)
-            ]
-    return aligned

@@ -1,4 +1,4 @@
-"""What all streams of a process share: model, word search and rescorer. It holds no state of a stream."""
+"""`Engine`: the model, word search and rescorer that all streams share, without the state of any stream."""
 
 import threading
 from collections.abc import Sequence
@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
+from arcuate.data.batching import BatchStatistics
+from arcuate.data.trial import BIN_MS
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import reorder_classes
@@ -18,7 +21,6 @@ from arcuate.evaluation.rescoring.rescore import ScoreWeights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
-from arcuate.live.latency import ModelDelay, model_delay
 from arcuate.models.interfaces import require_causal
 from arcuate.models.model import Model, build_on_meta
 
@@ -51,6 +53,19 @@ def load_rescorer(path: str | Path) -> Rescorer:
     return Rescorer(load_causal(Path(path)))
 
 
+@dataclass(frozen=True)
+class ModelDelay:
+    """Delay of a frame by design, in ms; computing time comes on top."""
+
+    smoothing_ms: float  # future bins used by smoothing
+    patch_ms: float  # longest wait of a bin until its stride is complete
+    encoder_ms: float  # frames held back by the encoder
+
+    @property
+    def total_ms(self) -> float:
+        return self.smoothing_ms + self.patch_ms + self.encoder_ms
+
+
 @dataclass(frozen=True, eq=False)
 class Engine:
     """Weights, search and rescorer shared by all streams."""
@@ -81,27 +96,23 @@ def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | No
         rescorer,
         tuple(int(c) for c in columns[0]),
         silence,
-        model_delay(model),
+        _model_delay(model),
         threading.Lock(),
     )
 
 
 def _with_rolling_normalisation(model: Model) -> Model:
-    """Return a model with the same weights that normalises causally for models trained on complete blocks."""
+    """Return a copy that shares the weights of a model trained on block statistics and normalises causally."""
     settings = model.config.settings
     front_end = settings.front_end.model_copy(update={"normalise": "rolling"})
-    card = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
-    rolling = build_on_meta(card)
+    config = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
+    rolling = build_on_meta(config)
     rolling.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     return rolling.eval()
 
 
 def load_search(
-    model: Model,
-    lm: str,
-    lexicon: str,
-    decoding: DecodingConfig | str | Path | None = None,
-    beam: int | None = None,
+    model: Model, lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None = None, beam: int | None = None
 ) -> WordSearch:
     """Create the word search of `arcuate decode` over the classes of a model."""
     if not isinstance(decoding, DecodingConfig):
@@ -114,3 +125,29 @@ def load_search(
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} has other classes than the model; give one with the same classes")
     return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
+
+
+def _model_delay(model: Model) -> ModelDelay:
+    """Delay of a model: smoothing and stride from its settings, the encoder by measurement."""
+    smoothing, stride = model.front_end.right, model.config.settings.front_end.patch.stride
+    encoder = max(0, _measure_delay(model) - smoothing)
+    return ModelDelay(*(float(n * BIN_MS) for n in (smoothing, stride - 1, encoder)))
+
+
+def _measure_delay(model: Model) -> int:
+    """Largest number of bins between the last bin of a patch and its frame, over a stream of zeros."""
+    patch = model.config.settings.front_end.patch
+    device = model.head.weight.device
+    zeros = torch.zeros(1, model.config.n_channels, device=device)
+    statistics = BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=device))
+    state, n_out, delay = model.start(0, statistics), 0, 0
+    with torch.inference_mode():
+        for n_in in range(1, patch.bins + 40 * patch.stride + model.front_end.right):
+            outputs, state = model.step(state, zeros[None])
+            for frame in range(n_out, n_out + outputs.frames.shape[1]):
+                delay = max(delay, n_in - (frame * patch.stride + patch.bins))
+            n_out += outputs.frames.shape[1]
+            due = patch.count_frames(n_in) if n_in >= patch.bins else 0
+            if due > n_out:  # still held back
+                delay = max(delay, n_in - (n_out * patch.stride + patch.bins))
+    return delay

@@ -75,7 +75,7 @@ class InputValidator:
     def _replace_invalid(self, bins: np.ndarray) -> tuple[np.ndarray, tuple[Fault, ...]]:
         """Replace values that cannot be measurements; a single one would corrupt running statistics."""
         not_finite = ~np.isfinite(bins)
-        too_large = np.abs(bins) > self.settings.max_value
+        too_large = ~not_finite & (np.abs(bins) > self.settings.max_value)
         invalid = not_finite | too_large
         if not invalid.any():
             return bins, ()
@@ -83,16 +83,10 @@ class InputValidator:
         for row, mask in zip(bins, invalid, strict=True):
             row[mask] = previous[mask] if action == "hold" else 0.0
             previous = row
-        n_not_finite, n_too_large = int(not_finite.sum()), int((too_large & ~not_finite).sum())
-        found = (
-            (n_not_finite, "not_finite", "not finite"),
-            (n_too_large, "too_large", f"beyond {self.settings.max_value:g}"),
-        )
-        faults = (
-            Fault(kind, f"{n} {'value is' if n == 1 else 'values are'} {problem}", action)
-            for n, kind, problem in found
-            if n
-        )
+        faults, beyond = [], f"beyond {self.settings.max_value:g}"
+        for kind, mask, problem in (("not_finite", not_finite, "not finite"), ("too_large", too_large, beyond)):
+            if n := int(mask.sum()):
+                faults.append(Fault(kind, f"{n} {'value is' if n == 1 else 'values are'} {problem}", action))
         return bins, tuple(faults)
 
     def _drop_repeats(self, bins: np.ndarray, first: int | None) -> tuple[np.ndarray, tuple[Fault, ...]]:

@@ -23,8 +23,8 @@ from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import align_words
 from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
-from arcuate.live.endpointing import align_words
 
 STORE = "store"
 _JOURNAL, _BINS, _LIVE, _LOCK = "journal.jsonl", "bins.f32", "live.jsonl", ".lock"
@@ -128,16 +128,12 @@ def check_recording_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written (see {existing}); choose another folder")
 
 
-def _read_journal(folder: Path) -> list[dict[str, Any]]:
-    return read_jsonl(folder / _JOURNAL, growing=True)
-
-
 def _repair_recording(folder: Path, n_channels: int) -> list[dict[str, Any]]:
     """Truncate what a killed server left incomplete; return the finals so far."""
     journal, bins = folder / _JOURNAL, folder / _BINS
     if not journal.exists():
         return []
-    rows = _read_journal(folder)
+    rows = read_jsonl(journal, growing=True)
     if rows and rows[0].get("n_channels") != n_channels:
         raise UserError(
             f"{folder} is a recording of {rows[0].get('n_channels')} channels, but the model has {n_channels}; choose"
@@ -164,7 +160,7 @@ def _renamed(row: dict[str, Any]) -> dict[str, Any]:
 
 def make_store(folder: Path) -> Path | None:
     """Make the store of a recording from its journal; None if it has no sentence."""
-    rows = [_renamed(row) for row in _read_journal(folder)]
+    rows = [_renamed(row) for row in read_jsonl(folder / _JOURNAL, growing=True)]
     n_channels = int(rows[0]["n_channels"]) if rows else 0
     finals = [row for row in rows if row["type"] == "final" and row["n_bins"] > 0]
     if not finals:
@@ -234,10 +230,5 @@ def _sentence_rows(rows: list[dict[str, Any]], trials: list[Trial]) -> Iterator[
         faults = [p for p in pending if p["type"] == "fault"]
         pending = []
         if row["n_bins"] > 0:
-            yield {
-                **row,
-                "id": next(remaining).id,
-                "source_trial": row["trial"],
-                "partials": partials,
-                "faults": faults,
-            }
+            trial = {"id": next(remaining).id, "source_trial": row["trial"]}
+            yield {**row, **trial, "partials": partials, "faults": faults}

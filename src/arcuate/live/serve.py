@@ -1,4 +1,7 @@
-"""`serve`: decode a source live and serve the page, as `arcuate live` does."""
+"""`serve`: decode a source live and serve the page, as `arcuate live` does.
+
+Modules that import torch are imported after the options are checked.
+"""
 
 import gc
 import signal
@@ -11,31 +14,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
-from pydantic import ValidationError
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.adaptation.known_sessions import log_missing_reference
+from arcuate.config import parse_settings
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
-from arcuate.live.access import Access, is_local, make_access
+from arcuate.files import to_json_value
+from arcuate.live.access import is_local, make_access
 from arcuate.live.config import LiveSettings
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Source
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
-from arcuate.live.session import LiveSession
-from arcuate.live.sources.replay import Replay, ReplayTrials, open_replay
 from arcuate.progress import Progress, logger
 from arcuate.run import open_run
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.server import LiveServer
+    from arcuate.live.session import LiveSession
+    from arcuate.live.sources.replay import ReplayTrials
 
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,18 +45,14 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServeResult:
-    """What a live session left behind."""
+    """Number of sentences of a live session and, if it was recorded, where."""
 
     n_sentences: int
     recording: Path | None
     store: Path | None  # of the recorded sentences, if there are any
 
     def to_dict(self) -> dict[str, Any]:
-        paths = {"recording": self.recording, "store": self.store}
-        return {
-            "n_sentences": self.n_sentences,
-            **{k: None if p is None else str(p) for k, p in paths.items()},
-        }
+        return {key: to_json_value(value) for key, value in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +60,13 @@ class PreparedServer:
     """A server with everything loaded; `run` blocks until it is interrupted."""
 
     live: "LiveServer"
-    access: Access
-    host: str
     port: int
 
     @property
     def url(self) -> str:
-        name = "localhost" if is_local(self.host) else self.host
-        token = f"?token={self.access.token}" if self.access.token else ""
-        return f"http://{name}:{self.port}/{token}"
+        access = self.live.access
+        name = "localhost" if is_local(access.host) else access.host
+        return f"http://{name}:{self.port}/" + (f"?token={access.token}" if access.token else "")
 
     def run(self) -> ServeResult:
         import uvicorn
@@ -83,19 +79,16 @@ class PreparedServer:
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
         config = uvicorn.Config(
             make_app(self.live),
-            host=self.host,
+            host=self.live.access.host,
             port=self.port,
             log_level="warning",
-            ws_max_size=self.live.settings.limits.frame_bytes + 64,
+            ws_max_size=self.live.settings.limits.message_bytes + 64,
             ws_max_queue=64,
             timeout_graceful_shutdown=2,
         )
         _run_until_signal(uvicorn.Server(config))
         if self.live.session.error:
             raise UserError(self.live.session.error)
-        return self._result()
-
-    def _result(self) -> ServeResult:
         recorder, n_sentences = self.live.session.recorder, self.live.session.n_sentences
         if recorder is None:
             return ServeResult(n_sentences, None, None)
@@ -148,7 +141,12 @@ def prepare_server(
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     _check_port(host, port)
+    import torch
+
+    from arcuate.adaptation.known_sessions import log_missing_reference
+    from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.server import LiveServer
+    from arcuate.live.sources.replay import open_replay
 
     torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
     decoder = StreamingDecoder.load(
@@ -174,9 +172,8 @@ def prepare_server(
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session)
-    access = make_access(host, token)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
-    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), access, host, port)
+    return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
 
 
 def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -> None:
@@ -224,13 +221,7 @@ def _read_settings(path: Path) -> LiveSettings:
         tree = yaml.safe_load(path.read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    try:
-        return LiveSettings.model_validate(tree)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path}: {place}: {message}; see docs/live.md") from None
+    return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 
 def _check_port(host: str, port: int) -> None:
@@ -243,7 +234,7 @@ def _check_port(host: str, port: int) -> None:
             raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
 
 
-def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:
+def _seed_statistics(decoder: "StreamingDecoder", store: Store) -> None:
     """Start running statistics with those of the session's last block, if the store has it."""
     front_end = decoder.engine.model.config.settings.front_end
     if front_end.normalise == "none":
@@ -256,10 +247,12 @@ def _seed_statistics(decoder: StreamingDecoder, store: Store) -> None:
 
 
 def _make_source(
-    name: str, session: LiveSession, replay: ReplayTrials | None, speed: float, stream: str | None, redis: str
+    name: str, session: "LiveSession", replay: "ReplayTrials | None", speed: float, stream: str | None, redis: str
 ) -> Source | None:
     n_channels = session.decoder.n_channels
     if replay is not None:
+        from arcuate.live.sources.replay import Replay
+
         return Replay(replay, session.put, speed)
     if name == "lsl":
         from arcuate.live.sources.lsl import LslBins

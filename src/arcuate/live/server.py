@@ -10,6 +10,9 @@ from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
+from arcuate.data.arrays import layout_of_session, list_arrays, list_features
+from arcuate.data.store import TrialInfo
+from arcuate.data.trial import BIN_MS, BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
 from arcuate.live.access import TOKEN_COOKIE, Access, TokenBucket
@@ -19,9 +22,9 @@ from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.messages import Command, Source
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
+from arcuate.live.sources.redis import RedisLogits
 from arcuate.live.sources.replay import Replay
-from arcuate.live.sources.socket import FrameReceiver
-from arcuate.live.visualisation import model_info
+from arcuate.live.sources.socket import BinReceiver
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
@@ -50,7 +53,7 @@ class LiveServer:
         self.settings = settings
         self.access = access
         limits = settings.limits
-        self.receiver = FrameReceiver(limits)
+        self.receiver = BinReceiver(limits)
         self.broadcaster = Broadcaster(None, limits.viewers, limits.queue)
         self.broadcaster.restore(recorder.finals if recorder else [])
         self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder)
@@ -144,7 +147,7 @@ def make_app(live: LiveServer) -> FastAPI:
 
     @app.get("/info")
     def info() -> JSONResponse:
-        return JSONResponse(model_info(live.decoder, live.source, live.settings))
+        return JSONResponse(_model_info(live.decoder, live.source, live.settings))
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
@@ -208,3 +211,39 @@ async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
             await socket.send_bytes(message)
         else:
             await socket.send_text(message)
+
+
+def _model_info(decoder: StreamingDecoder, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
+    """Description of the model and of the trials to replay, fetched once by the page."""
+    engine, delay, sessions = decoder.engine, decoder.delay, decoder.sessions
+    has_bins = not isinstance(source, RedisLogits)
+    return {
+        "n_channels": decoder.n_channels,
+        "features": _channel_layout(decoder.n_channels, sessions[-1]) if has_bins else [],
+        "classes": list(engine.model.config.classes),
+        "sessions": list(sessions),
+        "session": decoder.session,
+        "frame_ms": BIN_MS * engine.model.config.settings.front_end.patch.stride,
+        "delay_ms": {**{k.removesuffix("_ms"): v for k, v in vars(delay).items()}, "total": delay.total_ms},
+        "words": engine.search is not None,
+        "n_words": len(engine.search.words) if engine.search else 0,
+        "phrase": settings.start.phrase is not None,
+        "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,
+    }
+
+
+def _channel_layout(n_channels: int, session: str) -> list[dict[str, Any]]:
+    """Threshold crossings and spike-band power by array, in the order of both releases."""
+    layout = []
+    for feature in list_features(n_channels):
+        arrays = [
+            {"name": array.name, "first": feature.channels[array.electrodes.start], "n": len(array.electrodes)}
+            for array in list_arrays(layout_of_session(session), n_channels)
+        ]
+        layout.append({"name": feature.name, "arrays": arrays})
+    return layout
+
+
+def _trial_info(t: TrialInfo) -> dict[str, Any]:
+    place = {"id": t.id, "session": t.session, "number": t.number, "split": t.split}
+    return {**place, "text": t.text, "s": t.n_bins * BIN_SECONDS}

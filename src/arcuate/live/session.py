@@ -1,18 +1,20 @@
 """The decoding thread: items arrive through a bounded queue, events leave without ever blocking.
 
 One push of bins: a source puts a `Chunk` into the queue; `InputValidator` repairs it; `Endpointer` passes it to
-`StreamingDecoder` and emits partial and final text; the recorder writes bins and events; `publish` sends events and
-images to the viewers.
+`StreamingDecoder` and emits partial and final text; the recorder writes bins and events; `publish` sends events,
+channel activity and phoneme probabilities to the viewers.
 """
 
 import os
 import queue
+import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,28 +26,27 @@ from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.endpointing import Endpointer, Event
 from arcuate.live.input_checks import InputValidator
-from arcuate.live.latency import LatencyMeter
 from arcuate.live.messages import AdaptationChanged, Chunk, Command, End, Item, LogProbs, Mark
 from arcuate.live.recorder import Recorder
-from arcuate.live.visualisation import Visualisation, posterior_message
 
 _QUEUE_SIZE = 512  # items waiting to be decoded
 _LATENCY_PERIOD_S = 0.5  # between two latency events
 _POLL_S = 0.5  # how often a blocked producer checks that the thread is alive
-_RASTER_BINS = 2  # per image message: 25 messages a second
+_RECENT_FRAMES = 2000  # over which the latency quantiles on the page are taken
+_RASTER_BINS = 2  # per raster message: 25 messages a second
+_RASTER, _POSTERIORS = 1, 2  # kinds of binary messages to the page
+_IMAGE_HEADER = struct.Struct("<BxHIHH")  # kind, padding, 0, bin number, rows, columns
+_DECAY = 0.998  # per bin: channels are compared with their last 10 s
+_GREY_PER_SD = 28.0
 
 Publish = Callable[[Event | bytes], None]
 
 
 class LiveSession:
-    """Decoder, endpointer, recorder and subscribers of one stream, all used by one thread only."""
+    """Decoder, endpointer, recorder and subscribers of one stream, all used by the decoding thread only."""
 
     def __init__(
-        self,
-        decoder: StreamingDecoder,
-        settings: LiveSettings,
-        publish: Publish,
-        recorder: Recorder | None = None,
+        self, decoder: StreamingDecoder, settings: LiveSettings, publish: Publish, recorder: Recorder | None = None
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -54,17 +55,17 @@ class LiveSession:
         self.recorder = recorder
         self.error: str | None = None
         self._stride = decoder.engine.model.config.settings.front_end.patch.stride
-        self.latency = LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
+        self.latency = _LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
         self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
         self._validator = InputValidator(decoder.n_channels, settings.faults)
-        self._visualisation = Visualisation(decoder.n_channels)
+        self._raster = _RasterEncoder(decoder.n_channels)
         self._endpointer = Endpointer(decoder, settings, self._emit, self._on_decoded)
         if recorder is not None:
             self._endpointer.n_sentences = len(recorder.finals)  # continue the count of a resumed recording
         self._published_recording: bool | None = None
         self._latency_published_s = 0.0
         self._published_adaptation: AdaptationStatus | None = None
-        self._undrawn: list[np.ndarray] = []
+        self._unsent_bins: list[np.ndarray] = []
         self._position = 0  # number of bins received, which aligns frames with bins on the page
         if decoder.adapter is not None:
             decoder.adapter.on_update = lambda: self.put(AdaptationChanged(), wait=False)
@@ -183,12 +184,12 @@ class LiveSession:
         if not len(validated.bins):
             return
         waited = time.perf_counter() - received_s
-        self._position = self._visualisation.n_bins + sum(map(len, self._undrawn))
+        self._position = self._raster.n_bins + sum(map(len, self._unsent_bins))
         self._record_latency([waited + seconds for seconds in self._endpointer.push(validated.bins)])
-        self._undrawn.append(validated.bins)
-        if sum(map(len, self._undrawn)) >= _RASTER_BINS:
-            self.publish(self._visualisation.raster_message(np.concatenate(self._undrawn)))
-            self._undrawn.clear()
+        self._unsent_bins.append(validated.bins)
+        if sum(map(len, self._unsent_bins)) >= _RASTER_BINS:
+            self.publish(self._raster.encode(np.concatenate(self._unsent_bins)))
+            self._unsent_bins.clear()
 
     def _process_log_probs(self, item: LogProbs, received_s: float) -> None:
         waited = time.perf_counter() - received_s
@@ -211,7 +212,7 @@ class LiveSession:
             self.recorder.add_bins(bins)
         self._position += len(bins)
         if len(log_probs):
-            self.publish(posterior_message(log_probs, self._position))
+            self.publish(_encode_posteriors(log_probs, self._position))
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -219,17 +220,72 @@ class LiveSession:
         """Report whether the session is being recorded, and why recording has failed."""
         if self.recorder is not None and self._published_recording is not (self.recorder.error is None):
             self._published_recording = self.recorder.error is None
-            event = {"on": self._published_recording, "message": self.recorder.error}
-            self.publish({"type": "recording", **event})
+            self.publish({"type": "recording", "on": self._published_recording, "message": self.recorder.error})
 
     def _publish_adaptation(self) -> None:
         status = self.decoder.adaptation
         if status is not None and status != self._published_adaptation:
             self._published_adaptation = status
-            self._emit(status.to_event())
+            self._emit({"type": "adaptation", **vars(status)})
 
     def _emit(self, event: dict[str, Any]) -> None:
         event = {**event, "at": time.time()}
         if self.recorder is not None:
             event = self.recorder.add_event(event)
         self.publish(event)
+
+
+@dataclass(eq=False)
+class _LatencyMeter:
+    """Time from the last bin of a frame to its text, in ms; a deadline is missed once the next frame is due."""
+
+    deadline_ms: float
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_FRAMES))
+    n_frames: int = 0
+    n_missed: int = 0
+    max_ms: float = 0.0
+
+    def add(self, ms: float) -> None:
+        self.recent.append(ms)
+        self.n_frames += 1
+        self.n_missed += ms > self.deadline_ms
+        self.max_ms = max(self.max_ms, ms)
+
+    def summary(self) -> dict[str, float | int | None]:
+        values = np.array(self.recent)
+        measured = len(values) > 0
+        return {
+            "frame_ms_p50": float(np.percentile(values, 50)) if measured else None,
+            "frame_ms_p99": float(np.percentile(values, 99)) if measured else None,
+            "frame_ms_max": self.max_ms if measured else None,
+            "missed_deadlines": self.n_missed,
+            "n_frames": self.n_frames,
+            "deadline_ms": self.deadline_ms,
+        }
+
+
+class _RasterEncoder:
+    """Channel activity as grey levels, by running mean and variance per channel; decoding does not use them."""
+
+    def __init__(self, n_channels: int) -> None:
+        self._mean = np.zeros(n_channels)
+        self._variance = np.ones(n_channels)
+        self.n_bins = 0
+
+    def encode(self, bins: np.ndarray) -> bytes:
+        """Message with bins (t, C) as grey levels around 128."""
+        rows = np.empty(bins.shape, np.uint8)
+        for row, values in zip(rows, bins, strict=True):
+            alpha = max(1 - _DECAY, 1 / (1 + self.n_bins))  # plain mean until the window is full
+            self.n_bins += 1
+            self._mean += alpha * (values - self._mean)
+            self._variance += alpha * ((values - self._mean) ** 2 - self._variance)
+            z = (values - self._mean) / (np.sqrt(self._variance) + 1e-6)
+            row[:] = np.clip(128 + _GREY_PER_SD * z, 0, 255)
+        return _IMAGE_HEADER.pack(_RASTER, 0, self.n_bins - len(bins), *rows.shape) + rows.tobytes()
+
+
+def _encode_posteriors(log_probs: np.ndarray, position: int) -> bytes:
+    """Message with frames (f, V) as probabilities from 0 to 255; `position` is the number of bins received so far."""
+    rows = np.round(255 * np.exp(np.clip(log_probs, -20, 0))).astype(np.uint8)
+    return _IMAGE_HEADER.pack(_POSTERIORS, 0, position, *rows.shape) + rows.tobytes()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
@@ -13,7 +13,8 @@ from arcuate.evaluation.transcribe import occurs_in_lm_text
 from arcuate.files import read_jsonl
 from arcuate.language.ngram.model import LanguageModel
 
-_MAX_CANDIDATES = 10_000  # per trial; expected errors need the square of it
+_Value = TypeVar("_Value")
+_MAX_CANDIDATES = 10_000  # per trial; computing expected errors takes the square of it in time and memory
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ def finite_number(value: Any, what: str) -> float:
 def _parse_row(row: Mapping[str, Any], where: str, fallback_id: str) -> CandidateList:
     if "candidates" in row:
         texts, scores = _parse_candidates(row, where)
-        reference = row.get("text")
+        reference = _optional(row, "text", str, where)
     elif "nbest" in row:  # `text` of such a line is the decoded text, never the reference
         texts, scores = _parse_nbest(row["nbest"], where)
-        reference = row.get("reference")
+        reference = _optional(row, "reference", str, where)
     else:
         raise UserError(f"{where} has neither candidates nor nbest; each line needs a list of texts")
     if len(texts) > _MAX_CANDIDATES:
@@ -143,11 +144,11 @@ def _parse_row(row: Mapping[str, Any], where: str, fallback_id: str) -> Candidat
         str(identity),
         tuple(normalise_text(text) for text in texts),
         scores,
-        _optional_text(reference, "the reference", where),
-        _optional_text(row.get("session"), "session", where),
-        _optional_text(row.get("corpus"), "corpus", where),
-        _optional_flag(row.get("in_lm_text"), where),
-        _optional_text(row.get("lm"), "lm", where),
+        reference,
+        _optional(row, "session", str, where),
+        _optional(row, "corpus", str, where),
+        _optional(row, "in_lm_text", bool, where),
+        _optional(row, "lm", str, where),
     )
 
 
@@ -184,15 +185,13 @@ def _check_texts(values: Any, name: str, where: str) -> list[str]:
     return values
 
 
-def _optional_text(value: Any, name: str, where: str) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise UserError(f"{where}: {name} should be a text, not {value!r:.60}")
-    return value
-
-
-def _optional_flag(value: Any, where: str) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f"{where}: in_lm_text should be true or false, not {value!r:.60}")
+def _optional(row: Mapping[str, Any], key: str, kind: type[_Value], where: str) -> _Value | None:
+    """A value of the row that may be absent; its type is checked."""
+    value = row.get(key)
+    if value is not None and not isinstance(value, kind):
+        expected = "true or false" if kind is bool else "a text"
+        name = "the reference" if key == "text" else key
+        raise UserError(f"{where}: {name} should be {expected}, not {value!r:.60}")
     return value
 
 
@@ -202,7 +201,7 @@ def _with_reference(candidates: CandidateList, row: Mapping[str, Any], path: Pat
     return replace(
         candidates,
         reference=row["text"],
-        session=candidates.session or _optional_text(row.get("session"), "session", where),
-        corpus=candidates.corpus or _optional_text(row.get("corpus"), "corpus", where),
-        in_lm_text=_optional_flag(row.get("in_lm_text"), where) if known is None else known,
+        session=candidates.session or _optional(row, "session", str, where),
+        corpus=candidates.corpus or _optional(row, "corpus", str, where),
+        in_lm_text=_optional(row, "in_lm_text", bool, where) if known is None else known,
     )

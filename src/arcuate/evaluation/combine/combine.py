@@ -1,7 +1,7 @@
 """Combine several decoders: one text per trial from their candidates, or the mean of their frame scores."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -176,20 +176,20 @@ def combine(
     if method == "auto":  # the packaged weights are for one candidate per system; scored n-best lists use MBR
         method = "linear" if linear_only or n_systems(candidates) is not None else "mbr"
 
-    shares = vote_weights(candidates, cast(Votes, votes), scale)
+    trial_weights = vote_weights(candidates, cast(Votes, votes), scale)
     names = _name_models(candidates, lm, llm)
     linear = None
     if method == "linear":
         extra = [ngram_feature(ngram, NGRAM_WEIGHT_WITH_CAUSAL if llm else NGRAM_WEIGHT)] if ngram else []
         extra += [_causal_feature(Path(llm), candidates, progress)] if llm else []
-        choice = _choose_linear(candidates, shares, extra, fit, folds, weights)
+        choice = _choose_linear(candidates, trial_weights, extra, fit, folds, weights)
         texts, linear = choice.texts, _describe_weights(choice, candidates, folds, weights)
         if save_file:
             labelled = sum(c.reference is not None for c in candidates)
             about = {"n_trials": labelled, "lm": names, "fitted_on": [str(path) for path in paths]}
             write_weights(save_file, choice, about)
     else:
-        texts = (choose_mbr if method == "mbr" else choose_rover)(candidates, shares)
+        texts = choose_by_vote(mbr if method == "mbr" else rover, candidates, trial_weights)
     metrics = summarise_combination(candidates, texts, names)
     combination = WordCombination(tuple(candidates), tuple(texts), metrics, method, votes, linear, target)
     if warning := metrics.words.leakage_warning:
@@ -224,14 +224,11 @@ def summarise_combination(lists: Sequence[CandidateList], texts: Sequence[str], 
     )
 
 
-def choose_mbr(lists: Sequence[CandidateList], votes: Sequence[np.ndarray]) -> list[str]:
-    """MBR text of every trial."""
-    return [mbr(candidates.texts, weights) for candidates, weights in zip(lists, votes, strict=True)]
-
-
-def choose_rover(lists: Sequence[CandidateList], votes: Sequence[np.ndarray]) -> list[str]:
-    """ROVER text of every trial."""
-    return [rover(candidates.texts, weights) for candidates, weights in zip(lists, votes, strict=True)]
+def choose_by_vote(
+    vote: Callable[[Sequence[str], np.ndarray], str], lists: Sequence[CandidateList], weights: Sequence[np.ndarray]
+) -> list[str]:
+    """Text of every trial by `mbr` or `rover`, with the vote weights of its candidates."""
+    return [vote(candidates.texts, own) for candidates, own in zip(lists, weights, strict=True)]
 
 
 def _have_only_frames(paths: Sequence[Path], split: str, label: str | None) -> bool:

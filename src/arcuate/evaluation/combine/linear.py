@@ -110,8 +110,8 @@ def make_table(candidates: CandidateList, votes: np.ndarray, extra: Sequence[Fea
     """Features: negative expected word errors and letter errors, log vote share, letters, and the extra ones."""
     if not candidates.texts:
         return FeatureTable((), np.zeros((0, len(_OWN_FEATURES) + len(extra))))
-    by_word = expected_errors(candidates.texts, votes, letter_share=0.0)
-    by_letter = expected_errors(candidates.texts, votes, letter_share=1.0).errors - by_word.errors
+    by_word = expected_errors(candidates.texts, votes, letter_cost=0.0)
+    by_letter = expected_errors(candidates.texts, votes, letter_cost=1.0).errors - by_word.errors
     columns = [
         -by_word.errors,
         -by_letter,

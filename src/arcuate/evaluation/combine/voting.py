@@ -14,9 +14,9 @@ from arcuate.evaluation.combine.candidates import CandidateList, check_same_tria
 from arcuate.evaluation.metrics import score, total
 
 Votes = Literal["equal", "agreement"]
-# A letter edit costs this share of a word edit. Word edits alone leave many ties, and where two words differ, the
+# Cost of a letter edit relative to a word edit. Word edits alone leave many ties, and where two words differ, the
 # candidate that is closer in letters is more often correct.
-LETTER_SHARE = 0.02
+LETTER_COST = 0.02
 _FIRST_CODE_POINT = 0x10000  # above the surrogates, so that every word can be one character
 _NO_WORD = ""  # the vote of a slot for no word
 
@@ -39,7 +39,7 @@ class ExpectedErrors:
 
 
 def expected_errors(
-    texts: Sequence[str], weights: Sequence[float] | np.ndarray, letter_share: float = LETTER_SHARE
+    texts: Sequence[str], weights: Sequence[float] | np.ndarray, letter_cost: float = LETTER_COST
 ) -> ExpectedErrors:
     """Expected word errors of every distinct text if each text is the reference with the probability of its weight.
 
@@ -52,13 +52,13 @@ def expected_errors(
         mass[index[text]] += weight
     mass = mass / mass.sum() if mass.sum() > 0 else np.full(len(distinct), 1 / max(len(distinct), 1))
     edits = _edit_distances(_words_as_characters(distinct)).astype(np.float64)  # (n, n)
-    if letter_share:
-        edits += letter_share * _edit_distances(distinct)
+    if letter_cost:
+        edits += letter_cost * _edit_distances(distinct)
     return ExpectedErrors(tuple(distinct), mass, edits @ mass)
 
 
 def mbr(
-    texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = None, letter_share: float = LETTER_SHARE
+    texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = None, letter_cost: float = LETTER_COST
 ) -> str:
     """Minimum-Bayes-risk text (Goel & Byrne 2000): fewest expected word errors over the candidates themselves.
 
@@ -67,7 +67,7 @@ def mbr(
     """
     if not texts:
         return ""
-    found = expected_errors(texts, np.ones(len(texts)) if weights is None else weights, letter_share)
+    found = expected_errors(texts, np.ones(len(texts)) if weights is None else weights, letter_cost)
     return found.texts[found.best]
 
 
@@ -78,8 +78,7 @@ def rover(texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = N
     """
     if not texts:
         return ""
-    shares = np.ones(len(texts)) if weights is None else np.asarray(weights, dtype=np.float64)
-    found = expected_errors(texts, shares)
+    found = expected_errors(texts, np.ones(len(texts)) if weights is None else weights)
     backbone = found.best
     order = [backbone, *(i for i in range(len(found.texts)) if i != backbone)]
     slots: list[_Slot] = []
@@ -96,7 +95,7 @@ def _add_votes(slots: list[_Slot], words: Sequence[str], weight: float, cast: fl
     """Align one text with the slots and add its votes; an inserted word opens a slot with `cast` votes for no word.
 
     cost[i, j] is the cheapest alignment of the first i slots and j words:
-    min(cost[i-1, j-1] + 1 − share of the word, cost[i-1, j] + 1 − share of no word, cost[i, j-1] + 1),
+    min(cost[i-1, j-1] + 1 − vote fraction of the word, cost[i-1, j] + 1 − vote fraction of no word, cost[i, j-1] + 1),
     so that a word is matched to the slot where it has the most votes. O(slots · words).
     """
     n, m = len(slots), len(words)
@@ -154,7 +153,7 @@ def merge_decoders(
     """One list per trial from the n-best lists of several decoders.
 
     Each decoder has one vote, divided over its candidates by the softmax of their scores. The new score of a candidate
-    is the logarithm of its share.
+    is the logarithm of its fraction.
     """
     ids = [candidates.id for candidates in decodings[0]]
     for path, lists in zip(paths[1:], decodings[1:], strict=True):
@@ -170,17 +169,17 @@ def _merge_trial(paths: Sequence[Path], lists: Sequence[CandidateList], scale: f
             " same data"
         )
     texts: list[str] = []
-    shares: list[float] = []
+    fractions: list[float] = []
     for candidates in lists:
         texts += candidates.texts
         votes = softmax(candidates.scores, scale) if candidates.scores else np.ones(len(candidates.texts))
-        shares += (votes / votes.sum()).tolist() if len(votes) else []
+        fractions += (votes / votes.sum()).tolist() if len(votes) else []
     models = dict.fromkeys(candidates.lm for candidates in lists if candidates.lm is not None)
     known = [candidates.in_lm_text for candidates in lists if candidates.in_lm_text is not None]
     return replace(
         lists[0],
         texts=tuple(texts),
-        scores=tuple(float(np.log(max(share, 1e-300))) for share in shares),
+        scores=tuple(float(np.log(max(fraction, 1e-300))) for fraction in fractions),
         reference=next(iter(references), None),
         in_lm_text=any(known) if known else None,
         lm=" / ".join(models) or None,

@@ -125,9 +125,9 @@ def rescore(
 ) -> Rescoring:
     """Rescore the decodings `hyps` of `arcuate decode` with the causal language model `llm`.
 
-    `alpha`: share of the causal model; `acoustic`: weight of the acoustic score; `length`: score per word. With
-    references and none of the three given, they are fitted. `n_best`: use only the first entries of each list.
-    `context`: file with a text that precedes every sentence.
+    `alpha`: weight of the causal model in the language-model score; `acoustic`: weight of the acoustic score;
+    `length`: score per word. With references and none of the three given, they are fitted. `n_best`: use only the first
+    entries of each list. `context`: file with a text that precedes every sentence.
     """
     hyps, llm = Path(hyps), Path(llm)
     files = (None if p is None else Path(p) for p in (references, context, out))

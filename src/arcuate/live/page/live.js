@@ -1,4 +1,4 @@
-// The live page: shows the events of the server. It keeps no state of its own, so a page opened later shows the same.
+// The live page: shows the events of the server, which keeps the state, so a page opened later shows the same.
 import { Scroll } from "./scroll.js";
 
 const byId = (id) => document.getElementById(id);
@@ -17,13 +17,13 @@ let info = null; // model and source, from /info
 let socket = null;
 let retry = 500;
 let reference = null;
-let decoding = "connecting"; // closed, listening, speaking
+let decoding = "connecting"; // closed (gate), listening, speaking
 let replay = null; // {paused, speed}
 let connected = false;
 let rejection = null;
 let rasters = [];
 let phonemes = null;
-const spark = [];
+const latencies = []; // [p50, p99] in ms, the last 60
 
 // --- words -----------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ function showFinal(event, silent = false) {
   if (!silent) byId("announce").textContent = event.text;
 }
 
-function moveToHistory() { // the last sentence
+function moveToHistory() { // moves the last sentence
   if (!lastFinal) return;
   const line = make("li");
   for (const node of finalNodes(lastFinal)) {
@@ -118,7 +118,7 @@ function showTrial(event) {
 
 // --- alternatives on hover -----------------------------------------------------------------------------
 
-let tipped = null;
+let tipped = null; // word whose alternatives are shown
 function tip(node) {
   const box = byId("tip");
   tipped = node;
@@ -199,8 +199,8 @@ function showLatency(event) {
   byId("missed").textContent = `${event.missed_deadlines} of ${event.n_frames.toLocaleString("en")}`;
   byId("missed").classList.toggle("late", event.missed_deadlines > 0);
   byId("meter").title = `Time from the last bin of a frame to its text; deadline ${event.deadline_ms} ms`;
-  if (event.frame_ms_p50 !== null) spark.push([event.frame_ms_p50, event.frame_ms_p99]);
-  while (spark.length > 60) spark.shift();
+  if (event.frame_ms_p50 !== null) latencies.push([event.frame_ms_p50, event.frame_ms_p99]);
+  while (latencies.length > 60) latencies.shift();
   drawSpark(event.deadline_ms);
 }
 
@@ -208,13 +208,13 @@ function drawSpark(deadline) {
   const canvas = byId("spark"), pen = canvas.getContext("2d");
   const style = getComputedStyle(document.documentElement);
   pen.clearRect(0, 0, canvas.width, canvas.height);
-  const top = Math.max(deadline / 4, ...spark.map((s) => s[1])) * 1.1;
+  const top = Math.max(deadline / 4, ...latencies.map((s) => s[1])) * 1.1;
   const y = (v) => canvas.height - 2 - (v / top) * (canvas.height - 4);
   for (const [k, colour] of [[1, "--line"], [0, "--accent"]]) {
     pen.strokeStyle = style.getPropertyValue(colour);
     pen.lineWidth = 2;
     pen.beginPath();
-    spark.forEach((s, i) => pen.lineTo((i / 59) * canvas.width, y(s[k])));
+    latencies.forEach((s, i) => pen.lineTo((i / 59) * canvas.width, y(s[k])));
     pen.stroke();
   }
 }
@@ -252,7 +252,7 @@ function buildPanels() {
   phonemes = new Scroll(byId("posteriors"), WINDOW, names.length, "ink", []);
   byId("frame-ms").textContent = info.frame_ms;
   const d = info.delay_ms;
-  byId("delay").textContent = `delay of the model ${d.total} ms (smoothing ${d.smoothing}, patches ${d.patch}${d.encoder ? `, encoder ${d.encoder}` : ""})`;
+  byId("delay").textContent = `model delay ${d.total} ms (smoothing ${d.smoothing}, patches ${d.patch}${d.encoder ? `, encoder ${d.encoder}` : ""})`;
 }
 
 function receiveImage(buffer) {

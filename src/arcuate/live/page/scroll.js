@@ -11,12 +11,12 @@ function isDark() {
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-function table(name) {
+function colourMap(name) {
   const stops = MAPS[name][isDark() ? 1 : 0];
   const colours = new Uint8ClampedArray(256 * 3);
   for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (stops.length - 1), k = Math.min(Math.floor(at), stops.length - 2), share = at - k;
-    for (let c = 0; c < 3; c++) colours[3 * i + c] = stops[k][c] * (1 - share) + stops[k + 1][c] * share;
+    const at = (i / 255) * (stops.length - 1), k = Math.min(Math.floor(at), stops.length - 2), t = at - k;
+    for (let c = 0; c < 3; c++) colours[3 * i + c] = stops[k][c] * (1 - t) + stops[k + 1][c] * t;
   }
   return colours;
 }
@@ -25,10 +25,10 @@ export class Scroll {
   constructor(canvas, columns, rows, map, edges) {
     Object.assign(this, { canvas, columns, rows, map, edges, newest: 0, drawn: -1 });
     this.levels = new Uint8Array(columns * rows); // kept for a change of theme
-    this.sheet = document.createElement("canvas");
-    this.sheet.width = columns;
-    this.sheet.height = rows;
-    this.pen = this.sheet.getContext("2d");
+    this.buffer = document.createElement("canvas");
+    this.buffer.width = columns;
+    this.buffer.height = rows;
+    this.pen = this.buffer.getContext("2d");
     this.column = this.pen.createImageData(1, rows);
     this.recolour();
   }
@@ -61,7 +61,7 @@ export class Scroll {
   }
 
   recolour() {
-    this.colours = table(this.map);
+    this.colours = colourMap(this.map);
     for (let x = 0; x < this.columns; x++) this.paint(x);
     this.drawn = -1;
   }
@@ -76,8 +76,8 @@ export class Scroll {
     if (now > this.newest) { this.blank(Math.max(this.newest + 1, now - this.columns + 1), now + 1); this.newest = now; }
     const pen = canvas.getContext("2d"), split = (now + 1) % this.columns, unit = width / this.columns;
     pen.imageSmoothingEnabled = height < this.rows;
-    pen.drawImage(this.sheet, split, 0, this.columns - split, this.rows, 0, 0, (this.columns - split) * unit, height);
-    if (split) pen.drawImage(this.sheet, 0, 0, split, this.rows, (this.columns - split) * unit, 0, split * unit, height);
+    pen.drawImage(this.buffer, split, 0, this.columns - split, this.rows, 0, 0, (this.columns - split) * unit, height);
+    if (split) pen.drawImage(this.buffer, 0, 0, split, this.rows, (this.columns - split) * unit, 0, split * unit, height);
     pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--card");
     for (const edge of this.edges) pen.fillRect(0, Math.round(edge * height) - 1, width, 2);
   }

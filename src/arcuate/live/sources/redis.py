@@ -26,12 +26,7 @@ from arcuate.live.endpointing import Event
 from arcuate.live.messages import Chunk, End, Item, LogProbs, Mark
 
 BINS_STREAM = "neural_bins"
-INPUT, RESET, FINALIZE, UPDATE = (
-    "remote_lm_input",
-    "remote_lm_reset",
-    "remote_lm_finalize",
-    "remote_lm_update_params",
-)
+INPUT, RESET, FINALIZE, UPDATE = ("remote_lm_input", "remote_lm_reset", "remote_lm_finalize", "remote_lm_update_params")
 PARTIAL, FINAL = "remote_lm_output_partial", "remote_lm_output_final"
 READ_COUNT = 512  # entries of a stream read at once
 

@@ -41,20 +41,16 @@ class ReplayTrials:
         return Mark(info.id, info.session, info.text, self.statistics(info))
 
 
-def open_store(run: Path, data: str | Path | None) -> Store:
-    """Open a store, by default the one that the run was trained on."""
-    if data is not None:
-        return Store.open(Path(data))
-    if not Run(run).environment_file.is_file():
-        raise UserError(f"{run} does not record what it was trained on; name a store with --data")
-    return Store.open(Path(str(Run(run).data().get("path", ""))))
-
-
 def open_replay(
     run: Path, decoder: StreamingDecoder, data: str | Path | None, split: str, session: str | None
 ) -> ReplayTrials:
-    """Open the trials to replay; with adaptation in recording order, including sessions new to the model."""
-    store = open_store(run, data)
+    """Open the trials to replay; with adaptation in recording order, including sessions new to the model.
+
+    `data` is a store, by default the one that the run was trained on.
+    """
+    if data is None and not Run(run).environment_file.is_file():
+        raise UserError(f"{run} does not record what it was trained on; name a store with --data")
+    store = Store.open(Path(data or str(Run(run).data().get("path", ""))))
     if store.n_channels != decoder.n_channels:
         raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
     front_end, adapts = decoder.engine.model.config.settings.front_end, decoder.adapter is not None
@@ -195,9 +191,9 @@ class Replay:
             self._changed.wait_for(lambda: not self.paused or self._interrupted)
         return was_paused
 
-    def _pause_between(self, share: float) -> bool:
-        """Wait for a share of the time between trials, longer if paused; return False if interrupted."""
-        waited = self._wait_until(time.monotonic() + share * self.pause_s / self.speed)
+    def _pause_between(self, fraction: float) -> bool:
+        """Wait for a fraction of the time between trials, longer if paused; return False if interrupted."""
+        waited = self._wait_until(time.monotonic() + fraction * self.pause_s / self.speed)
         return waited and not (self._wait_while_paused() and self._interrupted)
 
     @property

@@ -28,19 +28,21 @@ _HEADER = struct.Struct("<IId")
 _UNKNOWN = 0xFFFFFFFF
 
 
-def pack_frames(bins: np.ndarray, first: int | None = None, time_s: float | None = None) -> bytes:
-    """Encode bins (t, C) as a message for `/frames`."""
+def pack_bins(bins: np.ndarray, first: int | None = None, time_s: float | None = None) -> bytes:
+    """Encode bins (t, C) as a message to `/frames`."""
     header = _HEADER.pack(bins.shape[1], _UNKNOWN if first is None else first, math.nan if time_s is None else time_s)
     return header + np.ascontiguousarray(bins, "<f4").tobytes()
 
 
-def _parse_frames(message: bytes, limits: Limits) -> Chunk:
-    if not _HEADER.size <= len(message) <= limits.frame_bytes:
-        raise UserError(f"a message of bins must have {_HEADER.size} to {limits.frame_bytes} bytes, got {len(message)}")
+def _parse_bins(message: bytes, limits: Limits) -> Chunk:
+    if not _HEADER.size <= len(message) <= limits.message_bytes:
+        raise UserError(
+            f"a message of bins must have {_HEADER.size} to {limits.message_bytes} bytes, got {len(message)}"
+        )
     n_channels, first, time_s = _HEADER.unpack_from(message)
     n_bytes = len(message) - _HEADER.size
     if not 1 <= n_channels <= 65536 or n_bytes % (4 * n_channels):
-        raise UserError(f"{n_bytes} bytes are not a multiple of bins of {n_channels} float32 channels")
+        raise UserError(f"{n_bytes} bytes are not complete bins of {n_channels} float32 channels")
     bins = np.frombuffer(message, "<f4", offset=_HEADER.size).reshape(-1, n_channels)
     if len(bins) * BIN_SECONDS > limits.chunk_s:
         raise UserError(f"{len(bins)} bins in one message are too many; send at most {limits.chunk_s:g} s at once")
@@ -61,13 +63,13 @@ def _parse_mark(text: str, check_session: Callable[[str], None]) -> Item:
     return Mark(trial, session, reference)
 
 
-class FrameReceiver:
+class BinReceiver:
     """Receives bins from one client at a time, at a limited rate."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._in_use = False
-        self._bucket = TokenBucket(limits.frames_per_s)
+        self._bucket = TokenBucket(limits.messages_per_s)
 
     async def serve(self, session: LiveSession, socket: WebSocket) -> None:
         if self._in_use:
@@ -88,11 +90,11 @@ class FrameReceiver:
         data, text = message.get("bytes"), message.get("text")
         try:
             if not self._bucket.take():
-                rate = self.limits.frames_per_s
+                rate = self.limits.messages_per_s
                 raise UserError(f"too many messages: send several bins at once, at most {rate:g} messages per second")
             item: Item
             if isinstance(data, bytes):
-                item = _parse_frames(data, self.limits)
+                item = _parse_bins(data, self.limits)
             else:
                 item = _parse_mark(str(text), session.decoder.check_session)
             if not session.put(item, wait=False):
