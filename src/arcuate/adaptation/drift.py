@@ -176,7 +176,7 @@ def warn_about_recording(store: Store, session: str, reference: str) -> None:
         logger.warning(f"every channel of {session} is flat, so nothing can be learned; check the recording")
         return
     if n_flat:
-        logger.info(f"note: {counted(n_flat, 'channel')} of {len(new.flat)} flat in {session}")
+        logger.info(f"{counted(n_flat, 'channel')} of {len(new.flat)} flat in {session}")
     if reference not in store.sessions:
         return
     known = _session_statistics(store, reference, _some_trials(store, reference))

@@ -104,6 +104,6 @@ def log_missing_reference(method: Method, has_known_sessions: bool) -> None:
     """Log that drift cannot be measured, if a gradient method has no recordings of known sessions."""
     if method in GRADIENT_METHODS and not has_known_sessions:
         logger.info(
-            "note: there are no recordings of sessions that the model was trained on, so drift cannot be measured and"
+            "there are no recordings of sessions that the model was trained on, so drift cannot be measured and"
             " every step has full length; name a store that has them with --data"
         )

@@ -17,7 +17,7 @@ def average(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Average the checkpoints of a run into checkpoints/average. Training keeps train.keep_checkpoints of them."""
+    """Average the kept checkpoints of a run (train.keep_checkpoints) into checkpoints/average."""
     from arcuate.experiments.average import NAME
     from arcuate.experiments.average import average as average_checkpoints
 

@@ -26,7 +26,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Diagnose a training run: verdict, since when, evidence, likely causes and what to try."""
+    """Diagnose a training run: verdict, first step affected, evidence, likely causes and remedies."""
     from arcuate.cli.console import check_output, emit_json, err, say
     from arcuate.insight.doctor import diagnose
     from arcuate.insight.doctor.page import write_diagnosis_page

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
-    data: Annotated[Path | None, typer.Option(help="Store, if it was moved since training or is another one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")] = None,
     checkpoint: Annotated[
         str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last"))
     ] = "best",
@@ -32,7 +32,7 @@ def evaluate(
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Adapt online, session by session, unknown ones included: none, statistics, one-step, replay or"
+            help="Adapt online through the sessions, including new ones: none, statistics, one-step, replay or"
             " entropy.",
             autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
         ),

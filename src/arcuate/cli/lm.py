@@ -14,7 +14,7 @@ _lm_app = typer.Typer(help="Language models: import, build, score, mix, describe
 
 _ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
 _OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
-_Against = Annotated[Path | None, typer.Option(help="Evaluation text: count its sentences in the training text.")]
+_Against = Annotated[Path | None, typer.Option(help="Evaluation text; report how many of its sentences are in the training text.")]
 
 
 @_lm_app.command("import")
@@ -25,7 +25,7 @@ def lm_import(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Convert an ARPA file of any order to a model file, which is mapped and not loaded."""
+    """Convert an ARPA file of any order to a memory-mapped model file."""
     from arcuate.language.ngram.io import import_model
 
     with progress("importing") as report:
@@ -40,7 +40,7 @@ def lm_build(
     order: Annotated[int, typer.Option(help="Length of the longest n-grams.")] = 4,
     prune: Annotated[
         list[int] | None,
-        typer.Option(help="Per order, largest count of n-grams to prune, as in --prune 0 0 1."),
+        typer.Option(help="Drop n-grams with counts up to this value, one value per order, e.g. --prune 0 0 1."),
     ] = None,
     more: Annotated[list[Path] | None, typer.Option("--more", help="Further text; can be repeated.")] = None,
     normalise: Annotated[
@@ -84,7 +84,7 @@ def lm_score(
     against: _Against = None,
     as_json: Json = False,
 ) -> None:
-    """Perplexity of a text, unknown words, and sentences of the model's training text."""
+    """Report the perplexity of a text, its out-of-vocabulary words, and its overlap with the training text."""
     from arcuate.language.ngram.perplexity import score_text
 
     with progress("scoring") as report:

@@ -31,7 +31,7 @@ def tune(
     threshold: Threshold = None,
     budget: Annotated[float, typer.Option(min=1.0, help="Time budget in seconds.")] = 300.0,
     folds: Annotated[
-        int, typer.Option(min=0, max=100, help="Also cross-fit over this many folds of sessions; 0: do not.")
+        int, typer.Option(min=0, max=100, help="Also cross-fit over this many folds of sessions; 0 = off.")
     ] = 0,
     split: SplitName = "val",
     data: MovedStore = None,

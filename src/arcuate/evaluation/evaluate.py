@@ -329,14 +329,14 @@ def _log_differences(source: ModelSource, store: Store, split: str, config: Mode
     """Report content that differs from the training data, and sessions that are unknown to the model."""
     if differ := _changed_splits(source, store):
         logger.info(
-            f"note: the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with"
+            f"the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with"
         )
     excluded = _excluded_trials(store, split, config)
     if excluded.n_trials:
         names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")
         trials = counted(excluded.n_trials, f"{split} trial")
         logger.info(
-            f"note: {trials} in {counted(len(excluded.sessions), 'session')} unknown to the model excluded: {names};"
+            f"{trials} in {counted(len(excluded.sessions), 'session')} unknown to the model excluded: {names};"
             " evaluate them with --adapt none, or calibrate the model"
         )
 
