@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
-    data: Annotated[Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last"))
     ] = "best",

@@ -32,7 +32,9 @@ def live(
     ] = "replay",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8765,
     host: Annotated[str, typer.Option(help="Address to listen on; any but the loopback needs a token.")] = "127.0.0.1",
-    token: Annotated[str | None, typer.Option(help="Access token of clients; default: random, none on localhost.")] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Access token of clients; default: random, none on localhost.")
+    ] = None,
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",
     no_words: NoWords = False,

@@ -14,7 +14,9 @@ _lm_app = typer.Typer(help="Language models: import, build, score, mix, describe
 
 _ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
 _OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
-_Against = Annotated[Path | None, typer.Option(help="Evaluation text; report how many of its sentences are in the training text.")]
+_Against = Annotated[
+    Path | None, typer.Option(help="Evaluation text; report how many of its sentences are in the training text.")
+]
 
 
 @_lm_app.command("import")

@@ -45,7 +45,9 @@ AddedWords = Annotated[
 ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")]
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
 ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
-SessionName = Annotated[str | None, typer.Option("--session", help="Session to replay; with live input, session layer to decode with.")]
+SessionName = Annotated[
+    str | None, typer.Option("--session", help="Session to replay; with live input, session layer to decode with.")
+]
 Adapt = Annotated[
     str | None,
     typer.Option(

@@ -328,9 +328,7 @@ def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedT
 def _log_differences(source: ModelSource, store: Store, split: str, config: ModelConfig) -> None:
     """Report content that differs from the training data, and sessions that are unknown to the model."""
     if differ := _changed_splits(source, store):
-        logger.info(
-            f"the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with"
-        )
+        logger.info(f"the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with")
     excluded = _excluded_trials(store, split, config)
     if excluded.n_trials:
         names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")

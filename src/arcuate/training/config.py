@@ -80,7 +80,7 @@ class Swa(Settings):
     """Stochastic weight averaging: the mean of the weights at regular steps towards the end of the run."""
 
     start: Steps | None = Field(None, description="First step in the average; null = off.")
-    every: Steps = Field(100, description="Steps between two sets of weights in the average.")
+    every: Steps = Field(100, description="Steps between the weights that are averaged.")
 
 
 class Precision(Settings):

@@ -28,7 +28,9 @@ class SpikeSettings(Settings):
     window: int = Field(50, ge=20, le=100_000, description="Number of kept steps in the running statistics.")
     warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first judgement.")
     n_sd: float = Field(4.0, gt=1.0, le=1000.0, description="Robust SDs of log loss above its lowest median.")
-    ratio: float = Field(2.0, gt=1.0, le=1e6, description="Smallest loss / lowest median of a high step.")
+    ratio: float = Field(
+        2.0, gt=1.0, le=1e6, description="Loss of a high step relative to the lowest median loss so far, at least."
+    )
     patience: int = Field(20, ge=1, le=10_000, description="Consecutive high steps before a rewind.")
 
 
@@ -59,13 +61,17 @@ class CollapseSettings(Settings):
 
     action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
     blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Smallest fraction of blank frames.")
-    n_distinct: int = Field(3, ge=0, le=40, description="Or largest number of different phonemes in a batch.")
-    length_ratio: float = Field(0.1, ge=0.0, le=1.0, description="Or largest output length / target length.")
+    n_distinct: int = Field(
+        3, ge=0, le=40, description="Collapse also if a batch has at most this many distinct phonemes."
+    )
+    length_ratio: float = Field(
+        0.1, ge=0.0, le=1.0, description="Collapse also if output length / target length is at most this."
+    )
     patience: int = Field(50, ge=1, le=10_000, description="Number of consecutive steps before the action.")
 
 
 class AdaptiveSettings(Settings):
-    """Reduction of the learning rate while the mean gradient norm is above a threshold; off unless that is set."""
+    """Reduction of the learning rate while the mean gradient norm exceeds `threshold`; off without a threshold."""
 
     renamed: ClassVar[Mapping[str, str]] = {"floor": "min_lr", "max_times": "max_reductions"}
 

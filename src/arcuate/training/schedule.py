@@ -85,7 +85,7 @@ class WarmupCosine(_Decaying):
 
 
 class OneCycle(Settings):
-    """Up from peak_lr / div_factor to `peak_lr`, then down to the start / final_div_factor, as torch's OneCycleLR."""
+    """Rise from peak_lr / div_factor to `peak_lr`, then fall to peak_lr / div_factor / final_div_factor (torch's OneCycleLR)."""
 
     renamed: ClassVar[Mapping[str, str]] = {"peak": "peak_lr"}
 
@@ -93,7 +93,7 @@ class OneCycle(Settings):
     peak_lr: _LearningRate = Field(description="Highest learning rate.")
     pct_start: float = Field(0.3, gt=0.0, lt=1.0, description="Fraction of the cycle spent increasing.")
     div_factor: float = Field(25.0, ge=1.0, le=1e6, description="peak_lr / learning rate at the start.")
-    final_div_factor: float = Field(1e4, ge=1.0, le=1e9, description="First / last learning rate.")
+    final_div_factor: float = Field(1e4, ge=1.0, le=1e9, description="Ratio of the first to the last learning rate.")
     anneal: Literal["cosine", "linear"] = Field("cosine", description="Shape of the increase and the decay.")
     cycle_steps: Steps | None = Field(None, description="Length in steps; null = the length of the run.")
 
@@ -103,7 +103,7 @@ class Plateau(_Decaying):
 
     kind: Literal["plateau"] = "plateau"
     factor: float = Field(0.5, gt=0.0, lt=1.0, description="Factor on the learning rate at a reduction.")
-    patience: int = Field(8, ge=0, le=10_000, description="Validations without improvement tolerated.")
+    patience: int = Field(8, ge=0, le=10_000, description="Validations without improvement before a reduction.")
     threshold: float = Field(0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts.")
     cooldown: int = Field(0, ge=0, le=10_000, description="Number of validations ignored after a reduction.")
 
