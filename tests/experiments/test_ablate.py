@@ -166,7 +166,7 @@ def test_unfinished_experiment_lists_missing_runs(tmp_path: Path) -> None:
         if cell.arm.name == "all":
             cell.run.results_file("val").unlink()
     again = judge_ablation(found.experiment)
-    assert len(again.missing) == 3 and "a verdict is not possible" in again.verdict
+    assert len(again.missing) == 3 and "No verdict yet" in again.verdict
     check_page(ablation_page(again))
 
 

@@ -267,7 +267,7 @@ def _effect_text(effect: Effect) -> str:
 def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
     """The answer in one or two sentences."""
     if total is None:
-        return "There is no verdict yet: the baseline and the recipe with all changes must both be measured."
+        return "No verdict yet: the baseline and the recipe with all changes must both be measured."
     head = f"All changes together: {_effect_text(total)}."
     if not total.significant:
         names = [f.factor for f in factors if any(e.significant for e in f.effects)]
