@@ -1,7 +1,8 @@
 """Arcuate: intracortical recordings of attempted speech to text.
 
-Everything the command line does is a function here, with typed arguments and a typed result; none of them prints.
-Each is imported on first use, so that `import arcuate` loads neither torch nor numpy.
+The main commands as functions with typed arguments and typed results; none of them prints. The functions behind `lm`,
+`recipes` and the HTML pages are in `arcuate.language.ngram`, `arcuate.experiments` and `arcuate.insight`. Each name is
+imported on first use, so that `import arcuate` loads neither torch nor numpy.
 """
 
 from importlib import import_module
