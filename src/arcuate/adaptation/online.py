@@ -73,8 +73,8 @@ class OnlineAdapter:
     ) -> SessionState:
         """Start a session with its own layer if the model has one, else with that of the nearest known session.
 
-        `reference` is the input of that known session (`input_statistics` of its trials), required by `statistics`;
-        without `expected`, the confidence on known sessions, every step has full length.
+        `reference` is the input of that known session (`input_statistics` of its trials), required by `statistics`.
+        `expected`: confidence on known sessions; without it, steps are not scaled down.
         """
         if self.settings.method == "statistics" and reference is None:
             raise UserError(
@@ -217,8 +217,9 @@ def input_statistics(model: Model, bins: Tensor) -> InputStatistics:
 def match_statistics(initial: AffineLayer, reference: InputStatistics, current: InputStatistics) -> AffineLayer:
     """Return the layer under which current outputs have the mean and SD of the reference session's.
 
-    Only mean and SD of each output channel are matched. Matching the complete covariance made results worse: a
-    rotation of the tuning does not show in it, and the smallest map that fits it is a wrong one (docs/new-days.md).
+    Only mean and SD of each output channel are matched. Matching the complete covariance made results worse: covariance
+    does not reveal a rotation of the tuning, and the smallest map that matches it is not the correct one
+    (docs/new-days.md).
     """
     weight, bias = initial.weight.double(), initial.bias.double()
     before, now = _output_variance(reference, weight), _output_variance(current, weight)

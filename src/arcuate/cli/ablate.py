@@ -21,14 +21,16 @@ def ablate(
     recipe: RecipeName,
     factors: Annotated[
         list[str],
-        typer.Argument(help="name:key=value[,key=value] for each factor; key=value applies to every arm."),
+        typer.Argument(
+            help="name:key=value[,key=value] for each factor; key=value without a name applies to every arm."
+        ),
     ],
     data: StorePath = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option("--out", help="Experiment folder; one run folder per arm and seed.")] = ...,  # type: ignore[assignment]
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
     split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[
-        str, typer.Option(help="Checkpoint to score: last (a run that diverged counts as such) or best.")
+        str, typer.Option(help="Checkpoint to score: last (a diverged run counts as diverged) or best.")
     ] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
     as_json: Json = False,

@@ -21,14 +21,17 @@ def combine(
     method: Annotated[
         str, typer.Option(help="linear, mbr or rover on words; arithmetic or geometric on frame scores; or auto.")
     ] = "auto",
-    split: Annotated[str, typer.Option(help="Runs: split of the results.")] = "val",
-    label: Annotated[str | None, typer.Option(help="Runs: results/<split>.<label>.jsonl.")] = None,
-    votes: Annotated[str, typer.Option(help="Vote weights of the systems: equal, or by their agreement.")] = "equal",
+    split: Annotated[str, typer.Option(help="With runs: split whose results are combined.")] = "val",
+    label: Annotated[str | None, typer.Option(help="With runs: read results/<split>.<label>.jsonl.")] = None,
+    votes: Annotated[str, typer.Option(help="Vote weights of the systems: equal or agreement.")] = "equal",
     scale: Annotated[float, typer.Option(min=0.0, help="Factor on scores before the softmax.")] = 1.0,
     lm: Annotated[str | None, typer.Option(help="n-gram model as a feature of linear.")] = None,
     llm: Annotated[Path | None, typer.Option(help="Causal language model as a feature of linear.")] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Fit the weights of linear for each trial on the other folds.")
+        bool,
+        typer.Option(
+            "--fit", help="Cross-fit the weights of linear: each trial uses weights fitted on the other folds."
+        ),
     ] = False,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Folds of --fit.")] = 5,
     weights: Annotated[Path | None, typer.Option(help="File of fitted weights to use.")] = None,

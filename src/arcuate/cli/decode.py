@@ -39,8 +39,10 @@ def decode(
     word: AddedWords = None,
     split: SplitName = "val",
     data: MovedStore = None,
-    head: Annotated[str, typer.Option(help="Run folder: ctc, or both with a transducer.")] = "ctc",
-    checkpoint: Annotated[str, typer.Option(help="Run folder: best, last, step-NNNNNNNN or stage-NAME.")] = "best",
+    head: Annotated[str, typer.Option(help="With a run folder: ctc, or both (CTC and transducer heads).")] = "ctc",
+    checkpoint: Annotated[
+        str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
+    ] = "best",
     as_json: Json = False,
 ) -> None:
     """Decode frame scores to words, with a pronunciation lexicon and a language model."""

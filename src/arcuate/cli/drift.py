@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @app.command()
 def drift(
     store: Annotated[Path, typer.Argument(help="Prepared store.")],
-    run: Annotated[Path | None, typer.Option("--run", help="Run whose error rate by session is added.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Run to evaluate; adds its error rate by session.")] = None,
     out: Annotated[Path, typer.Option("--out", help="HTML page to write.")] = Path("drift.html"),
     adapt: Annotated[
         str,
@@ -25,7 +25,10 @@ def drift(
     ] = "one-step",
     split: Annotated[str, typer.Option(help="With --run: val, test, dev or train.")] = "val",
     reference: Annotated[
-        str | None, typer.Option(help="Session to compare with; default: the last known session, or the first.")
+        str | None,
+        typer.Option(
+            help="Session to compare with; default: last session the run was trained on, or the first in the store."
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(min=2, max=100_000, help="Trials to examine per session.")] = 40,
     as_json: Json = False,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
     data: Annotated[
         Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")
@@ -41,16 +41,16 @@ def evaluate(
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")
+        list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
     ] = None,
     lm: Annotated[
-        str | None, typer.Option(help="With --adapt: language model that makes the pseudo-labels, or `default`.")
+        str | None, typer.Option(help="With --adapt: language model for decoding pseudo-labels, or `default`.")
     ] = None,
     lexicon: Annotated[str, typer.Option(help="With --lm: lexicon file, or `default`.")] = "default",
-    config: Annotated[Path | None, typer.Option(help="With --lm: search weights of `arcuate tune`.")] = None,
+    config: Annotated[Path | None, typer.Option(help="With --lm: search weights written by `arcuate tune`.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run on a split: PER with its interval, by session and block, one line per trial."""
+    """Evaluate a run on a split: PER with confidence interval, by session and block, one line per trial."""
     from arcuate.cli.console import emit_json, progress
 
     if adapt is not None:

@@ -31,9 +31,11 @@ def live(
         ),
     ] = "replay",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8765,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but the loopback needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; non-loopback addresses require a token.")
+    ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="Access token of clients; default: random, none on localhost.")
+        str | None, typer.Option(help="Access token for clients; default: none on loopback, random otherwise.")
     ] = None,
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",

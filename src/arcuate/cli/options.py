@@ -27,22 +27,24 @@ ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run 
 LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
 LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
 ReferencesFile = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
-WeightsFile = Annotated[Path | None, typer.Option("--config", help="Search weights of `arcuate tune`.")]
+WeightsFile = Annotated[Path | None, typer.Option("--config", help="Search weights written by `arcuate tune`.")]
 Beam = Annotated[
     int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
 ]
 Threshold = Annotated[
-    float | None, typer.Option("--threshold", help="Largest score difference to the best beam entry, in nat.")
+    float | None, typer.Option("--threshold", help="Largest score difference from the best beam entry, in nats.")
 ]
-SplitName = Annotated[str, typer.Option("--split", help="Run folder: val, test, dev or train.")]
-MovedStore = Annotated[Path | None, typer.Option("--data", help="Run folder: store, if it was moved since training.")]
+SplitName = Annotated[str, typer.Option("--split", help="With a run folder: val, test, dev or train.")]
+MovedStore = Annotated[
+    Path | None, typer.Option("--data", help="With a run folder: path of the store, if moved after training.")
+]
 AddedWords = Annotated[
     list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
 ]
 
 # --- Live decoding ---------------------------------------------------------------------------------------
 
-ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder of arcuate import.")]
+ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")]
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
 ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
 SessionName = Annotated[
@@ -56,4 +58,6 @@ Adapt = Annotated[
         autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
     ),
 ]
-AdaptSetting = Annotated[list[str] | None, typer.Option("--set", help="With --adapt: key=value, such as lr=5e-4.")]
+AdaptSetting = Annotated[
+    list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
+]

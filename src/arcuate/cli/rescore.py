@@ -19,7 +19,7 @@ def rescore(
         float | None, typer.Option(min=0.0, max=1.0, help="Share of the causal model in the LM score; default: fitted.")
     ] = None,
     acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
-    length: Annotated[float | None, typer.Option(help="Score per word, in nat.")] = None,
+    length: Annotated[float | None, typer.Option(help="Word bonus, in nats.")] = None,
     n_best: Annotated[
         int | None, typer.Option("--n-best", "--nbest", min=1, help="Use only the first entries of each list.")
     ] = None,

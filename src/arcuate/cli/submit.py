@@ -13,9 +13,9 @@ def submit(
     run: Annotated[Path, typer.Argument(help="Run folder with word decodings, or a file of decodings.")],
     out: Annotated[Path, typer.Option(help="File to write: CSV for '25, text for '24.")] = ...,  # type: ignore[assignment]
     split: Annotated[str, typer.Option(help="Split to submit: test, or another one to check the format.")] = "test",
-    label: Annotated[str | None, typer.Option(help="Run folder: results/<split>.<label>.jsonl.")] = None,
+    label: Annotated[str | None, typer.Option(help="With a run folder: results/<split>.<label>.jsonl.")] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="b2t25 or b2t24; default: by the session names.")
+        str | None, typer.Option("--format", help="b2t25 or b2t24; default: inferred from the session names.")
     ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Submit empty texts too.")] = False,
     as_json: Json = False,

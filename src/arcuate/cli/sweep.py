@@ -22,8 +22,8 @@ def sweep(
     space: Annotated[Path, typer.Argument(help="YAML file: settings, each with a range or choices.")],
     overrides: OverrideList = None,
     data: StorePath = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option("--out", help="Sweep folder; one run folder per trial.")] = ...,  # type: ignore[assignment]
-    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Number of trials over all workers.")] = 20,
+    out: Annotated[Path, typer.Option("--out", help="Sweep folder; one run folder per configuration.")] = ...,  # type: ignore[assignment]
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Number of configurations over all workers.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the proposed settings.")] = 0,
     as_json: Json = False,
 ) -> None:

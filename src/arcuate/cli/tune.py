@@ -15,7 +15,6 @@ from arcuate.cli.options import (
     ScoresPath,
     SplitName,
     Threshold,
-    WeightsFile,
 )
 
 
@@ -26,12 +25,13 @@ def tune(
     lexicon: LexiconFile = "default",
     lm: LmFile = "default",
     references: ReferencesFile = None,
-    config: WeightsFile = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Initial search weights.")] = None,
     beam: Beam = None,
     threshold: Threshold = None,
     budget: Annotated[float, typer.Option(min=1.0, help="Time budget in seconds.")] = 300.0,
     folds: Annotated[
-        int, typer.Option(min=0, max=100, help="Also cross-fit over this many folds of sessions; 0 = off.")
+        int,
+        typer.Option(min=0, max=100, help="Also report WER cross-fitted over this many folds of sessions; 0 = off."),
     ] = 0,
     split: SplitName = "val",
     data: MovedStore = None,

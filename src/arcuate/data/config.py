@@ -34,7 +34,10 @@ class BucketedBatching(Settings):
     kind: Literal["bucketed"] = "bucketed"
     batch_size: int = Field(16, ge=1, le=4096, description="Number of trials in one batch.")
     pool: int = Field(
-        16, ge=1, le=10_000, description="Number of batches drawn at random and sorted by length together."
+        16,
+        ge=1,
+        le=10_000,
+        description="Pool size in batches: trials are shuffled, then sorted by length within a pool.",
     )
 
 
@@ -97,7 +100,9 @@ class TimeMasks(Settings):
 
     renamed: ClassVar[Mapping[str, str]] = {"exactly": "fixed_count", "max_share": "max_fraction"}
 
-    n_masks: int = Field(0, ge=0, le=1000, description="Maximum number of masks; a trial draws from 1 … n.")
+    n_masks: int = Field(
+        0, ge=0, le=1000, description="Maximum number of masks; the number per trial is drawn from 1 … n_masks."
+    )
     fixed_count: bool = Field(False, description="Always draw exactly n_masks masks.")
     probability: float = Field(1.0, ge=0.0, le=1.0, description="Probability that a trial is masked.")
     max_bins: int | None = Field(None, ge=1, le=10_000, description="Maximum mask width in bins.")
@@ -115,7 +120,9 @@ class TimeMasks(Settings):
 class FeatureMasks(Settings):
     """Neighbouring channels set to 0 for the complete trial."""
 
-    n_masks: int = Field(0, ge=0, le=1000, description="Maximum number of masks; a trial draws from 1 … n.")
+    n_masks: int = Field(
+        0, ge=0, le=1000, description="Maximum number of masks; the number per trial is drawn from 1 … n_masks."
+    )
     probability: float = Field(1.0, ge=0.0, le=1.0, description="Probability that a trial is masked.")
     max_channels: int = Field(12, ge=1, le=65536, description="Maximum mask width in channels.")
 
@@ -137,4 +144,4 @@ class AugmentationConfig(Settings):
     )
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
-    speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of single values set to 0.")
+    speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")

@@ -29,7 +29,7 @@ Action = Literal["rejected", "flagged", "kept", "ignored", "missing"]
 class QualityRow:
     """One row of `quality.csv`: a case and the action taken.
 
-    rejected: excluded from training; flagged: validation or test trial, kept; kept: a note without consequence;
+    rejected: excluded from training; flagged: validation or test trial, still scored; kept: a note without consequence;
     ignored: not a file of the layout; missing: could not be read.
     """
 
@@ -93,7 +93,7 @@ def _check_duration(n_bins: int) -> Iterable[Problem]:
 
 
 def _check_label(n_bins: int, tokens: np.ndarray | None) -> Iterable[Problem]:
-    """A label that needs more frames than there are bins fits no model at all."""
+    """A label that needs more frames than there are bins cannot be aligned by any model."""
     needed = 0 if tokens is None else min_frames(tokens.tolist())
     if needed > n_bins:
         yield Problem("label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins")

@@ -208,8 +208,8 @@ class Store:
         """Raise UserError where the content of a trial does not match the hash in the manifest."""
         if changed := self.find_changed(trials, progress):
             raise UserError(
-                f"{self.path} was changed after it was prepared: {changed[0]} and {len(changed) - 1} more of"
-                f" {len(trials)} checked trials differ from their hash; prepare the source again"
+                f"{self.path} was changed after it was prepared: {len(changed)} of {len(trials)} checked"
+                f" trials differ from their hash (first: {changed[0]}); prepare the source again"
             )
 
     def close(self) -> None:
@@ -352,7 +352,7 @@ def _check_consistency(
         raise ValueError("trial ids are not distinct")
     for entry in entries:
         if totals[entry.name] != [entry.n_trials, entry.n_bins]:
-            raise ValueError(f"session {entry.name} has other totals than its trials")
+            raise ValueError(f"trial or bin count of session {entry.name} does not match its trials")
 
 
 def _damaged(file: Path, error: Exception) -> UserError:

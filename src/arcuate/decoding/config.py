@@ -12,7 +12,7 @@ from arcuate.errors import UserError
 
 
 class DecodingConfig(Settings):
-    """Weights and limits of the word search, in nat.
+    """Weights and limits of the word search, in nats.
 
     score = acoustic_scale · acoustic + lm_weight · n-gram + word_bonus · words. The acoustic score includes
     `silence_bonus`, `missing_silence_bonus` and `blank_penalty`.
@@ -22,21 +22,21 @@ class DecodingConfig(Settings):
 
     beam: int = Field(200, ge=1, le=1_000_000, description="Maximum number of beam entries per frame.")
     threshold: float = Field(
-        12.0, gt=0.0, le=1e9, description="Largest score difference to the best beam entry, in nat."
+        12.0, gt=0.0, le=1e9, description="Largest score difference from the best beam entry, in nats."
     )
     acoustic_scale: float = Field(1.0, gt=0.0, le=100.0, description="Factor on the frame log-probabilities.")
     lm_weight: float = Field(0.8, ge=0.0, le=100.0, description="Factor on the n-gram log-probability.")
-    word_bonus: float = Field(0.8, ge=-100.0, le=100.0, description="Score added per word, in nat.")
+    word_bonus: float = Field(0.8, ge=-100.0, le=100.0, description="Score added per word, in nats.")
     silence_bonus: float = Field(
-        -2.5, ge=-100.0, le=100.0, description="Score added per silence between words, in nat."
+        -2.5, ge=-100.0, le=100.0, description="Score added per silence between words, in nats."
     )
     missing_silence_bonus: float = Field(
         -10.0,
         ge=-100.0,
         le=100.0,
-        description="Score added per word that follows another word without a silence, in nat.",
+        description="Score added per word that follows another word without a silence, in nats.",
     )
-    blank_penalty: float = Field(0.5, ge=-100.0, le=100.0, description="Score subtracted per blank frame, in nat.")
+    blank_penalty: float = Field(0.5, ge=-100.0, le=100.0, description="Score subtracted per blank frame, in nats.")
     alignments: Literal["sum", "best"] = Field(
         "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."
     )

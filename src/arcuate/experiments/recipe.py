@@ -30,7 +30,9 @@ OFFICIAL = ("b2t24-gru", "b2t25-gru")
 
 
 class _Identity(Settings):
-    name: str = Field(min_length=1, max_length=100, description="Name of the recipe; default: the name of the file.")
+    name: str = Field(
+        min_length=1, max_length=100, description="Name of the recipe; a recipe file defaults to its file name."
+    )
     extends: str | None = Field(None, description="Recipe that this one inherits from.")
     summary: str = Field("", description="One line for `arcuate recipes list`.")
     notes: str = Field("", description="Free text.")

@@ -1,4 +1,7 @@
-"""Sentences from a stream of bins: their start and end, the events they emit, and the gate that disables decoding."""
+"""Sentences from a stream of bins: their start and end, the events they emit, and the gate.
+
+The gate controls whether text is shown and recorded.
+"""
 
 import time
 from collections import deque

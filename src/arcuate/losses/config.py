@@ -23,7 +23,7 @@ class CTCSettings(Settings):
 
 
 class RNNTSettings(Settings):
-    """Transducer loss, where the model has a transducer; with the reduction of CTC both have the same scale."""
+    """Transducer loss, if the model has a transducer; with the same reduction as CTC, both have the same scale."""
 
     reduction: Literal["mean_per_token", "sum_per_trial", "half_mean_frames"] = Field(
         "mean_per_token",
@@ -64,7 +64,7 @@ class ModeLossSettings(Settings):
 
 
 class DenoiseSettings(Settings):
-    """Flow-matching error of the denoiser, where the model has one, relative to predicting no flow."""
+    """Flow-matching error of the denoiser, where the model has one, normalised by the error of predicting zero flow."""
 
     weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
 

@@ -89,7 +89,7 @@ def _node_log_probs(
 
 
 class _NodeLogProbs(torch.autograd.Function):
-    """Log-softmax and selection of two classes in one, per trial on its true nodes only.
+    """Fused log-softmax and gather of blank and next token, on each trial's valid nodes only.
 
     With p the softmax of the logits at a node, the gradient is d_blank (onehot(blank) - p) + d_emit (onehot(next) - p).
     So the normaliser (log-sum-exp) of each node is all that is saved besides the logits.
@@ -171,7 +171,7 @@ class _Lattice(torch.autograd.Function):
             blank = blank.add_(alphas[:-1]).add_(betas[1:])
             emit = emit.add_(alphas[:-1])
             emit[..., :-1] += betas[1:, :, 1:]
-            # NaN arises as -inf - (-inf), in trials that no path can explain.
+            # NaN arises as -inf - (-inf), in trials without a valid path.
             posteriors = [(t - total[:, None]).exp_().nan_to_num_(nan=0.0) for t in (blank, emit)]
             ctx.save_for_backward(*(_diagonal_view(t, length).contiguous() for t in posteriors))
         return -total

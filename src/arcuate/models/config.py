@@ -148,20 +148,21 @@ class SSMSettings(Settings):
 class TransformerSettings(Settings):
     """Pre-norm Transformer with bounded context and relative positions, intended for heavy time masking.
 
-    Frames are the patches; non-overlapping patches keep it small (`front_end.patch: {bins: 5, stride: 5}`).
+    Frames are the patches; non-overlapping patches keep the input layer small
+    (`front_end.patch: {bins: 5, stride: 5}`).
     """
 
     kind: Literal["transformer"] = Field("transformer", description="Type of encoder.")
     width: int = Field(384, ge=1, le=8192, description="Width of a frame.")
     depth: int = Field(5, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(6, ge=1, le=1024, description="Number of attention heads; divides width.")
-    ffn_expansion: int = Field(4, ge=1, le=64, description="Hidden width of the feed-forward layer / width.")
+    ffn_expansion: int = Field(4, ge=1, le=64, description="Ratio of feed-forward hidden width to width.")
     context: int = Field(125, ge=1, le=10_000, description="Frames that a layer attends to, up to the current one.")
     n_buckets: int = Field(32, ge=2, le=1024, description="Number of relative-position buckets.")
     input_dropout: Probability = Field(0.2, description="Dropout on embedded patches.")
     attention_dropout: Probability = Field(0.35, description="Dropout on attention weights.")
     dropout: Probability = Field(0.35, description="Dropout on the outputs of attention and feed-forward layers.")
-    bidirectional: bool = Field(False, description="Attention to as many future frames; such a model cannot stream.")
+    bidirectional: bool = Field(False, description="Attend to equally many future frames; such a model cannot stream.")
 
     renamed: ClassVar[Mapping[str, str]] = {"heads": "n_heads", "expansion": "ffn_expansion", "buckets": "n_buckets"}
 
@@ -205,10 +206,12 @@ class SpeakingModeSettings(Settings):
 
     enabled: bool = Field(False, description="Whether the model classifies the speaking mode.")
     lags: int = Field(5, ge=1, le=64, description="Number of autocorrelation lags in frames, lag 0 included.")
-    prior_frames: int = Field(25, ge=1, le=10_000, description="Weight of the average training trial in frames.")
+    prior_frames: int = Field(
+        25, ge=1, le=10_000, description="Weight of the prior (the average training trial), in frames."
+    )
     film: bool = Field(True, description="Scale and shift channels by the mode (FiLM); false = only report it.")
     labels: Literal["use", "ignore"] = Field("use", description="Use mode labels of the data, or infer all modes.")
-    infer_per: Literal["block", "trial"] = Field("block", description="Unit that shares one inferred mode.")
+    infer_per: Literal["block", "trial"] = Field("block", description="Unit for which one mode is inferred.")
 
     renamed: ClassVar[Mapping[str, str]] = {"conditions": "film", "shared_by": "infer_per"}
 

@@ -128,7 +128,7 @@ class GRU(nn.Module):
         return _precompute_frame(self.gru, self.patch.bins, state, bins, precomputed)
 
     def finish(self, state: Tensor) -> Tensor:
-        """No frames are held back. (B, 0, D)"""
+        """No remaining frames: a GRU buffers none. (B, 0, D)"""
         return state.new_zeros(state.shape[1], 0, self.n_outputs)
 
     def _run_layer(self, x: Tensor, h0: Tensor, layer: int, direction: int, padding: Tensor | None) -> Tensor:
@@ -188,8 +188,8 @@ def _run_torch_layer(x: Tensor, lengths: Tensor | None, state: Tensor, weights: 
 
 # One frame of one stream. The frame is bound by memory bandwidth, since every weight is loaded once. The recurrent
 # products depend only on the previous frame, and most bins of a patch arrive long before its last one; so most of the
-# work can be done while waiting (`_precompute_frame`). The result is a value beside the state: discarding it costs time
-# and changes nothing.
+# work can be done while waiting (`_precompute_frame`). The result is stored alongside the state; discarding it only
+# costs time.
 
 
 def _step_one_frame(
@@ -285,7 +285,7 @@ def _run_recurrence(
 
 
 class _Recurrence(torch.autograd.Function):
-    """Backpropagation through time with only the unavoidable part frame by frame.
+    """Backpropagation through time; only the inherently sequential part runs frame by frame.
 
     With dh the gradient of h_t, the gradients of the four pre-activations are dh times factors known from the forward
     pass:
@@ -296,7 +296,8 @@ class _Recurrence(torch.autograd.Function):
         z:                    (h_{t-1} - n) z (1 - z)
 
     The factors of all frames are computed at once. The loop then only multiplies them by dh and carries
-    dh_{t-1} = z dh + [d_n, d_r, d_z] U: one product per frame. The gradient of U is one product over all frames.
+    dh_{t-1} = z dh + [d_recurrent, d_r, d_z] U: one product per frame. The gradient of U is one product over all
+    frames.
     """
 
     @staticmethod

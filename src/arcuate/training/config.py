@@ -34,7 +34,7 @@ _Tag = Annotated[str, Field(min_length=1, max_length=64)]
 class WeightDecay(Settings):
     """Weight decay of the three parameter groups of the '25 release."""
 
-    weights: _Decay = Field(0.0, description="Weight decay of all other parameters.")
+    weights: _Decay = Field(0.0, description="Weight decay of all parameters not listed below.")
     biases: _Decay = Field(0.0, description="Weight decay of the biases of encoder and output layer.")
     session_layers: _Decay = Field(0.0, description="Weight decay of the session layers.")
 
@@ -48,7 +48,7 @@ class Optimizer(Settings):
         1e-8,
         gt=0.0,
         le=10.0,
-        description="Term in the denominator: gradients far below it move weights by lr/eps.",
+        description="Term in the denominator; gradients far below it give updates of (lr/eps) × gradient.",
     )
     momentum: _Beta = Field(0.0, description="Momentum (sgd).")
     nesterov: bool = Field(False, description="Nesterov momentum (sgd with momentum).")
@@ -80,14 +80,16 @@ class Swa(Settings):
     """Stochastic weight averaging: the mean of the weights at regular steps towards the end of the run."""
 
     start: Steps | None = Field(None, description="First step in the average; null = off.")
-    every: Steps = Field(100, description="Steps between the weights that are averaged.")
+    every: Steps = Field(100, description="Steps between averaged snapshots.")
 
 
 class Precision(Settings):
     """Mixed precision; a probe checks that it runs on the device and, on a CPU, that it is faster than fp32."""
 
     kind: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the forward pass.")
-    below_per: float | None = Field(None, gt=0.0, le=1.0, description="Validation PER below which it is used.")
+    below_per: float | None = Field(
+        None, gt=0.0, le=1.0, description="Validation PER below which mixed precision is used; null = from the start."
+    )
 
     @model_validator(mode="after")
     def _has_a_mixed_precision(self) -> "Precision":

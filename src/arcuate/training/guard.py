@@ -1,6 +1,6 @@
 """The guard: judges the metrics of every optimizer step before the update, and never touches the model.
 
-On a healthy run every verdict is `keep`, and training with the guard is bit for bit training without it.
+On a healthy run every verdict is `keep`, and training is bit-identical with and without the guard.
 """
 
 import math
@@ -25,11 +25,15 @@ class SpikeSettings(Settings):
 
     renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
 
-    window: int = Field(50, ge=20, le=100_000, description="Number of kept steps in the running statistics.")
+    window: int = Field(
+        50, ge=20, le=100_000, description="Number of steps in the running statistics; high steps are left out."
+    )
     warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first judgement.")
-    n_sd: float = Field(4.0, gt=1.0, le=1000.0, description="Robust SDs of log loss above its lowest median.")
+    n_sd: float = Field(
+        4.0, gt=1.0, le=1000.0, description="Minimum rise of log loss above its lowest median, in robust SDs."
+    )
     ratio: float = Field(
-        2.0, gt=1.0, le=1e6, description="Loss of a high step relative to the lowest median loss so far, at least."
+        2.0, gt=1.0, le=1e6, description="Minimum ratio of a high step's loss to the lowest median loss so far."
     )
     patience: int = Field(20, ge=1, le=10_000, description="Consecutive high steps before a rewind.")
 
@@ -51,7 +55,9 @@ class StuckSettings(Settings):
         description="Factor on all learning rates after a rewind: lower than after a spike, because a learning rate at"
         " which nothing was learnt is further off than one that diverged late.",
     )
-    min_drop: float = Field(0.1, gt=0.0, lt=1.0, description="Relative drop of the median loss that counts.")
+    min_drop: float = Field(
+        0.1, gt=0.0, lt=1.0, description="Smallest relative drop of the median loss that counts as progress."
+    )
 
 
 class CollapseSettings(Settings):
@@ -60,7 +66,7 @@ class CollapseSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"blank_share": "blank_fraction"}
 
     action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
-    blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Smallest fraction of blank frames.")
+    blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Fraction of blank frames that counts as collapse.")
     n_distinct: int = Field(
         3, ge=0, le=40, description="Collapse also if a batch has at most this many distinct phonemes."
     )
@@ -75,10 +81,12 @@ class AdaptiveSettings(Settings):
 
     renamed: ClassVar[Mapping[str, str]] = {"floor": "min_lr", "max_times": "max_reductions"}
 
-    threshold: float | None = Field(None, gt=0.0, le=1e9, description="Mean gradient norm; null = off.")
+    threshold: float | None = Field(
+        None, gt=0.0, le=1e9, description="Mean gradient norm above which the learning rate is reduced; null = off."
+    )
     window: int = Field(100, ge=1, le=100_000, description="Number of steps in the mean.")
     factor: float = Field(0.8, gt=0.0, lt=1.0, description="Factor on all learning rates at a reduction.")
-    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Learning rate below which nothing is reduced.")
+    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Lower bound on the reduced learning rate.")
     max_reductions: int = Field(5, ge=1, le=1000, description="Largest number of reductions.")
 
 
@@ -118,7 +126,7 @@ KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.25  # a loss within this factor of the lowest median is healthy
-_MAX_BLANK_FRACTION = 0.9  # fraction of blank frames below which, with several phonemes, the all-blank solution is left
+_MAX_BLANK_FRACTION = 0.9  # upper limit on blank frames for having left the all-blank solution
 _AT_CHANCE = 0.8  # normalised loss at or above which the output carries no information
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
 
@@ -140,7 +148,7 @@ class Guard:
 
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
-        self.losses: deque[float] = deque(maxlen=settings.spike.window)  # log loss of kept steps
+        self.losses: deque[float] = deque(maxlen=settings.spike.window)  # log loss of steps that were not high
         self.grad_norms: deque[float] = deque(maxlen=settings.adaptive.window)
         self.lowest_median: float | None = None  # of log loss so far
         self.spread = 0.0  # robust SD of log loss
@@ -195,7 +203,7 @@ class Guard:
         self.grad_norms.clear()
 
     def start_stage(self) -> None:
-        """Reset statistics and counters when other losses start to count; what the model has learnt stays."""
+        """Reset statistics and counters for a new stage; `left_blank` and `has_learnt` are kept."""
         self.losses.clear()
         self.grad_norms.clear()
         self.normalised_losses.clear()

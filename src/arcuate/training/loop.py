@@ -76,7 +76,7 @@ def train(
         validated = state.step % settings.validate_every == 0 or is_last
         improved = validated and _validate(state, validate, callback, distributed)
         if validated and state.stage_is_over:
-            if state.interval.n_steps:  # this validation ended the stage before its length
+            if state.interval.n_steps:  # this validation ended the stage early
                 _log(state, learning_rates, device, callback, distributed)
             if distributed.is_main:
                 callback.on_stage_end(state.stage_summary())

@@ -85,7 +85,10 @@ class WarmupCosine(_Decaying):
 
 
 class OneCycle(Settings):
-    """Rise from peak_lr / div_factor to `peak_lr`, then fall to that start / final_div_factor (torch's OneCycleLR)."""
+    """Rise from peak_lr / div_factor to `peak_lr`, then fall to peak_lr / (div_factor × final_div_factor).
+
+    This is OneCycleLR of torch.
+    """
 
     renamed: ClassVar[Mapping[str, str]] = {"peak": "peak_lr"}
 

@@ -61,8 +61,8 @@ def run_frames(
 ) -> tuple[np.ndarray, int, int, int]:
     """Advance the beam over the frames; return (beam, back-pointer rows, frames done, status).
 
-    A status other than DONE names the buffer that was too small. The frame in question has changed nothing: enlarge
-    the buffer and continue with it.
+    A status other than DONE names the buffer that was too small. The failing frame has not been applied:
+    enlarge the buffer and call again from that frame.
     """
     models, candidates = unmanaged(models), unmanaged(candidates)
     backpointers = unmanaged(backpointers)
@@ -237,7 +237,7 @@ def _end_word(
     entry: Row,
     word: int,
     token: int,
-    score: float,  # total without the word itself
+    score: float,  # before the word's n-gram score and bonus
     t: int,
     models: SearchModels,
     weights: SearchWeights,

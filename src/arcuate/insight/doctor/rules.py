@@ -13,7 +13,7 @@ from arcuate.insight.doctor.measurements import (
     non_finite_losses,
 )
 
-_FEW, _FEW_IN_WARMUP = 5, 6  # evaluations: fewer than the first, or at most the second during warm-up
+_FEW, _FEW_IN_WARMUP = 5, 6  # too few evaluations: n < 5, or n <= 6 in warm-up
 _FROZEN_HIGH = 0.5  # an output that never changes at this error rate or above is constant
 _DEGRADED, _DEGRADED_BY = 0.15, 0.03  # relative and absolute rise of the error rate
 _LOSS_ROSE = 0.15  # of the validation loss above its minimum
@@ -22,7 +22,7 @@ _FLAT, _FALLING, _FALLING_LATE = 0.03, 0.06, 0.03  # gain over the last third (t
 _HIGH_FLAT, _HIGH_DONE, _HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference level
 _ON_TRACK = 1.15  # multiple of the official curve at the same batch
 _HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
-_LOSS_FLAT = 0.07  # loss: fraction of all progress in the last third; a fifth of the average pace
+_LOSS_FLAT = 0.07  # fraction of the total loss decrease in the last third; about 1/3 × 1/5
 _LOSS_LEARNT = 0.5  # a loss that fell by this fraction has learnt something and may be flat at the end
 LOSS_TREND = 0.05  # smaller relative changes of the training loss count as flat
 _FAILED = frozenset({"exploded", "collapsed", "degraded"})
@@ -114,7 +114,10 @@ def _collapsed(m: Measurements) -> Finding | None:
 
 
 def _degraded(m: Measurements) -> Finding | None:
-    """The error rate rose by 15 % and 0.03 above its best without recovering; a loss if training rose as well."""
+    """The error rate rose by 15 % and 0.03 above its best without recovering.
+
+    With losses only, training loss must have risen too.
+    """
     if m.n < _FEW or m.regression < _DEGRADED:
         return None
     if not _train_loss_rose(m) if m.loss_only else m.end - m.best < _DEGRADED_BY:
@@ -213,7 +216,7 @@ _RULES = (_exploded, _too_short, _collapsed, _degraded, _overfit, _plateaued, _u
 
 
 def _fallback(m: Measurements) -> Finding:
-    """If no rule applies: healthy, unless the run lost more than the noise or ended at a high level."""
+    """If no rule applies: healthy, unless the run ended more than 5 % above its best or at a high level."""
     if m.loss_only:
         return _slightly_worse(m) if m.regression > _RECOVERED else _healthy(m)
     high = m.best >= _HIGH_ANYWHERE if m.level is None else m.level >= _HIGH_DONE
@@ -264,7 +267,7 @@ def _loss_falls(m: Measurements) -> bool:
 
 
 def _still_falling(m: Measurements) -> bool:
-    """Still improving when it stopped; a schedule that ended normally is slower in its last fifth."""
+    """Whether it was still improving at the end; a finished run must also improve in its last fifth."""
     late = max(_FALLING_LATE, 2 * m.noise)
     return m.gain >= _FALLING and (m.finished is False or m.late_gain >= late)
 
