@@ -25,10 +25,10 @@ from arcuate.experiments.ablation import (
     overview,
 )
 from arcuate.files import to_frame, write_json, write_text
+from arcuate.insight import charts
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import MISSING, percent, split_name
-from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
+from arcuate.insight.formats import MISSING, percent, split_name
+from arcuate.insight.pages import Html, figure, join, muted, notice, page, scroll_table, tag
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
 from arcuate.progress import counted
 

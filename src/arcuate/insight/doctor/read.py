@@ -14,8 +14,7 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.files import read_json
-from arcuate.insight.doctor.columns import Collector
-from arcuate.insight.doctor.metadata import Metadata, detect_dataset, flatten, scan_config
+from arcuate.insight.doctor.columns import Collector, Metadata, detect_dataset, flatten, scan_config
 from arcuate.insight.doctor.read_events import is_event_file, read_events
 from arcuate.insight.doctor.read_tables import (
     find_delimiter,

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.insight.doctor.columns import METRICS, Collector, ColumnMeaning, parse_column_name, parse_numbers
-from arcuate.insight.doctor.metadata import scan_config
+from arcuate.insight.doctor.columns import (
+    METRICS,
+    Collector,
+    ColumnMeaning,
+    parse_column_name,
+    parse_numbers,
+    scan_config,
+)
 from arcuate.insight.doctor.read_text import line_blocks
 
 # Tables with a header.

@@ -15,8 +15,8 @@ from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
 from arcuate.files import read_json, read_jsonl
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import finite_int, finite_number
+from arcuate.insight import charts
+from arcuate.insight.formats import finite_int, finite_number
 from arcuate.run import Run
 
 _SPLIT_ORDER = ("val", "test", "dev", "train")  # which results to show by default

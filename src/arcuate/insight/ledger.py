@@ -11,7 +11,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
 from arcuate.experiments.recipe import OFFICIAL, load_recipe
 from arcuate.files import read_json, write_text
-from arcuate.insight.ledger.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
+from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
 from arcuate.insight.scores import (
     check_same_trials,
     describe_difference,

@@ -114,4 +114,4 @@ def document(title: str, body: Html, *styles: str) -> str:
 
 
 def read_style(name: str) -> str:
-    return (files("arcuate") / "insight" / "pages" / name).read_text("utf-8")
+    return (files("arcuate") / "insight" / "styles" / name).read_text("utf-8")
