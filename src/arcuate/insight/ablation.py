@@ -24,7 +24,7 @@ from arcuate.experiments.ablation import (
     is_scored,
     overview,
 )
-from arcuate.files import to_frame, write_json, write_text
+from arcuate.files import fields_to_dict, to_frame, write_json, write_text
 from arcuate.insight import charts
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.formats import MISSING, percent, split_name
@@ -82,13 +82,7 @@ class FactorResult:
 
     def to_dict(self) -> dict[str, Any]:
         interaction = {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
-        return {
-            "factor": self.factor,
-            "alone": self.alone.to_dict() if self.alone else None,
-            "with_others": self.with_others.to_dict() if self.with_others else None,
-            "interaction": interaction,
-            "sentence": self.sentence,
-        }
+        return {**fields_to_dict(self, "p_interaction"), "interaction": interaction}
 
 
 @dataclass(frozen=True)

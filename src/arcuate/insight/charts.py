@@ -244,11 +244,11 @@ def curve_of(rows: Sequence[Mapping[str, Any]], key: str, peak: str | None = Non
     """One quantity of the log; `peak` names a second one with the maximum within the same steps."""
     rows = [row for row in rows if key in row]
     values = [finite_number(row[key]) for row in rows]
-    peaks = [finite_number(row.get(peak)) for row in rows] if peak else values
+    peaks = [finite_number(row.get(peak)) for row in rows] if peak else ()
     return thin_curve([int(row["step"]) for row in rows], values, peaks)
 
 
-def thin_curve(steps: Sequence[float], values: Sequence[float | None], peaks: Sequence[float | None]) -> Curve:
+def thin_curve(steps: Sequence[float], values: Sequence[float | None], peaks: Sequence[float | None] = ()) -> Curve:
     size = max(1, -(-len(steps) // MAX_POINTS))
     at, median, low, high = [], [], [], []
     for i in range(0, len(steps), size):

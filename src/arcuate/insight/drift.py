@@ -189,16 +189,13 @@ def _channels_section(result: DriftResult) -> Html:
         " autocorrelation of channels with the session before."
     )
     sessions = [row.session for row in result.sessions]
-    profiles = _by_channel([row.channels.profile_similarity for row in result.sessions])
-    shifts = np.minimum(np.abs(_by_channel([row.channels.mean_shift for row in result.sessions])), 1.0)
+    profiles = np.array([row.channels.profile_similarity for row in result.sessions], dtype=np.float64).T
+    shifts = np.array([row.channels.mean_shift for row in result.sessions], dtype=np.float64).T  # None becomes NaN
+    profile_chart = _channel_chart("profiles", "Similarity", profiles, sessions)
+    mean_chart = _channel_chart("means", "Mean shift", np.minimum(np.abs(shifts), 1.0), sessions)
     return join(
-        figure(
-            "Correlation profiles",
-            _channel_chart("profiles", "Similarity", profiles, sessions),
-            profile_caption,
-            wide=True,
-        ),
-        figure("Mean shifts", _channel_chart("means", "Mean shift", shifts, sessions), mean_caption, wide=True),
+        figure("Correlation profiles", profile_chart, profile_caption, wide=True),
+        figure("Mean shifts", mean_chart, mean_caption, wide=True),
         scroll_table(head, [_channel_row(row) for row in result.sessions], "numbers"),
         muted(remarks),
     )
@@ -218,11 +215,6 @@ def _channel_chart(name: str, quantity: str, values: np.ndarray, sessions: Seque
     label = f"{quantity} of {counted(n_channels, 'channel')} over {counted(n_sessions, 'session')}."
     bottom = charts.TOP + height + (80 if column < _NARROW else 36)
     return charts.drawing(width, bottom, label, *parts, style=f"max-width:{width / 16:.1f}rem")
-
-
-def _by_channel(sessions: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """(channels, sessions), NaN for missing values."""
-    return np.array(sessions, dtype=np.float64).T
 
 
 def _channel_row(row: SessionDrift) -> tuple[object, ...]:

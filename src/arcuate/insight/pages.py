@@ -82,6 +82,10 @@ def definition_list(rows: Iterable[tuple[str, object]]) -> Html:
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in rows))
 
 
+def card(title: str, rows: Iterable[tuple[str, object]]) -> Html:
+    return tag("section", tag("h3", title), definition_list(rows), class_="card")
+
+
 def tile(name: str, value: object, *remarks: object, kind: str = "") -> Html:
     """One figure of the headline in a box."""
     return tag(

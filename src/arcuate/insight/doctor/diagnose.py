@@ -1,7 +1,7 @@
 """`diagnose`: read a log, infer its data set and planned length, apply the rules and name likely causes."""
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
+from arcuate.files import fields_to_dict
 from arcuate.insight.doctor.causes import Cause, find_causes, first_suggestion
 from arcuate.insight.doctor.measurements import Measurements
 from arcuate.insight.doctor.read import LogFile, read_logs
@@ -57,9 +58,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `runs` is present only if there are several, `log` never."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("log", "runs")}
-        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}
-        plain["causes"] = [{"cause": c.cause, "because": c.because, "change": c.change} for c in self.causes]
+        plain = fields_to_dict(self, "log", "runs")
         plain["marks"] = [{"step": step, "what": verdict} for step, verdict in self.marks]
         return plain | ({"runs": [run.to_dict() for run in self.runs]} if self.runs else {})
 
@@ -257,11 +256,7 @@ def _packaged() -> dict[str, Any]:
 def references() -> dict[str, Reference]:
     return {
         name: Reference(
-            dataset=curve["dataset"],
-            model=curve["model"],
-            unit=curve["unit"],
-            source=curve["source"],
-            n_runs=curve["n_runs"],
+            **{key: curve[key] for key in ("dataset", "model", "unit", "source", "n_runs")},
             grid=np.array(curve["grid"], dtype=float),
             mean=np.array(curve["mean"], dtype=float),  # null becomes NaN
             sd=np.nan_to_num(np.array(curve["sd"], dtype=float)),

@@ -215,4 +215,4 @@ def _positive(series: Series) -> list[float]:
 
 def _draw(series: Series, x: charts.Scale, y: charts.Scale, kind: str) -> Html:
     values = [finite_number(v) for v in series.values.tolist()]
-    return charts.draw_curve(charts.thin_curve(series.steps.tolist(), values, values), x, y, kind)
+    return charts.draw_curve(charts.thin_curve(series.steps.tolist(), values), x, y, kind)

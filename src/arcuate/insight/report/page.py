@@ -20,7 +20,7 @@ from arcuate.insight.formats import (
     percent,
     split_name,
 )
-from arcuate.insight.pages import Html, Section, definition_list, join, muted, notice, page, scroll_table, tag, tile
+from arcuate.insight.pages import Html, Section, card, join, muted, notice, page, scroll_table, tag, tile
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
 from arcuate.insight.report.errors import confusions_section, decodings_section, sessions_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
@@ -277,12 +277,7 @@ def recipe_section(data: RunData) -> Html:
         tag("p", str(recipe[key])) for key in ("summary", "notes") if isinstance(recipe.get(key), str) and recipe[key]
     ]
     cards = [
-        tag(
-            "section",
-            tag("h3", _TITLES.get(key, key.replace("_", " ").capitalize())),
-            definition_list(_settings(value)),
-            class_="card",
-        )
+        card(_TITLES.get(key, key.replace("_", " ").capitalize()), _settings(value))
         for key, value in list(recipe.items())[:40]
         if isinstance(value, Mapping)
     ]
@@ -362,10 +357,7 @@ def environment_section(data: RunData) -> Html:
     ]
     shown = {"data", "n_parameters", "started", "command", "selected_on"}
     machine = [(str(k).replace("_", " "), _value_text(v)) for k, v in environment.items() if k not in shown]
-    cards = [
-        tag("section", tag("h3", title), definition_list(rows), class_="card")
-        for title, rows in (("Data", store), ("Run", model), ("Machine", machine[:30]))
-    ]
+    cards = card("Data", store), card("Run", model), card("Machine", machine[:30])
     words = environment.get("command")
     command = " ".join(str(w) for w in words) if isinstance(words, list) else str(words or "")
     started = [tag("p", "Command"), tag("pre", command[:4000])] if command else []
