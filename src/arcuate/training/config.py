@@ -244,7 +244,7 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
 def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
     """Yield a sentence for each warm-up or hold that does not fit into the run, or into a stage that restarts it.
 
-    A schedule with a length of its own (`decay_steps`) may be cut off anywhere.
+    A schedule with its own length (`decay_steps`) may be cut off anywhere.
     """
     key, length = "warmup_steps", 0
     if isinstance(schedule, Restarts) or (isinstance(schedule, WarmupCosine) and schedule.decay_steps is None):

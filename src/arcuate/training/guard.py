@@ -174,7 +174,7 @@ class Guard:
         self.n_skipped = 0
         self.n_judged += 1
         self.grad_norms.append(metrics.grad_norm)
-        verdicts = (  # every rule sees every step, because each keeps statistics of its own
+        verdicts = (  # every rule is applied to every step, because each keeps its own statistics
             self._judge_spike(metrics),
             self._judge_stuck(metrics),
             self._judge_collapse(metrics),
