@@ -65,19 +65,19 @@ def session_order(session: str) -> tuple[date, str]:
 
 
 def days_between(session: str, other: str) -> int | None:
-    """Days from `other` to `session`; None where a name has no date."""
+    """Days from `other` to `session`; None if a name has no date."""
     a, b = session_date(session), session_date(other)
     return (a - b).days if a and b else None
 
 
 def days_since_first(sessions: Sequence[str]) -> list[int | None]:
-    """Days from the first dated session to each session; None where a name has no date."""
+    """Days from the first dated session to each session; None if a name has no date."""
     first = next((session for session in sessions if session_date(session)), None)
     return [None if first is None else days_between(session, first) for session in sessions]
 
 
 def nearest_session(session: str, known: Sequence[str]) -> str:
-    """The known session nearest in time, the earlier of two; the last known one where names have no dates."""
+    """The known session nearest in time (the earlier one of two); the last known one if names have no dates."""
     if not known:
         raise UserError("the model has no session layer to use for a new session; train on at least one session")
     gaps = {other: gap for other in known if (gap := days_between(session, other)) is not None}
@@ -118,7 +118,7 @@ class ElectrodeArray:
 
 
 def list_features(n_channels: int) -> tuple[Feature, ...]:
-    """Threshold crossings and spike-band power; one unnamed feature where the channels cannot be halved."""
+    """Threshold crossings and spike-band power; one unnamed feature if the number of channels is odd."""
     half, odd = divmod(n_channels, 2)
     if odd:
         return (Feature("channels", range(n_channels)),)
@@ -126,7 +126,7 @@ def list_features(n_channels: int) -> tuple[Feature, ...]:
 
 
 def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
-    """The arrays of a layout; one array of all electrodes where there are too few to tell arrays apart."""
+    """The arrays of a layout; one array of all electrodes if there are too few to divide."""
     features = list_features(n_channels)
     n_electrodes, names = len(features[0].channels), _ARRAY_NAMES[layout]
     if len(features) == 1 or n_electrodes < 2 * len(names):
@@ -139,5 +139,5 @@ def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
 
 
 def layout_of_session(session: str) -> Layout:
-    """The layout by the participant in a session's name: t12 is the '24 release, anything else the '25 release."""
+    """The layout implied by a session's name: participant t12 is the '24 release, any other the '25 release."""
     return "b2t24" if session.lower().startswith("t12") else "b2t25"

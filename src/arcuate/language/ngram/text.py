@@ -16,7 +16,7 @@ from arcuate.errors import UserError
 from arcuate.progress import Progress
 
 LN10 = 2.302585092994046
-LOG_ZERO = -99 * LN10  # nat; ARPA files write probability zero as -99
+LOG_ZERO = -99 * LN10  # nats; ARPA files write probability zero as -99
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 
 _FNV_OFFSET = np.uint64(14695981039346656037)

@@ -27,8 +27,8 @@ class NGramTable:
     """n-grams of one order, in any sequence."""
 
     ids: np.ndarray  # (n, order) int32
-    log_probs: np.ndarray  # (n,) float32, nat; NaN if only a longer n-gram implies this one
-    backoffs: np.ndarray  # (n,) float32, nat; unused at the longest order
+    log_probs: np.ndarray  # (n,) float32, nats; NaN if only a longer n-gram implies this one
+    backoffs: np.ndarray  # (n,) float32, nats; unused at the longest order
     lines: np.ndarray | None = None  # (n,) int64, line numbers in the source file
 
     def __len__(self) -> int:
