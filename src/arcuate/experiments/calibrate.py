@@ -116,7 +116,7 @@ def calibrate(
     """Add `session` of the store `data` to the model of `run`, using its first labelled `sentences`.
 
     The parent run is not changed; `out` (default: RUN-SESSION beside it) is written when complete. `curve` are the
-    numbers of sentences at which the curve is measured, besides none and all.
+    numbers of sentences at which the curve is measured, in addition to none and all.
     """
     plan = _make_plan(Path(run), data, session, out, sentences, curve, settings, checkpoint, dry_run)
     _announce(plan, sentences)

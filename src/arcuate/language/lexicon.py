@@ -123,7 +123,7 @@ def _check_entry(path: Path, number: int, word: str, phones: list[str], known: f
     for phone in phones:
         if phone in (SILENCE_NAME, BLANK_NAME):
             raise UserError(
-                f"{where}: {phone} in '{word}' is not part of a pronunciation; remove it, the search adds it"
+                f"{where}: {phone} in '{word}' is not part of a pronunciation; remove it, because the search adds it"
             )
         if phone not in known:
             names = " ".join(sorted(known))

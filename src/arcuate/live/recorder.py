@@ -1,6 +1,6 @@
 """Recording of a live session: a journal while it runs, a store when it ends.
 
-    FOLDER/journal.jsonl   events in order, one line each; a final is on disk before it is published
+    FOLDER/journal.jsonl   events in order, one line each; a final text is on disk before it is published
     FOLDER/bins.f32        every decoded bin, in order, float32
     FOLDER/store/          one trial per sentence, made from the two above; live.jsonl beside its manifest
 
@@ -78,7 +78,7 @@ class Recorder:
         self._latencies.append(round(ms, 3))
 
     def add_event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Write an event; return it for publication. A final carries the position of its bins and is synced."""
+        """Write an event; return it for publication. A final event contains the position of its bins and is synced."""
         if event["type"] == "state":
             self._latencies = []  # of frames outside a sentence
         if self.error is None and event["type"] in _RECORDED_EVENTS:
@@ -104,7 +104,7 @@ class Recorder:
             self.error = f"the recording in {self.folder} stopped: {error.strerror}"
 
     def _locate(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Add to a final where its bins are in bins.f32, which is synced first."""
+        """Add the position of its bins in bins.f32, which is synced first, to a final event."""
         if event["type"] != "final":
             return event
         latencies, self._latencies = self._latencies, []

@@ -45,7 +45,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServeResult:
-    """Number of sentences of a live session and, if it was recorded, where."""
+    """Number of sentences of a live session and, if it was recorded, the paths of the recording."""
 
     n_sentences: int
     recording: Path | None

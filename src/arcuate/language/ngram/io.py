@@ -264,7 +264,7 @@ class _SphinxReader:
         return np.frombuffer(self.data[self.at - n_bytes : self.at].tobytes(), dtype)
 
     def damaged(self, problem: str) -> UserError:
-        return UserError(f"{self.path} is not a complete Sphinx language model: {problem}; fetch it again")
+        return UserError(f"{self.path} is not a complete Sphinx language model: {problem}; download it again")
 
 
 def _unpack(

@@ -34,7 +34,7 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 def decompressed(raw: BinaryIO) -> BinaryIO:
-    """Decompress a stream if its first bytes are those of gzip, whatever its name."""
+    """Decompress a stream if its first bytes are those of gzip; its name is ignored."""
     is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw  # type: ignore[return-value]
 
@@ -60,7 +60,7 @@ def read_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
 
 
 def _decompression_error(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be decompressed ({error}); fetch it again")
+    return UserError(f"{path} cannot be decompressed ({error}); download it again")
 
 
 def decode_line(line: bytes, path: Path, number: int) -> str:
