@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.adaptation.config import resolve_adaptation
-from arcuate.data.arrays import ElectrodeArray, list_arrays
-from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import SPLITS
+from arcuate.data.trial import SPLITS, ElectrodeArray, days_since_first, list_arrays
 from arcuate.errors import UserError
 from arcuate.files import to_frame
 from arcuate.progress import Progress, counted, logger

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from arcuate.data.arrays import layout_of_session
-from arcuate.data.sessions import session_order
 from arcuate.data.text import normalise_text
-from arcuate.data.trial import SPLITS
+from arcuate.data.trial import SPLITS, layout_of_session, session_order
 from arcuate.errors import UserError
 from arcuate.files import check_writable, fields_to_dict, read_jsonl, write_text
 from arcuate.progress import logger

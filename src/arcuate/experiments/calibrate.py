@@ -26,8 +26,8 @@ from arcuate.adaptation.drift import warn_about_recording
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.config import DataConfig
 from arcuate.data.selection import select
-from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between, nearest_session
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.trials import TrialResult, decode_trials

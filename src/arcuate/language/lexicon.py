@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
-from arcuate.data.g2p import pronounce_unknown
-from arcuate.data.pronunciation import dictionary, dictionary_entries
+from arcuate.data.text import dictionary, dictionary_entries, pronounce_unknown
 from arcuate.errors import UserError
 from arcuate.language.ngram.text import decode_line, read_lines
 

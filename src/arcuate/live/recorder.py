@@ -15,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import text_to_tokens
-from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
+from arcuate.data.quality import (
+    QualityRow,
+    exclusion_flags,
+    find_leakage,
+    find_problems,
+    hash_bins,
+    hash_split,
+    quality_rows,
+)
 from arcuate.data.readers.source import ReadResult, is_safe_name
-from arcuate.data.splits import find_leakage, hash_bins, hash_split
 from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
+from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.data.arrays import list_features
-from arcuate.data.trial import BIN_SECONDS
+from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.greedy import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.pages import svg
