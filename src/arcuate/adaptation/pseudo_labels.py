@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
-from arcuate.data.pronunciation import pronounce
+from arcuate.data.text import pronounce
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch
@@ -35,7 +35,7 @@ def hypothesis_tokens(search: WordSearch, nbest: Sequence[Hypothesis]) -> Sequen
 
 
 def word_phonemes(search: WordSearch, words: Sequence[str]) -> Iterator[str]:
-    """Phonemes of words as in training labels, except where the lexicon has other pronunciations only."""
+    """Phonemes of words as in training labels, or from the lexicon if it lacks that pronunciation."""
     in_context = iter(_split_words(pronounce(" ".join(words)).names))  # homographs depend on neighbours
     for word in words:
         parts = [next(in_context, ()) for _ in _split_words(pronounce(word).names)]

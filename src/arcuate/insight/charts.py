@@ -61,7 +61,7 @@ def linear_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with intermediate ticks where the range is short."""
+    """Powers of ten, with intermediate ticks if the range is short."""
     decades = math.log10(high) - math.log10(low)
     factors = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 3 else (1,)
     every = max(1, math.ceil(decades / 6))
@@ -158,7 +158,7 @@ def _thousands(value: float) -> str:
 
 
 def column_labels(places: Sequence[float], bottom: float, names: Sequence[str], rotated: bool) -> list[Html]:
-    """Names below the columns of a chart, at 45 degrees where columns are narrow."""
+    """Names below the columns of a chart, at 45 degrees if columns are narrow."""
     right, down, anchor, angle = (3, 16, "end", -45) if rotated else (0, 20, "middle", 0)
     return [
         text(x + right, bottom + down, name, anchor=anchor, angle=angle) for x, name in zip(places, names, strict=True)
@@ -272,7 +272,7 @@ def steps_scale(last: float, right: float = RIGHT) -> Scale:
 
 
 def loss_scale(values: Sequence[float]) -> Scale:
-    """Logarithmic where the losses span a wide range, else linear from zero."""
+    """Logarithmic if the losses span a wide range, else linear from zero."""
     if min(values) > SMALLEST and max(values) / min(values) > _LOG_RATIO:
         return log_scale(values)
     return linear_scale(values, 0.0 if min(values) >= 0 else None)
@@ -294,7 +294,7 @@ def points(steps: Sequence[float], values: Sequence[float | None], x: Scale, y: 
 
 
 def draw_best(x: Scale, y: Scale, step: float, rate: float) -> list[Html]:
-    """A ring at the best error rate, labelled below it where there is room."""
+    """A ring at the best error rate, labelled below it if there is room."""
     side = "end" if x(step) > (x.start + x.stop) / 2 else "start"
     place = y(max(rate, y.low))
     height = place + (24 if place + 24 < y.start - 4 else -14)
@@ -451,7 +451,7 @@ def dot_plot(arms: Sequence[tuple[str, Sequence[float]]], label: str) -> Html:
 
 
 def standalone_svg(drawing: Html) -> str:
-    """A drawing as a file of its own, with the colours and drawing rules of the pages."""
+    """A drawing as a separate file, with the colours and drawing rules of the pages."""
     colours, _, rules = read_style("style.css").partition("* {")
     lines = (rules + read_style("groups.css")).splitlines()
     style = tag("style", Html(colours + "\n".join(rule for rule in lines if rule.startswith("svg "))))

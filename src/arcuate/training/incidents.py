@@ -55,7 +55,7 @@ def respond(
 
 
 def check_finite(state: TrainingState, row: dict[str, Any], distributed: Distributed) -> None:
-    """Without the guard: stop on non-finite metrics, with the evidence, instead of continuing with broken weights."""
+    """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
     broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
     if broken:
         incident = {"step": row["step"], "kind": "non_finite", "values": broken}
@@ -78,7 +78,7 @@ def _rewind(state: TrainingState, distributed: Distributed, to_start: bool) -> d
     target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
     state.restore_weights(target)
     if distributed.is_main:
-        # In this order a run that is killed in between resumes at the target and repeats the rewind.
+        # In this order, a run that is killed between the two calls resumes at the target and repeats the rewind.
         link(state.run, "last", target.folder)
         remove_newer(state.run, target)
     state.rewound_to = target.step

@@ -1,4 +1,4 @@
-"""Columns and statements of a log: the meaning of names, and `Collector`, which accumulates rows of any format."""
+"""Columns and metadata of a log: the meaning of names, and `Collector`, which accumulates rows of any format."""
 
 import math
 import re
@@ -39,7 +39,7 @@ class ColumnMeaning:
     """The role of a column, its split, and the distance of its name from the plainest name for that role."""
 
     role: str  # per, wer, loss, grad, lr, step, epoch, group, split, tag, value, skipped, or "" if irrelevant
-    split: str = ""  # train, val, or "" if the name does not tell
+    split: str = ""  # train, val, or "" if the name does not show it
     rank: int = 0
     percent: bool = False  # the name states that values are per cent
 
@@ -117,7 +117,7 @@ def _is_preposition(parts: tuple[str, ...]) -> bool:
     return bool(after & per_what or before & (_RESOURCE | _word_set("samples steps tokens batches examples trials")))
 
 
-# What a log states about itself besides its numbers: data set, planned length, end of training.
+# Metadata of a log apart from its numbers: data set, planned length, end of training.
 
 _B2T25 = re.compile(r"t15[._]?20\d\d|t15[._ ]copytask|hdf5_data_final|b2t[_-]?25|brain-to-text-25|\bt15\b", re.I)
 _B2T24 = re.compile(r"t12[._]20\d\d|ptdecoder_ctc|competitiondata|b2t[_-]?24|brain-to-text-24|\bt12\b|willett", re.I)
