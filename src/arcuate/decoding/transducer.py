@@ -44,6 +44,11 @@ class TransducerGreedySearch:
     head: Transducer
     max_symbols: int = MAX_SYMBOLS
 
+    @torch.inference_mode()
+    def search(self, frames: Tensor) -> list[Hypothesis]:
+        """Decode the encoder frames (F, D) of a complete trial."""
+        return self.finish(self.step(self.start(), frames))
+
     def start(self) -> GreedyState:
         predicted, predictor = self.head.start(1)
         return GreedyState((), 0.0, predicted, predictor)
@@ -84,6 +89,11 @@ class TransducerBeamSearch:
     head: Transducer
     width: int = 8
     max_symbols: int = MAX_SYMBOLS
+
+    @torch.inference_mode()
+    def search(self, frames: Tensor) -> list[Hypothesis]:
+        """Decode the encoder frames (F, D) of a complete trial into an n-best list."""
+        return self.finish(self.step(self.start(), frames))
 
     def start(self) -> BeamState:
         predicted, predictor = self.head.start(1)
@@ -168,17 +178,6 @@ def collect_hypotheses(
         torch.cat([predicted for predicted, _ in parts]),
         head.concatenate([state for _, state in parts]),
     )
-
-
-@torch.inference_mode()
-def search_transducer(
-    searcher: TransducerGreedySearch | TransducerBeamSearch,
-    frames: Tensor,  # (F, D) of one trial, without padding
-) -> list[Hypothesis]:
-    """Decode a complete trial into an n-best list."""
-    if isinstance(searcher, TransducerGreedySearch):  # two branches for the type checker: states differ
-        return searcher.finish(searcher.step(searcher.start(), frames))
-    return searcher.finish(searcher.step(searcher.start(), frames))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from arcuate.run import RunLike, open_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
+    from arcuate.decoding.joint import HeadOutputs, JointWordSearch
     from arcuate.models.transducer import Transducer
 
 _MAX_WORD_WEIGHT = 1000.0  # nat, of a word added at run time; more would outweigh any acoustic score
@@ -250,7 +250,7 @@ def open_task(
     )
     joint = None
     if trials.transducer is not None:
-        from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
+        from arcuate.decoding.joint import HeadOutputs, JointWordSearch
 
         outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
         joint = JointWordSearch(search, entries, trials.transducer), outputs
