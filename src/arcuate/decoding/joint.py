@@ -3,14 +3,15 @@
 Tokens: one beam over token sequences, scored by both heads at every frame. The transducer score is the sum over all
 lattice paths so far, as in `TransducerBeamSearch`. The CTC score is the sum over all paths that emit exactly these
 tokens up to this frame. Joint decoding usually scores CTC prefixes (Watanabe et al. 2017); here the CTC score is exact
-however late a token is appended: a hypothesis keeps the forward variables of its last two CTC states at every frame,
+even if a token is appended late: a hypothesis keeps the forward variables of its last two CTC states at every frame,
 and an extension is computed from them. Forward variables far below the hypothesis' best are dropped, frames and tokens
 alike, so the state of a long stream covers its last words only. During the search the CTC path may lag some tokens
 behind the transducer at a cost; at the end it must have emitted all. `start / step / finish` with immutable states.
 
 Words: candidates come from the word search over the CTC log-probabilities, and from the same search over the best
-phoneme hypotheses of the joint beam search, each written as nearly certain frames so that similar words are found too.
-Every candidate is spelled with the lexicon and scored exactly by both heads; its n-gram score is that of the search.
+phoneme hypotheses of the joint beam search, each represented by nearly certain frames so that similar words are also
+found. Every candidate is converted to phonemes with the lexicon and scored exactly by both heads; its n-gram score is
+that of the search.
 
 score = acoustic_scale · (wt · transducer + wc · CTC) / (wt + wc) + silence_bonus · silences
       + lm_weight · n-gram + bonus
@@ -41,8 +42,8 @@ from arcuate.models.transducer import Transducer
 if TYPE_CHECKING:  # its Numba kernels cost half a second that a search for tokens does not need
     from arcuate.decoding.word_search.search import WordSearch
 
-_LAG_COST = 2.0  # nat per token that the CTC path has not emitted yet
-_FORGET_BELOW = 100.0  # nat below a hypothesis' best forward variable: dropped
+_LAG_COST = 2.0  # nats per token that the CTC path has not emitted yet
+_DROP_BELOW = 100.0  # forward variables this many nats below the best of the hypothesis are dropped
 _N_TRIED = 2  # times the beam width: extensions scored by CTC
 _SYNTHETIC_ERROR = 0.02  # probability mass of the other classes in a synthetic frame
 _N_PHONEME_HYPOTHESES = 3  # searched for words
@@ -189,7 +190,7 @@ def _forget(ctc: list[_CtcScore], frames: np.ndarray) -> tuple[list[_CtcScore], 
 
 def _n_negligible(values: np.ndarray, alpha: np.ndarray) -> int:
     """Number of leading values far below the best forward variable; the last value is always kept."""
-    negligible = values < alpha.max() - _FORGET_BELOW
+    negligible = values < alpha.max() - _DROP_BELOW
     return len(values) - 1 if negligible.all() else int(negligible.argmin())
 
 
@@ -295,7 +296,7 @@ class JointWordSearch:
 
 
 def synthetic_frames(tokens: Sequence[int], n_classes: int) -> np.ndarray:
-    """Log-probabilities (2U, V) that spell a token sequence: token, blank, token, blank, …, each nearly certain."""
+    """Log-probabilities (2U, V) of a token sequence: token, blank, token, blank, …, each nearly certain."""
     frames = np.full((2 * len(tokens), n_classes), np.log(_SYNTHETIC_ERROR / (n_classes - 1)), np.float32)
     frames[np.arange(0, len(frames), 2), tokens] = np.log1p(-_SYNTHETIC_ERROR)
     frames[1::2, BLANK] = np.log1p(-_SYNTHETIC_ERROR)
