@@ -33,8 +33,8 @@ from arcuate.decoding.transducer import (
     BeamState,
     HeadWeights,
     collect_hypotheses,
-    group_alignments,
     rescore,
+    sum_alignments,
 )
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.transducer import Transducer
@@ -170,14 +170,11 @@ class JointBeamSearch:
 
     def _merge_levels(self, levels: list[_Level], kept_frames: np.ndarray) -> JointState:
         """Sum the alignments of equal token sequences and keep the best `width` by both heads."""
-        alignments = group_alignments([hypotheses for hypotheses, _ in levels])
-        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
-        sources = {t: max(found)[1:] for t, found in alignments.items()}  # equal tokens: equal predictor states
+        waiting = [hypotheses for hypotheses, _ in levels]
+        totals, sources = sum_alignments(waiting)
         ctc = {t: levels[level][1][row] for t, (level, row) in sources.items()}
         best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].partial_score)))[: self.width]
-        kept = collect_hypotheses(
-            self.head, [hypotheses for hypotheses, _ in levels], totals, {t: sources[t] for t in best}
-        )
+        kept = collect_hypotheses(self.head, waiting, totals, {t: sources[t] for t in best})
         return JointState(kept, *_forget([ctc[t] for t in kept.tokens], kept_frames))
 
 

@@ -142,20 +142,24 @@ class TransducerBeamSearch:
 
     def _merge_levels(self, waiting: list[BeamState]) -> BeamState:
         """Sum the alignments of equal token sequences and keep the best `width` sequences."""
-        alignments = group_alignments(waiting)
-        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
+        totals, sources = sum_alignments(waiting)
         kept = sorted(totals, key=lambda t: totals[t], reverse=True)[: self.width]
-        sources = {t: max(alignments[t])[1:] for t in kept}  # equal tokens give equal predictor states
-        return collect_hypotheses(self.head, waiting, totals, sources)
+        return collect_hypotheses(self.head, waiting, totals, {t: sources[t] for t in kept})
 
 
-def group_alignments(levels: Sequence[BeamState]) -> dict[tuple[int, ...], list[tuple[float, int, int]]]:
-    """(score, level, row) of every alignment, by token sequence."""
+def sum_alignments(
+    levels: Sequence[BeamState],
+) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], tuple[int, int]]]:
+    """Score of every token sequence over all its alignments, and the (level, row) of the best one.
+
+    Equal tokens give equal predictor states, so any alignment could provide the state.
+    """
     alignments: dict[tuple[int, ...], list[tuple[float, int, int]]] = {}
     for index, level in enumerate(levels):
         for row, (tokens, score) in enumerate(zip(level.tokens, level.scores.tolist(), strict=True)):
             alignments.setdefault(tokens, []).append((score, index, row))
-    return alignments
+    totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
+    return totals, {t: max(found)[1:] for t, found in alignments.items()}
 
 
 def collect_hypotheses(

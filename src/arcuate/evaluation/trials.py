@@ -1,7 +1,7 @@
 """Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -278,12 +278,8 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
     sums = torch.zeros(len(sessions), len(_COUNTS) + len(LOSS_NAMES), dtype=torch.float64)
     for result in results:
         if result.score is not None:
-            counts = result.score
             row = (
-                counts.substitutions,
-                counts.insertions,
-                counts.deletions,
-                counts.length,
+                *astuple(result.score),
                 float("nan") if result.loss is None else result.loss,
                 1,
                 result.mode is not None and result.predicted_mode == result.trial.mode,
