@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize
 
+from arcuate.config import read_yaml
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import CandidateList, expected_errors, finite_number, score_candidates
@@ -289,10 +290,7 @@ def write_weights(path: Path, choice: LinearChoice, about: Mapping[str, Any]) ->
 
 def read_weights(path: Path, names: Sequence[str]) -> np.ndarray:
     """Read the weights of exactly these features: (k,)"""
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as weights: {str(error).splitlines()[0]}") from None
+    tree = read_yaml(path)
     given = tree.get("weights") if isinstance(tree, dict) else None
     if not isinstance(given, dict):
         raise UserError(f"{path} has no table `weights`; write one with --save-weights")

@@ -13,10 +13,9 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, to_yaml_line
+from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, read_yaml, to_yaml_line
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -173,7 +172,9 @@ def read_space(
     if isinstance(space, Mapping):
         tree, where = dict(space), "search space"
     else:
-        tree, where = _read_file(Path(space)), str(space)
+        tree, where = read_yaml(Path(space)), str(space)
+        if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
+            raise UserError(f"{space} should name the settings to vary, such as '{_EXAMPLE}'")
     listed = override_list(overrides)
     fixed = [o.partition("=")[0].strip() for o in listed]
     known = known_paths(Recipe)
@@ -183,19 +184,6 @@ def read_space(
             if path == other or path.startswith(f"{other}."):
                 raise UserError(f"{where}: {path} is varied, but {other} is also set; leave one of them out")
     return tuple(_read_dimension(where, path, values, recipe, listed) for path, values in tree.items())
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"search space {file} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{file} is not valid YAML: {first}") from None
-    if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
-        raise UserError(f"{file} should name the settings to vary, such as '{_EXAMPLE}'")
-    return tree
 
 
 def _check_path(where: str, path: str, known: set[str]) -> None:
