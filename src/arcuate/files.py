@@ -296,7 +296,7 @@ def describe_error(error: Exception) -> str:
 
 
 def find_package_file(package: str, name: str) -> Path | None:
-    """Path of a data file in an installed package, without importing the package; None where there is none."""
+    """Path of a data file in an installed package, without importing the package; None if there is none."""
     spec = find_spec(package)
     paths = [Path(folder) / name for folder in (spec.submodule_search_locations or ())] if spec else []
     return next((path for path in paths if path.is_file()), None)

@@ -17,11 +17,11 @@ import pytest
 from scipy.io import loadmat
 
 from arcuate.data import alphabet as tokens
-from arcuate.data.pronunciation import pronounce
 from arcuate.data.readers.release import find_source
 from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
+from arcuate.data.text import pronounce
 from arcuate.data.trial import BIN_SECONDS, LAYOUTS
 from arcuate.errors import UserError
 

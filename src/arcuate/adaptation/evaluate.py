@@ -21,8 +21,8 @@ from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.data.alphabet import CLASSES, SILENCE
 from arcuate.data.selection import select_split
-from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError

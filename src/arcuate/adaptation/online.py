@@ -40,7 +40,7 @@ from arcuate.adaptation.state import (
 )
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
-from arcuate.data.sessions import nearest_session
+from arcuate.data.trial import nearest_session
 from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings

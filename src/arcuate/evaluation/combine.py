@@ -181,7 +181,7 @@ def combine(
     for file in (target, save_file):
         check_writable(file, *paths, references, weights, lm, llm)
     if method == "auto" and not linear_only and _have_only_frames(paths, split, label):
-        logger.info("no words were decoded yet; averaging the frame scores (--method geometric)")
+        logger.info("no words have been decoded yet; averaging the frame scores (--method geometric)")
         method = "geometric"
     if method in get_args(Mean):
         return combine_frames(paths, cast(Mean, method), split, label, target)
@@ -312,7 +312,7 @@ def combine_frames(
 ) -> FrameCombination:
     """Average the frame log-probabilities of runs or .npz files; score the greedy search if labels are known."""
     if len(sources) < 2:
-        raise UserError("a mean needs at least two runs or .npz files of frame scores")
+        raise UserError("averaging needs at least two runs or .npz files of frame scores")
     paths = [_find_scores(path, split, label) if path.is_dir() else path for path in sources]
     models = [replace(read_frames(path), name=str(path)) for path in paths]
     pooled = average(models, mean)

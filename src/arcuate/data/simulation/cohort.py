@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import pronounce
-from arcuate.data.readers.side_files import DESCRIPTION_FILE, TRUTH_FILE
-from arcuate.data.sessions import days_between, session_date
+from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE
 from arcuate.data.simulation.articulation import Timing, articulate, draw_onsets
 from arcuate.data.simulation.cortex import (
     MODES,
@@ -36,7 +34,8 @@ from arcuate.data.simulation.layouts import (
     write_mat_session,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
+from arcuate.data.text import pronounce
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split, days_between, session_date
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, explain_write_error, fields_to_dict
 from arcuate.progress import Progress
