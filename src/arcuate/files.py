@@ -182,7 +182,7 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = 
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning(f"the file system of {path.parent} has no locks; do not use it from two processes at once")
+        logger.warning(f"the file system of {path.parent} has no locks; do not use it from two processes concurrently")
     try:
         yield
     finally:

@@ -202,9 +202,9 @@ def test_real_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None
     arguments: dict[str, Any] = {"layout": "b2t25", "n_sessions": 1, "n_trials": 3, "n_electrodes": 4}
     (tmp_path / "hdf5_data_final" / "t15.2023.08.11").mkdir(parents=True)
     for force in (False, True):
-        with pytest.raises(UserError, match="already holds recordings"):
+        with pytest.raises(UserError, match="already contains recordings"):
             simulate(tmp_path, force=force, **arguments)
-    with pytest.raises(UserError, match="already holds recordings"):
+    with pytest.raises(UserError, match="already contains recordings"):
         simulate(b2t25, **arguments)
 
 

@@ -1,4 +1,4 @@
-"""Reference values from known sessions: how confident the model is there, and what its input looks like."""
+"""Reference values from known sessions: confidence of the model and statistics of its input."""
 
 import math
 from collections.abc import Mapping, Sequence

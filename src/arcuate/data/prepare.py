@@ -236,7 +236,7 @@ class _Preparation:
                         out.add(trial)
 
     def _read_file(self, file: SourceFile) -> Iterator[Trial]:
-        """The readable trials of a file; every trial is checked and recorded on the way."""
+        """The readable trials of a file; every trial is checked and its findings are recorded."""
         try:
             for result in read_trials(self.source, file, self.features):
                 self.n_done += 1

@@ -247,7 +247,7 @@ def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
 
 
 def _check_experiment(experiment: Experiment) -> None:
-    """Raise at once for what would otherwise fail after hours of training."""
+    """Check before training for errors that would otherwise appear after hours."""
     if experiment.checkpoint not in _CHECKPOINTS:
         raise UserError(f"--checkpoint must be {' or '.join(_CHECKPOINTS)}, got {experiment.checkpoint}")
     if experiment.split not in _SPLITS:

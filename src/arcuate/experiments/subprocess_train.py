@@ -1,4 +1,4 @@
-"""Training in subprocesses for sweeps and ablations (a crash or a kill ends one training alone), and their folders."""
+"""Training in subprocesses (of sweeps and ablations): a crash or a kill affects one run alone. And their folders."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 from arcuate.training.interrupts import Stop
 
 PROGRAM = (sys.executable, "-m", "arcuate")
-_FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when an experiment is continued
+_MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # between workers, and when an experiment is continued
 _POLL_S = 0.25
 _GRACE_S = 120.0  # time for a training process to finish its step and save after SIGTERM
 
@@ -39,7 +39,7 @@ def check_new_folder(folder: Path, kind: str) -> None:
 
 def open_folder(file: Path, kind: str, recipe: TrainingConfig, varied: Mapping[str, Any]) -> None:
     """Write the identity of an experiment into its folder, or reject the folder of a different experiment."""
-    identity = {"recipe": {key: value for key, value in to_tree(recipe).items() if key not in _FREE}, **varied}
+    identity = {"recipe": {key: value for key, value in to_tree(recipe).items() if key not in _MAY_DIFFER}, **varied}
     if not file.exists():
         write_json(file, identity)
         return

@@ -329,7 +329,7 @@ def _run_loop(
         (distributed.rank, distributed.size),
     )
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
-    combined = CallbackList()  # rank 0 alone has callbacks
+    combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)

@@ -240,7 +240,7 @@ def dot_plot(arms: Sequence[tuple[str, Sequence[float]]], label: str) -> Html:
 
 
 def standalone_svg(drawing: Html) -> str:
-    """A drawing as a file of its own, with the colours and drawing rules of the pages."""
+    """A drawing as a separate file, with the colours and drawing rules of the pages."""
     colours, _, rules = read_style("style.css").partition("* {")
     lines = (rules + read_style("groups.css")).splitlines()
     style = tag("style", Html(colours + "\n".join(rule for rule in lines if rule.startswith("svg "))))
