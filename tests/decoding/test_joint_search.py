@@ -89,8 +89,8 @@ def test_state_of_a_long_stream_stays_small(monkeypatch: pytest.MonkeyPatch) -> 
     head, frames = make(SETTINGS[0], 160, seed=3, n_classes=6)
     log_probs, sizes, found = confident_log_probs(160, 6), [], []
     searcher = JointBeamSearch(head, width=4, weights=HeadWeights(ctc=3.0))
-    for limit in (joint._FORGET_BELOW, np.inf):
-        monkeypatch.setattr(joint, "_FORGET_BELOW", limit)
+    for limit in (joint._DROP_BELOW, np.inf):
+        monkeypatch.setattr(joint, "_DROP_BELOW", limit)
         with torch.inference_mode():
             state = searcher.start()
             for piece, scores in zip(frames.split(40), np.split(log_probs, 4), strict=True):
