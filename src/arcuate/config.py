@@ -314,7 +314,7 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path} cannot be read: {reason}") from None
+        raise UserError(f"{path} cannot be read as YAML: {reason}") from None
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
