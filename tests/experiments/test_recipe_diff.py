@@ -15,7 +15,7 @@ from arcuate.experiments.recipe import (
     recipe_names,
 )
 from arcuate.experiments.recipe_reference import compare_recipes
-from arcuate.training.checks import coupling_warnings
+from arcuate.training.config import coupling_warnings
 from support.cli import one_object
 from support.forking import arcuate
 

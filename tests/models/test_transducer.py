@@ -32,8 +32,7 @@ from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
-from arcuate.training.distributed import EncodeModule, outputs_from_tensors
-from arcuate.training.step import encode_for_training
+from arcuate.training.step import EncodeModule, outputs_from_tensors
 
 EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
@@ -124,7 +123,7 @@ def test_wrapping_as_a_module_keeps_all_outputs(settings):
     inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
         model.encode(inputs),
-        outputs_from_tensors(EncodeModule(model, encode_for_training)(inputs, False)),
+        outputs_from_tensors(EncodeModule(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))

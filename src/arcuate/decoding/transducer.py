@@ -18,8 +18,8 @@ from torch import Tensor
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.interfaces import Joint
 from arcuate.models.transducer import Transducer

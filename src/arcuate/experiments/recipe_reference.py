@@ -29,7 +29,7 @@ from arcuate.experiments.recipe import (
     recipe_names,
 )
 from arcuate.files import fields_to_dict
-from arcuate.training.checks import coupling_warnings
+from arcuate.training.config import coupling_warnings
 
 # --- Recipes ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from signal import Signals
 from typing import Any
 
 from arcuate.run import Run
-from arcuate.training.interrupts import Stop
+from arcuate.training.callbacks import Stop
 
 PROGRAM = (sys.executable, "-m", "arcuate")
 _POLL_S = 0.25
