@@ -75,7 +75,7 @@ def test_states_are_immutable_and_selectable(settings):
     _, state = head.start(3)
     _, state = head.step(state, torch.tensor([1, 2, 3]))
     first, _ = head.step(state, torch.tensor([4, 5, 6]))
-    chosen = head.select(state, torch.tensor([2, 2, 0]))
+    chosen = state[torch.tensor([2, 2, 0])]
     again, _ = head.step(chosen, torch.tensor([6, 6, 4]))
     torch.testing.assert_close(again, first[[2, 2, 0]], atol=1e-6, rtol=0)
     torch.testing.assert_close(head.step(state, torch.tensor([4, 5, 6]))[0], first)

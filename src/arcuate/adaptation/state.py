@@ -132,6 +132,8 @@ def confidence(log_probs: np.ndarray) -> float:
     return float(np.exp(best[nonblank].mean())) if nonblank.any() else 0.0
 
 
+# --- safety: when a trial causes no update, and when the adapted layer is discarded ------------------------------
+
 _CONFIDENCE_TRIALS = 40  # trials from which the drift of a session is estimated
 _KNOWN_SESSION_FACTOR = 3.0  # on the standard errors required for a session the model was trained on
 _MIN_TOKENS = 2  # shorter outputs are not used as pseudo-labels

@@ -1,4 +1,4 @@
-"""Losses of all heads of the model and their weighted sum, one value per trial."""
+"""Losses of all heads and their weighted sum, one value per trial; the caller sums over trials and divides once."""
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def ctc_loss(
     n_tokens: Tensor,  # (B,)
     settings: CTCSettings,
 ) -> Tensor:
-    """Negative log-likelihood of each trial's tokens, divided by their number for mean_per_token. (B,)"""
+    """CTC loss (Graves et al. 2006) of each trial, divided by its number of tokens for mean_per_token. (B,)"""
     losses = F.ctc_loss(
         log_probs.transpose(0, 1),
         tokens.long(),

@@ -267,7 +267,11 @@ class _ChannelGate(nn.Module):
 
 
 class SessionLayer(nn.Module):
-    """x W_s + b_s, activation, optional layer norm, dropout."""
+    """One affine map x W_s + b_s per session, because electrodes and tuning change between days.
+
+    Activation, optional layer norm and dropout follow. Each session has its own parameters, so that an optimizer does
+    not touch sessions absent from the batch.
+    """
 
     def __init__(self, settings: SessionLayerSettings, n_channels: int, n_sessions: int) -> None:
         super().__init__()

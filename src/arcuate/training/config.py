@@ -261,6 +261,9 @@ def read_config(run: Run) -> TrainingConfig:
     return parse_settings(TrainingConfig, tree, str(run.recipe_file), migrate=True)
 
 
+# --- warnings before training ------------------------------------------------------------------------------------
+
+
 def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[str]:
     """Yield a sentence for each valid setting that has no effect in this run, or not the full one."""
     steps = recipe.train.steps

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from arcuate.errors import UserError
 from arcuate.training.config import Precision
 
+# --- versions, platform, command and code revision, for repeating a run ------------------------------------------
+
 _PACKAGES = ("torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
 
 
@@ -53,6 +55,8 @@ def _git_revision() -> str | None:
         return None
     return result.stdout.strip() or None
 
+
+# --- mixed precision: probed on the device, and not used where it does not run or is slower ----------------------
 
 _MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -111,6 +115,9 @@ def _probe(kind: str, device: torch.device, size: int = 192) -> float:
 def autocast(kind: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return the autocast context of a precision."""
     return nullcontext() if kind == "fp32" else torch.autocast(device.type, dtype=_DTYPES[kind])
+
+
+# --- data-parallel training in several processes -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
