@@ -21,8 +21,8 @@ from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.data.alphabet import CLASSES, SILENCE
 from arcuate.data.selection import select_split
-from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
@@ -137,7 +137,7 @@ def adapt_trial(
 
 
 def recording_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> list[TrialInfo]:
-    """Sort trials by session, block, split and number: as recorded, as far as the store shows it."""
+    """Sort trials by session, block, split and number: the recording order as far as the store contains it."""
     position = {session: i for i, session in enumerate(sessions)}
     return sorted(trials, key=lambda t: (position[t.session], t.block, t.split, t.number))
 

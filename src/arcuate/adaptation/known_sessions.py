@@ -1,4 +1,4 @@
-"""Reference values from known sessions: how confident the model is there, and what its input looks like."""
+"""Reference values from known sessions: confidence of the model and statistics of its input."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from arcuate.adaptation.drift import warn_about_recording
 from arcuate.adaptation.online import OnlineAdapter, compute_log_probs, input_statistics
 from arcuate.adaptation.state import ExpectedConfidence, SessionState, confidence
 from arcuate.data.batching import read_statistics
-from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between, nearest_session
 from arcuate.models.model import Model
 from arcuate.progress import Progress, counted, logger
 
 _REFERENCE_TRIALS = 50  # per session, enough for means and variances
 _TRIALS_PER_SESSION = 12  # on which confidence is measured
-_MAX_TRIALS = 120  # of all sessions, because a stream waits until they are decoded
-_MIN_SESSION_SD = 0.1  # SD of session means relative to the mean uncertainty, where few sessions are known
+_MAX_TRIALS = 120  # over all sessions; limited because a stream waits until they are decoded
+_MIN_SESSION_SD = 0.1  # lower bound of the SD of session means, relative to the mean uncertainty
 _UNADAPTED = Adaptation(method="none")
 
 

@@ -85,7 +85,7 @@ class DecodedTrial:
 
     bins: Tensor  # (T, C) normalised
     log_probs: np.ndarray  # (F, V)
-    pseudo_label: tuple[int, ...]  # decoded tokens, through a language model where there is one
+    pseudo_label: tuple[int, ...]  # decoded tokens, from a word search if there is a language model
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ExpectedConfidence:
 
 @dataclass(frozen=True, eq=False)
 class SessionState:
-    """Adaptation of one session so far: its layer, where that started, and what was collected."""
+    """Adaptation of one session so far: current and initial layer, and the statistics collected."""
 
     session: str
     init_session: str  # known session whose layer it started with
@@ -143,7 +143,7 @@ def is_usable(trial: DecodedTrial, settings: Safety) -> bool:
     """Whether a trial's pseudo-label is confident and long enough to train on; flat trials never are.
 
     A pseudo-label from a word search must be close to the greedy phonemes: where the language model changed many of
-    them, its sentence is mostly invented.
+    them, its sentence has little acoustic support.
     """
     phonemes = greedy(trial.log_probs)
     agrees = score(phonemes, trial.pseudo_label).errors <= settings.max_disagreement * len(phonemes)

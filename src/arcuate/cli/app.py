@@ -9,7 +9,7 @@ import typer.core
 
 from arcuate import __version__
 
-_HELP = """Intracortical recordings of attempted speech to text.
+_HELP = """Decode intracortical recordings of attempted speech to text.
 
 Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a store → choose a recipe →
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] runs all steps in a few minutes.

@@ -21,7 +21,7 @@ from arcuate.cli.options import (
 if TYPE_CHECKING:
     from arcuate.live.bench import LiveBenchmark
 
-bench_app = typer.Typer(help="Measure the speed on this machine.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
 
 app.add_typer(bench_app, name="bench")
@@ -31,20 +31,20 @@ app.add_typer(bench_app, name="bench")
 def bench_live(
     run: ModelPath,
     seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="Length of the replayed recording.")] = 60.0,
-    fast: Annotated[bool, typer.Option("--fast", help="As fast as possible, not in real time.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Replay as fast as possible, not in real time.")] = False,
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",
     no_words: NoWords = False,
     config: WeightsFile = None,
     beam: Beam = None,
     data: ReplayedStore = None,
-    split: Annotated[str, typer.Option(help="Trials to replay: val, test, train or all.")] = "val",
+    split: Annotated[str, typer.Option(help="Split to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
     adapt: Adapt = None,
     setting: AdaptSetting = None,
     as_json: Json = False,
 ) -> None:
-    """Time every frame from its last bin to the text, bin by bin in real time, on one thread."""
+    """Measure the time from the last bin of each frame to its text, with bins in real time and one thread."""
     from arcuate.cli.console import emit_json, progress
     from arcuate.cli.set_option import read_adaptation
     from arcuate.live.bench import bench_live

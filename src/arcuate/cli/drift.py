@@ -64,7 +64,7 @@ def print_drift(result: "DriftResult", page: Path) -> None:
     console.print(table)
     for row in result.sessions:
         if row.reordered:
-            say(f"warning: the channels of {row.session} look re-ordered against the session before")
+            say(f"warning: the channels of {row.session} look re-ordered relative to the previous session")
         if row.newly_flat:
             say(f"{row.session}: {counted(len(row.newly_flat), 'channel')} became flat")
-    say(f"page in {page}")
+    say(f"wrote {page}")

@@ -54,7 +54,7 @@ Adapt = Annotated[
     str | None,
     typer.Option(
         "--adapt",
-        help="Adapt online, also to a new session: none, statistics, one-step, replay or entropy.",
+        help="Online adaptation, known or new session: none, statistics, one-step, replay or entropy.",
         autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
     ),
 ]

@@ -66,4 +66,4 @@ def tune(
     if tuned.cross_fit:
         rate = percent(tuned.cross_fit.wer_cross_fitted)
         stdout.print(f"WER {rate} cross-fitted over {folds} folds of sessions", soft_wrap=True)
-    say(f"weights in {out}; use them with: arcuate decode … --config {out}")
+    say(f"wrote {out}; use it with: arcuate decode … --config {out}")

@@ -212,7 +212,7 @@ class _Setup:
 
 
 def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> RuntimeSettings:
-    """Keep the thread count of a resumed run unless one is set: another count changes rounding."""
+    """Keep the thread count of a resumed run unless one is set: a different count changes rounding."""
     is_set = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
     threads = previous.get("threads")
     if is_set or not isinstance(threads, int) or not 1 <= threads <= 1024:
@@ -248,7 +248,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info("no validation trials: the last checkpoint counts as the best")
     batching = recipe.data.batching
     if isinstance(batching, SessionBatching) and batching.n_sessions > len(selection.sessions):
-        logger.info(f"a batch holds trials of {sessions}, which is all there are")
+        logger.info(f"a batch holds trials of {sessions}, which are all available")
     if isinstance(batching, BucketedBatching):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
@@ -263,7 +263,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     processes = previous.get("processes", setup.distributed.size)
     if processes != setup.distributed.size:
         logger.warning(
-            f"this run had {processes} processes and now has {setup.distributed.size}: dropout and rounding differ"
+            f"this run was started with {processes} processes and now has {setup.distributed.size}:"
+            " dropout and rounding differ"
         )
 
 
@@ -331,7 +332,7 @@ def _run_loop(
         (distributed.rank, distributed.size),
     )
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
-    combined = CallbackList()  # rank 0 alone has callbacks
+    combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)

@@ -1,4 +1,4 @@
-"""Checks of incoming bins: channel count, invalid values, gaps, repeats and clocks."""
+"""Checks on incoming bins: channel count, invalid values, gaps, repeats and clocks."""
 
 from dataclasses import dataclass
 

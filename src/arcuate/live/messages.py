@@ -37,7 +37,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class End:
-    """End of the sentence; `on_done` is called on the decoding thread afterwards, also without a sentence."""
+    """End of the sentence; `on_done` is called on the decoding thread afterwards, even if there was no sentence."""
 
     on_done: Callable[[], None] | None = None
 

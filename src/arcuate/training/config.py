@@ -59,7 +59,7 @@ class Optimizer(Settings):
         description="Session layers without a trial in the batch: `skip` leaves them unchanged ('25), `decay` updates"
         " them with a zero gradient ('24).",
     )
-    fused: bool = Field(True, description="Use the fused kernel for the update where the device supports it.")
+    fused: bool = Field(True, description="Use the fused kernel for the update if the device supports it.")
 
     @model_validator(mode="after")
     def _matches_kind(self) -> "Optimizer":
@@ -108,12 +108,19 @@ class Train(Settings):
     steps: Steps = Field(1000, description="Number of optimizer steps.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, augmentation and dropout.")
     accumulate: int = Field(1, ge=1, le=4096, description="Number of batches per optimizer step.")
-    clip_norm: float | None = Field(None, gt=0.0, le=1e6, description="Largest gradient norm; null = no clipping.")
+    clip_norm: float | None = Field(
+        None,
+        gt=0.0,
+        le=1e6,
+        description="Maximum gradient norm, above which gradients are clipped; null = no clipping.",
+    )
     precision: Precision = Precision()
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, le=1_000_000, description="Latest checkpoints kept, besides the best.")
+    keep_checkpoints: int = Field(
+        2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
+    )
 
 
 class Validate(Settings):
@@ -147,11 +154,11 @@ class Wandb(Settings):
 
 
 class Track(Settings):
-    """Trackers of metrics during training."""
+    """Experiment trackers that receive the metrics during training."""
 
     tensorboard: TensorBoard = TensorBoard()
     wandb: Wandb = Wandb()
-    samples: bool = Field(False, description="Send a decoded validation trial as text, besides the metrics.")
+    samples: bool = Field(False, description="Also send one decoded validation trial as text.")
 
 
 class TrainingConfig(Settings):
@@ -238,7 +245,7 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
 def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
     """Yield a sentence for each warm-up or hold that does not fit into the run, or into a stage that restarts it.
 
-    A schedule with a length of its own (`decay_steps`) may be cut off anywhere.
+    A schedule with its own length (`decay_steps`) may be cut off anywhere.
     """
     key, length = "warmup_steps", 0
     if isinstance(schedule, Restarts) or (isinstance(schedule, WarmupCosine) and schedule.decay_steps is None):
@@ -354,7 +361,7 @@ def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
     if new.eps < _NEGLIGIBLE_EPS:
         return (
             f"at eps {_format(new.eps)} hardly any gradient is that small, so every weight moves by about the learning"
-            f" rate, {_format(new.lr)}, whatever its gradient"
+            f" rate, {_format(new.lr)}, regardless of its gradient"
         )
     return f"gradients of sum_per_trial are {times}, the target length, those of mean_per_token"
 

@@ -96,7 +96,7 @@ def fill_length(tree: Any) -> Any:
     total = min(sum(n for n in steps if n), MAX_STEPS) if known else MAX_STEPS
     given = train.get("steps")
     if given is not None and type(given) is not int:
-        return tree  # rejected later, with a message of its own
+        return tree  # rejected later, with its own message
     return {**tree, "train": {**train, "steps": total if given is None else min(given, total)}}
 
 

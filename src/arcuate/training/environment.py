@@ -56,7 +56,7 @@ def _git_revision() -> str | None:
     return result.stdout.strip() or None
 
 
-# --- mixed precision: probed on the device, and not used where it does not run or is slower ----------------------
+# --- mixed precision: probed on the device, and not used if it does not run or is slower ----------------------
 
 _MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

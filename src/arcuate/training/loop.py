@@ -190,7 +190,7 @@ class _Loop:
         target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
         state.restore_weights(target)
         if self.distributed.is_main:
-            # In this order a run that is killed in between resumes at the target and repeats the rewind.
+            # In this order, a run that is killed between the two calls resumes at the target and repeats the rewind.
             link(state.run, "last", target.folder)
             remove_newer(state.run, target)
         state.rewound_to = target.step
@@ -203,7 +203,7 @@ class _Loop:
         return {"rewound_to": target.step, "lr_scale": state.lr_scale, "rows": rows}
 
     def _check_finite(self, row: dict[str, Any]) -> None:
-        """Without the guard: stop on non-finite metrics, with the evidence; the weights are broken."""
+        """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
         broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
         if not broken:
             return

@@ -215,7 +215,7 @@ def _code_block(text: str) -> str:
 
 
 class WandbBackend:
-    """One tracked run of Weights & Biases per run folder, however often that is stopped and resumed.
+    """One Weights & Biases run per run folder, even if the run is stopped and resumed several times.
 
     Rows are numbered as they are written to metrics.jsonl, rewound ones included. The number is the step of W&B; the
     optimizer step is the x axis of its charts. A row delivered before a crash is therefore not sent again, and a lost

@@ -1,6 +1,6 @@
 """Rescore n-best lists: interpolate acoustic, n-gram and causal language-model scores.
 
-score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nat. The weights are given, or
+score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nats. The weights are given, or
 fitted on trials with references for each session on the other sessions.
 """
 
@@ -32,7 +32,7 @@ _DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
 
 @dataclass(frozen=True, eq=False)
 class NBestList:
-    """The n-best list of one trial with its scores by source, in nat."""
+    """The n-best list of one trial with its scores by source, in nats."""
 
     candidates: CandidateList
     acoustic: np.ndarray  # (n,) including the bonuses of the search
@@ -273,7 +273,7 @@ def _parse_sources(entries: Sequence[Any], where: str) -> tuple[np.ndarray, np.n
     acoustic, ngram = [], []
     for i, entry in enumerate(entries, start=1):
         if not isinstance(entry, dict) or "acoustic" not in entry or "lm" not in entry:
-            raise UserError(f"{where}: entry {i} of nbest needs acoustic and lm besides its text")
+            raise UserError(f"{where}: entry {i} of nbest needs acoustic and lm in addition to its text")
         bonus = finite_number(entry.get("bonus", 0.0), f"{where}: bonus of entry {i}")
         acoustic.append(finite_number(entry["acoustic"], f"{where}: acoustic of entry {i}") + bonus)
         ngram.append(finite_number(entry["lm"], f"{where}: lm of entry {i}"))

@@ -15,8 +15,7 @@ from arcuate.files import fields_to_dict
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import score_sentences
-from arcuate.language.ngram.text import read_sentences
-from arcuate.language.ngram.vocabulary import EOS
+from arcuate.language.ngram.text import EOS, read_sentences
 from arcuate.progress import Progress, logger
 
 _MAX_LISTED = 20  # unknown words in a result
@@ -27,7 +26,7 @@ _BATCH = 20_000  # sentences at a time
 class TokenScores:
     """Log-probability of every word and sentence end of a text."""
 
-    log_probs: np.ndarray  # (n_tokens,) float64, nat
+    log_probs: np.ndarray  # (n_tokens,) float64, nats
     known: np.ndarray  # (n_tokens,) bool, false for words that are not in the vocabulary
     sentence: np.ndarray  # (n_tokens,) int64, index of the sentence
     unknown: Counter[str]
