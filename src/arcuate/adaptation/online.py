@@ -42,8 +42,7 @@ from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.text import pronounce
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.errors import UserError
 from arcuate.losses.combined import ctc_loss

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from arcuate.adaptation.config import Safety
 from arcuate.data.alphabet import BLANK
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.evaluation.metrics import score
 
 

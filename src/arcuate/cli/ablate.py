@@ -37,13 +37,10 @@ def ablate(
 ) -> None:
     """Find which change caused a difference: vary one factor at a time, in both directions, over seeds."""
     from arcuate.experiments.ablation import ablate as train_arms
-    from arcuate.experiments.ablation import parse_factors
 
-    parsed, overrides = parse_factors(factors)
     with progress("training") as report:
         runs = train_arms(
-            *(recipe, parsed, data, out),
-            overrides=overrides,
+            *(recipe, factors, data, out),
             n_seeds=seeds,
             split=split,
             checkpoint=checkpoint,

@@ -8,8 +8,7 @@ import typer
 from arcuate.cli.app import Json, app
 
 if TYPE_CHECKING:
-    from arcuate.evaluation.combine.combine import WordCombination
-    from arcuate.evaluation.combine.frames import FrameCombination
+    from arcuate.evaluation.combine import FrameCombination, WordCombination
 
 
 @app.command()
@@ -46,8 +45,8 @@ def combine(
 ) -> None:
     """Combine several decoders, by words or by frame scores."""
     from arcuate.cli.console import emit_json, progress
-    from arcuate.evaluation.combine.combine import combine as combine_sources
-    from arcuate.evaluation.combine.frames import FrameCombination
+    from arcuate.evaluation.combine import FrameCombination
+    from arcuate.evaluation.combine import combine as combine_sources
 
     with progress("combining") as report:
         result = combine_sources(

@@ -31,7 +31,7 @@ def rescore(
     """Rescore n-best lists with a causal language model (extra: llm)."""
     from arcuate.cli.console import emit_json, progress
     from arcuate.cli.console import out as stdout
-    from arcuate.evaluation.rescoring.rescore import rescore as rescore_lists
+    from arcuate.evaluation.rescore import rescore as rescore_lists
     from arcuate.progress import percent
 
     with progress("loading the language model") as report:

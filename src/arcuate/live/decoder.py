@@ -14,8 +14,7 @@ from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError

@@ -49,7 +49,7 @@ class Optimizer(Settings):
         1e-8,
         gt=0.0,
         le=10.0,
-        description="Term in the denominator; gradients far below it give updates of (lr/eps) × gradient.",
+        description="Term added to the denominator; gradients far below it give updates of (lr/eps) × gradient.",
     )
     momentum: _Beta = Field(0.0, description="Momentum (sgd).")
     nesterov: bool = Field(False, description="Nesterov momentum (sgd with momentum).")
@@ -128,7 +128,7 @@ class Validate(Settings):
 
     batch_size: int = Field(32, ge=1, le=4096, description="Number of trials per batch.")
     search: Literal["greedy", "beam"] = Field(
-        "greedy", description="Decoding of phonemes; `beam` is a prefix beam search, which sums over alignments."
+        "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
     beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
 
