@@ -8,7 +8,7 @@ import typer
 from arcuate.cli.app import app
 
 if TYPE_CHECKING:
-    from arcuate.insight.ledger import RunEntry, RunList
+    from arcuate.insight.runs import RunEntry, RunList
 
 _MAX_CHANGES = 4
 
@@ -22,7 +22,7 @@ def runs(
 ) -> None:
     """List runs: verdict, best PER, steps, and changes relative to the parent run."""
     from arcuate.cli.console import emit_json, progress
-    from arcuate.insight.ledger import list_runs
+    from arcuate.insight.runs import list_runs
 
     with progress("reading runs") as report:
         found = list_runs(folder, progress=report)
@@ -71,7 +71,7 @@ def _steps(entry: "RunEntry") -> str:
 
 def _changes(entry: "RunEntry") -> str:
     """The parent and the first few changes relative to it."""
-    from arcuate.insight.ledger.runs import value_text
+    from arcuate.insight.runs import value_text
 
     if entry.parent is None:
         return ""
