@@ -212,12 +212,13 @@ with open_events(Run(Path(sys.argv[1])), 0) as callback:
 
 
 def run_script(script: str, run: Run) -> str:
+    paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
         [sys.executable, "-c", script, str(run.path)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
