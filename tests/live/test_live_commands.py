@@ -232,7 +232,7 @@ def expected_bins(store_path: Path) -> int:
 
 
 def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
-    from arcuate.live.sources.redis import RedisBins
+    from arcuate.live.sources.streams import RedisBins
 
     runner = runner_for(cohort_store)
     source = RedisBins(redis_url, runner.session.decoder.n_channels, runner.session.put, print)
@@ -245,7 +245,7 @@ def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
 
 
 def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
-    from arcuate.live.sources.lsl import LslBins
+    from arcuate.live.sources.streams import LslBins
 
     runner, name = runner_for(cohort_store), f"arcuate-docs-{os.getpid()}"
     thread = run(example("pylsl", STORE=str(cohort_store), NAME=name))

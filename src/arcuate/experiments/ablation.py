@@ -126,7 +126,7 @@ class AblationRuns:
 
 def ablate(
     recipe: str | Path,
-    factors: Mapping[str, Overrides] | Sequence[Factor],
+    factors: Mapping[str, Overrides] | Sequence[Factor] | Sequence[str],
     data: str | Path,
     out: str | Path,
     *,
@@ -140,14 +140,18 @@ def ablate(
 ) -> AblationRuns:
     """Train and score every arm of an ablation with `n_seeds` seeds.
 
-    `factors` maps names to overrides, `{"eps": {"optimizer.eps": 1e-8}}`; `overrides` hold for every arm. `checkpoint`
-    is the one to score: with "last", a run that diverged counts as such. Calling again with the same arguments
-    continues. Judge the result with `arcuate.insight.ablation.judge_ablation(runs.experiment)`.
+    `factors` maps names to overrides, `{"eps": {"optimizer.eps": 1e-8}}`, or lists them as the command line does,
+    `["eps:optimizer.eps=1e-8"]`; `overrides` hold for every arm. `checkpoint` is the one to score: with "last", a run
+    that diverged counts as such. Calling again with the same arguments continues. Judge the result with
+    `arcuate.insight.ablation.judge_ablation(runs.experiment)`.
     """
     if isinstance(factors, Mapping):
-        factors = [Factor(name, tuple(override_list(changed))) for name, changed in factors.items()]
+        parsed = tuple(Factor(name, tuple(override_list(changed))) for name, changed in factors.items())
+        common: tuple[str, ...] = ()
+    else:
+        parsed, common = parse_factors(factors)
     experiment = Experiment(
-        *(str(recipe), tuple(override_list(overrides)), tuple(factors), Path(data), Path(out)),
+        *(str(recipe), (*override_list(overrides), *common), parsed, Path(data), Path(out)),
         *(n_seeds, split, checkpoint),
     )
     _check_experiment(experiment)
@@ -162,11 +166,14 @@ def ablate(
 # --- Factors and arms ------------------------------------------------------------------------------------
 
 
-def parse_factors(arguments: Sequence[str]) -> tuple[tuple[Factor, ...], tuple[str, ...]]:
+def parse_factors(arguments: Sequence[str | Factor]) -> tuple[tuple[Factor, ...], tuple[str, ...]]:
     """Factors (`name:key=value,…`) and overrides for every arm (`key=value`) among command-line arguments."""
     factors: list[Factor] = []
     overrides: list[str] = []
     for argument in arguments:
+        if isinstance(argument, Factor):
+            factors.append(argument)
+            continue
         named = _NAMED.fullmatch(argument)
         if named:
             factors.append(Factor(named[1], _split_settings(named[2], argument)))
