@@ -347,7 +347,7 @@ def settings_from(
     if isinstance(given, kind):
         return given
     fixed, given = fixed or {}, cast(Overrides, given or ())
-    for override in () if isinstance(given, Mapping) else given:
+    for override in () if isinstance(given, (Mapping, str)) else given:
         if override.find("=") < 1:
             raise UserError(f"--set {override!r} is not of the form key=value, such as {example}")
     tree: dict[str, Any] = {}

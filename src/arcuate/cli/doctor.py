@@ -36,10 +36,9 @@ def doctor(
         diagnosis = diagnose(path, dataset=dataset, planned_steps=planned_steps, html=html, allow_pickle=allow_pickle)
     if html is not None:
         say(f"page: {html}")
-    emit_json(diagnosis.to_dict()) if as_json else print_diagnosis(diagnosis)
-
-
-def print_diagnosis(diagnosis: "Diagnosis") -> None:
+    if as_json:
+        emit_json(diagnosis.to_dict())
+        return
     colour = _COLOURS.get(diagnosis.primary, "red")
     line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
     if diagnosis.since:

@@ -11,7 +11,7 @@ from arcuate.cli.app import app
 from arcuate.cli.console import emit_json, out, percent, progress, say
 
 if TYPE_CHECKING:
-    from arcuate.insight.ledger import RunEntry, RunList
+    from arcuate.insight.ledger import RunEntry
 
 _MAX_CHANGES = 4
 
@@ -28,12 +28,11 @@ def runs(
 
     with progress("reading runs") as report:
         found = list_runs(folder, progress=report)
-    emit_json(found.to_dicts()) if as_json else print_runs(found)
-
-
-def print_runs(found: "RunList") -> None:
-    """One line per run with its changes below, because names and settings are long."""
+    if as_json:
+        emit_json(found.to_dicts())
+        return
     head = ("run", "verdict", "best PER", "steps")
+    # one line per run with its changes below, because names and settings are long
     table = [head, *((e.name, _verdict(e), _best(e), _steps(e)) for e in found)]
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     narrow = sum(widths) + 2 * len(widths) > out.width

@@ -179,7 +179,7 @@ def parse_command(text: str) -> dict[str, Any]:
     try:
         command = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError("a command must be a JSON object with a type") from None
+        command = None
     if not isinstance(command, dict) or not isinstance(command.get("type"), str):
         raise UserError("a command must be a JSON object with a type")
     return command

@@ -20,8 +20,9 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError
+from arcuate.evaluation.rescoring.causal import load_causal
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
-from arcuate.live.engine import Engine, ModelDelay, load_rescorer, load_search, make_engine
+from arcuate.live.engine import Engine, ModelDelay, Rescorer, load_search, make_engine
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
 from arcuate.models.runtime import choose_device
@@ -112,7 +113,7 @@ class StreamingDecoder:
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
-        engine = make_engine(model, search, None if llm is None else load_rescorer(llm))
+        engine = make_engine(model, search, None if llm is None else Rescorer(load_causal(Path(llm))))
         if adaptation is not None:
             engine = replace(engine, adaptation=load_setup(path, model, search, adaptation, data, progress))
         if warm:
