@@ -229,7 +229,7 @@ def _explain_unknown(path: str, near: str | None, location: Sequence[int | str])
         return f"{path!r} is a dotted path; nest settings in a file: {nested}"
     if near == path:
         parent = path.rpartition(".")[0]
-        return f"{path!r} belongs to another {parent}.kind; leave it out, or change {parent}.kind"
+        return f"{path!r} belongs to a different {parent}.kind; leave it out, or change {parent}.kind"
     return f"no setting {path!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
@@ -308,7 +308,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `changes` into `base` recursively; a component of another `kind` replaces the old one."""
+    """Merge `changes` into `base` recursively; a component of a different `kind` replaces the old one."""
     out = dict(base)
     for key, value in changes.items():
         old = out.get(key)
@@ -382,7 +382,7 @@ def to_yaml(settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs, or a component of another kind, with both values."""
+    """A setting that differs, or a component of a different kind, with both values."""
 
     path: str
     before: Any

@@ -1,4 +1,4 @@
-"""Progress reports and log messages: how library code talks to its caller without printing.
+"""Progress reports and log messages: how library code reports to its caller without printing.
 
 Long-running functions take `progress: Progress | None` and call it with (done, total, description). Messages meant
 for the user go to `logger`; the library attaches no handler, so a script sees nothing unless it configures logging,

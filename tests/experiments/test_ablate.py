@@ -192,7 +192,7 @@ def test_folder_of_another_experiment_is_rejected(tmp_path: Path, cohort_store: 
     first = Experiment("tiny", (), factors, cohort_store, tmp_path / "out", 2)
     open_experiment(first)
     open_experiment(first)
-    with pytest.raises(UserError, match="other factors"):
+    with pytest.raises(UserError, match="different factors"):
         open_experiment(Experiment("tiny", (), factors[:1], cohort_store, tmp_path / "out", 2))
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").touch()

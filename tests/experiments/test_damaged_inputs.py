@@ -116,7 +116,7 @@ def test_data_workers_inherit_no_open_files(
 def test_different_store_is_not_resumed_and_reported_at_scoring(run: Path, store: Path, messages: list[str]) -> None:
     hashes = json.loads((store / "manifest.json").read_text())["hashes"]
     edit(store / "manifest.json", hashes={**hashes, "train": "0" * 64})
-    with pytest.raises(UserError, match="other data"):
+    with pytest.raises(UserError, match="different data"):
         train("tiny", store, run, overrides=FEW, resume=True)
     same = evaluate(run).to_dict()
     messages.clear()

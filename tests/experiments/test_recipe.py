@@ -87,7 +87,7 @@ def test_a_boolean_is_not_accepted_as_a_number(override: str) -> None:
 
 
 def test_a_key_of_another_kind_is_not_suggested_to_itself() -> None:
-    with pytest.raises(UserError, match=r"another schedule\.kind"):
+    with pytest.raises(UserError, match=r"different schedule\.kind"):
         load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.1", "schedule.peak_lr=0.01"])
 
 

@@ -119,9 +119,9 @@ def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) 
 def test_another_sweep_is_rejected_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:
     open_study(sweep)
     open_study(replace(sweep, overrides=(*FEW, "runtime.threads=1")))
-    with pytest.raises(UserError, match="another recipe"):
+    with pytest.raises(UserError, match="different recipe"):
         open_study(replace(sweep, overrides=("train.steps=9",)))
-    with pytest.raises(UserError, match="another space"):
+    with pytest.raises(UserError, match="different space"):
         open_study(replace(sweep, space=sweep.space[:1]))
     with pytest.raises(UserError, match="is not a sweep folder"):
         open_study(replace(sweep, out=tmp_path))

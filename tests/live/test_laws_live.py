@@ -18,7 +18,7 @@ from arcuate.models.model import Model
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
 from support.live_parts import small_decoder, small_model, small_search
 
-NEAR_TIE = 1e-3  # nat
+NEAR_TIE = 1e-3  # nats
 SEARCH = small_search()
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 causal = models(bidirectional=st.just(False))

@@ -37,7 +37,7 @@ from support.live_parts import small_search
 from support.live_sources import wait_for
 
 SEARCH = small_search()
-NEAR_TIE = 1e-3  # nat
+NEAR_TIE = 1e-3  # nats
 N_TRIALS = 6
 
 

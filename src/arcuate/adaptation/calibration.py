@@ -15,7 +15,7 @@ from arcuate.evaluation.significance import bootstrap_interval, score_difference
 from arcuate.evaluation.trials import TrialResult
 from arcuate.models.config import Patch
 
-_FLAT_CHECK_TRIALS = 20  # examined to find out whether any electrode is recorded
+_FLAT_CHECK_TRIALS = 20  # trials examined to check that at least one channel varies
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CalibrationSplit:
     """The labelled trials of a session in two parts, each in recording order."""
 
     calibration: tuple[TrialInfo, ...]
-    held_out: tuple[TrialInfo, ...]  # recorded later
+    held_out: tuple[TrialInfo, ...]  # labelled trials recorded after them
 
 
 def split_session(store: Store, session: str, n_sentences: int, patch: Patch) -> CalibrationSplit:
@@ -76,8 +76,8 @@ def _check_not_flat(store: Store, session: str, trials: Sequence[TrialInfo]) -> 
         if len(bins) and (np.ptp(bins, axis=0) > 0).any():
             return
     raise UserError(
-        f"every channel of {session} is flat in these sentences: no electrode is recorded, so there is nothing to"
-        " calibrate on; check the recording"
+        f"every channel of {session} is flat in these sentences, so there is nothing to calibrate on;"
+        " check the recording"
     )
 
 

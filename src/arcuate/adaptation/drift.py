@@ -24,7 +24,7 @@ SAME_ORDER = 0.4  # channel-order similarity below which channels are reported a
 
 _SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
 _MAX_DIMENSIONS = 10  # of the subspace in which tuned activity lies
-_CHANNELS_PER_DIMENSION = 3  # crossings and power of an electrode correlate: half of all directions span everything
+_CHANNELS_PER_DIMENSION = 3  # at least; a subspace of half the channels would span nearly all activity
 _FLAT_FRACTION = 0.99  # a channel that is flat in this fraction of the trials is dead
 _MIN_BINS = 300  # 6 s; shorter recordings do not characterise a channel
 _WARNING_TRIALS = 20  # per session, examined by `warn_about_recording`
@@ -169,7 +169,7 @@ def _choose_reference(
 
 
 def warn_about_recording(store: Store, session: str, reference: str) -> None:
-    """Log flat channels of a new session, and channels in another order than in the reference session."""
+    """Log flat channels of a new session, and channels ordered differently from the reference session."""
     new = _session_statistics(store, session, _some_trials(store, session))
     n_flat = int(new.flat.sum())
     if n_flat == len(new.flat):

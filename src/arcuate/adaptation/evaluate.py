@@ -138,7 +138,7 @@ def adapt_trial(
 
 
 def recording_order(trials: Sequence[TrialInfo], sessions: Sequence[str]) -> list[TrialInfo]:
-    """Sort trials by session, block, split and number: as recorded, as far as the store shows it."""
+    """Sort trials by session, block, split and number: the recording order as far as the store contains it."""
     position = {session: i for i, session in enumerate(sessions)}
     return sorted(trials, key=lambda t: (position[t.session], t.block, t.split, t.number))
 

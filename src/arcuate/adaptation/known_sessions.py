@@ -18,8 +18,8 @@ from arcuate.progress import Progress, counted, logger
 
 _REFERENCE_TRIALS = 50  # per session, enough for means and variances
 _TRIALS_PER_SESSION = 12  # on which confidence is measured
-_MAX_TRIALS = 120  # of all sessions, because a stream waits until they are decoded
-_MIN_SESSION_SD = 0.1  # SD of session means relative to the mean uncertainty, where few sessions are known
+_MAX_TRIALS = 120  # over all sessions; limited because a stream waits until they are decoded
+_MIN_SESSION_SD = 0.1  # lower bound of the SD of session means, relative to the mean uncertainty
 _UNADAPTED = Adaptation(method="none")
 
 

@@ -35,7 +35,7 @@ def hypothesis_tokens(search: WordSearch, nbest: Sequence[Hypothesis]) -> Sequen
 
 
 def word_phonemes(search: WordSearch, words: Sequence[str]) -> Iterator[str]:
-    """Phonemes of words as in training labels, except where the lexicon has other pronunciations only."""
+    """Phonemes of words as in training labels, or from the lexicon if it lacks that pronunciation."""
     in_context = iter(_split_words(pronounce(" ".join(words)).names))  # homographs depend on neighbours
     for word in words:
         parts = [next(in_context, ()) for _ in _split_words(pronounce(word).names)]

@@ -20,7 +20,7 @@ def is_usable(trial: DecodedTrial, settings: Safety) -> bool:
     """Whether a trial's pseudo-label is confident and long enough to train on; flat trials never are.
 
     A pseudo-label from a word search must be close to the greedy phonemes: where the language model changed many of
-    them, its sentence is mostly invented.
+    them, its sentence has little acoustic support.
     """
     phonemes = greedy(trial.log_probs)
     agrees = score(phonemes, trial.pseudo_label).errors <= settings.max_disagreement * len(phonemes)

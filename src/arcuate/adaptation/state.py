@@ -78,7 +78,7 @@ class DecodedTrial:
 
     bins: Tensor  # (T, C) normalised
     log_probs: np.ndarray  # (F, V)
-    pseudo_label: tuple[int, ...]  # decoded tokens, through a language model where there is one
+    pseudo_label: tuple[int, ...]  # decoded tokens, from a word search if there is a language model
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ExpectedConfidence:
 
 @dataclass(frozen=True, eq=False)
 class SessionState:
-    """Adaptation of one session so far: its layer, where that started, and what was collected."""
+    """Adaptation of one session so far: current and initial layer, and the statistics collected."""
 
     session: str
     init_session: str  # known session whose layer it started with

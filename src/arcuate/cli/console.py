@@ -176,7 +176,7 @@ class TrainingDisplay(Callback):
         say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
 
     def on_stage_end(self, row: dict[str, Any]) -> None:
-        """Losses of the next stage are of another size; the line says why."""
+        """Announce the next stage, because its losses have a different scale."""
         n, best = row["without_improvement"], row["best_per"]
         why = f", {counted(n, 'validation')} without improvement" if n else ""
         best = "" if best is None else f", best PER {percent(best)}"
@@ -188,7 +188,7 @@ class TrainingDisplay(Callback):
 
 
 def align_lines(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
-    """Reference above hypothesis, phoneme by phoneme; errors are in brackets, and red where there is colour."""
+    """Reference above hypothesis, phoneme by phoneme; errors are in brackets, and red if the terminal has colour."""
     from arcuate.data.alphabet import SILENCE_NAME
     from arcuate.evaluation.metrics import DELETED, INSERTED, align
 

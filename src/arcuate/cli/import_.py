@@ -19,7 +19,7 @@ def import_(
     ] = ...,  # type: ignore[assignment]
     sessions: Annotated[
         str | None,
-        typer.Option(help="Comma-separated session names, where the checkpoint does not store them."),
+        typer.Option(help="Comma-separated session names, if the checkpoint does not store them."),
     ] = None,
     as_json: Json = False,
 ) -> None:

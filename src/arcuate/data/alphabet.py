@@ -31,7 +31,7 @@ def token_names(tokens: Iterable[int]) -> list[str]:
 
 
 def boundary_index(classes: Sequence[str]) -> int:
-    """Index of the word-boundary class in search order, where it comes last; -1 where there is none."""
+    """Index of the word-boundary class in search order, in which it comes last; -1 if there is none."""
     return len(classes) - 1 if classes[-1] in BOUNDARY_NAMES else -1
 
 

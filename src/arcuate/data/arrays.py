@@ -39,7 +39,7 @@ class ElectrodeArray:
 
 
 def list_features(n_channels: int) -> tuple[Feature, ...]:
-    """Threshold crossings and spike-band power; one unnamed feature where the channels cannot be halved."""
+    """Threshold crossings and spike-band power; one unnamed feature if the number of channels is odd."""
     half, odd = divmod(n_channels, 2)
     if odd:
         return (Feature("channels", range(n_channels)),)
@@ -47,7 +47,7 @@ def list_features(n_channels: int) -> tuple[Feature, ...]:
 
 
 def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
-    """The arrays of a layout; one array of all electrodes where there are too few to tell arrays apart."""
+    """The arrays of a layout; one array of all electrodes if there are too few to divide."""
     features = list_features(n_channels)
     n_electrodes, names = len(features[0].channels), _ARRAY_NAMES[layout]
     if len(features) == 1 or n_electrodes < 2 * len(names):
@@ -60,5 +60,5 @@ def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
 
 
 def layout_of_session(session: str) -> Layout:
-    """The layout by the participant in a session's name: t12 is the '24 release, anything else the '25 release."""
+    """The layout implied by a session's name: participant t12 is the '24 release, any other the '25 release."""
     return "b2t24" if session.lower().startswith("t12") else "b2t25"

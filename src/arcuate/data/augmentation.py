@@ -80,7 +80,7 @@ def draw_cut(settings: AugmentationConfig, seed: int, position: int) -> int:
 
 
 def _draw_masks(n_masks: int, max_width: int, length: int, generator: torch.Generator) -> list[tuple[int, int]]:
-    """Start and width of each mask: width uniform on 0 … max_width, start uniform where the mask fits."""
+    """Start and width of each mask: width uniform on 0 … max_width, start uniform over all possible positions."""
     masks = []
     for _ in range(n_masks):
         width = _randint(max_width + 1, generator)

@@ -1,6 +1,6 @@
 """Batching: which trials form the batch at a given position, and how they are read and padded.
 
-Batches are pure functions of (seed, position) without state between calls, so a resumed run, another number of
+Batches are pure functions of (seed, position) without state between calls, so a resumed run, a different number of
 workers or another process draws the same batches.
 """
 
@@ -71,7 +71,7 @@ def _bucketed_epoch(plan: BatchPlan, settings: BucketedBatching, epoch: int) -> 
 
 
 def make_plan(trials: Sequence[TrialInfo], settings: Batching, seed: int) -> BatchPlan:
-    """The batches over these trials; raises UserError where there are none."""
+    """The batches over these trials; raises UserError if there are none."""
     if not trials:
         raise UserError("no usable training trials; quality.csv in the store lists the reasons")
     sessions: dict[str, list[int]] = {}
@@ -113,7 +113,7 @@ class Batch:
     statistics: BatchStatistics | None
     trials: tuple[TrialInfo, ...]
     position: int  # index in the training sequence; 0 outside training
-    n_counted: int  # trials that enter the loss; 0 where a process without trials of its own repeats one
+    n_counted: int  # trials that enter the loss; 0 if a process without trials of its own repeats one
     n_trials: int  # trials of the batch over all processes that share it
 
     def to(self, device: torch.device) -> "Batch":

@@ -128,7 +128,7 @@ class FeatureMasks(Settings):
 
 
 class AugmentationConfig(Settings):
-    """Random changes of training trials."""
+    """Random changes to training trials."""
 
     gain_sd: float = Field(
         0.0, ge=0.0, le=10.0, description="SD of a random linear mixing of channels around the identity."

@@ -27,7 +27,7 @@ class PrepareReport:
     n_channels: int | None
     sessions: tuple[str, ...]
     trials: int
-    splits: dict[str, dict[str, int]]  # of each: trials and, if written, usable trials and bins
+    splits: dict[str, dict[str, int]]  # by split: number of trials and, if written, of usable trials and bins
     quality: tuple[QualityRow, ...]
     files: dict[str, int]  # source file, as session/split -> number of trials
     notes: tuple[str, ...]
@@ -45,7 +45,7 @@ class PrepareReport:
         return self.rows("missing")
 
     def to_dict(self) -> dict[str, Any]:
-        """`rejected` is everything missing in training: bad training trials, and what could not be read."""
+        """`rejected` lists everything excluded from training: bad training trials, and what could not be read."""
         return {
             "layout": self.layout,
             "n_channels": self.n_channels,
@@ -77,7 +77,7 @@ def prepare(
     """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
 
     `force` replaces an existing store. `features` selects features and area of the '24 layout. Unreadable files are
-    skipped and reported; UserError is raised where nothing could be read.
+    skipped and reported; UserError is raised if nothing could be read.
     """
     report = prepare_store(source, store, force=force, features=features, progress=progress)
     if not report.written:
@@ -95,7 +95,7 @@ def prepare_store(
     features: str = DEFAULT_FEATURES,
     progress: Progress | None = None,
 ) -> PrepareReport:
-    """Like `prepare`, but return the report only; `written` is False where nothing could be read."""
+    """Like `prepare`, but return the report only; `written` is False if nothing could be read."""
     parse_features(features)
     target = Path(os.path.abspath(store))
     check_store_target(target, force)
@@ -154,7 +154,7 @@ class _Scan:
     """Trial counts of all files, before anything is written."""
 
     n_trials: dict[SourceFile, int]
-    n_channels: int | None  # the most common count; None where no file can be read
+    n_channels: int | None  # the most common count; None if no file can be read
     rows: tuple[QualityRow, ...]  # ignored and unreadable files
 
     @property
@@ -245,7 +245,7 @@ class _Preparation:
             self.quality.append(_unreadable_row(file, error))
 
     def _wrong_channel_count(self, result: ReadResult, n_channels: int) -> ReadResult:
-        detail = f"{n_channels} channels where the other trials have {self.n_channels}"
+        detail = f"{n_channels} channels, but the other trials have {self.n_channels}"
         return ReadResult(result.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
     def _record(self, result: ReadResult, trial: Trial) -> None:

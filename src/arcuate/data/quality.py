@@ -29,7 +29,7 @@ Action = Literal["rejected", "flagged", "kept", "ignored", "missing"]
 class QualityRow:
     """One row of `quality.csv`: a case and the action taken.
 
-    rejected: excluded from training; flagged: validation or test trial, still scored; kept: a note without consequence;
+    rejected: excluded from training; flagged: validation or test trial, still scored; kept: a note without effect;
     ignored: not a file of the layout; missing: could not be read.
     """
 

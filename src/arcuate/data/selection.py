@@ -25,7 +25,7 @@ class Selection:
 
 
 def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Selection:
-    """Select training and validation trials; raises UserError where the store does not match the recipe.
+    """Select training and validation trials; raises UserError if the store does not match the recipe.
 
     `count_frames` is the frame count of the model. CTC has no path for a label longer than its frames, so training
     trials with such a label are excluded.

@@ -27,19 +27,19 @@ def session_order(session: str) -> tuple[date, str]:
 
 
 def days_between(session: str, other: str) -> int | None:
-    """Days from `other` to `session`; None where a name has no date."""
+    """Days from `other` to `session`; None if a name has no date."""
     a, b = session_date(session), session_date(other)
     return (a - b).days if a and b else None
 
 
 def days_since_first(sessions: Sequence[str]) -> list[int | None]:
-    """Days from the first dated session to each session; None where a name has no date."""
+    """Days from the first dated session to each session; None if a name has no date."""
     first = next((session for session in sessions if session_date(session)), None)
     return [None if first is None else days_between(session, first) for session in sessions]
 
 
 def nearest_session(session: str, known: Sequence[str]) -> str:
-    """The known session nearest in time, the earlier of two; the last known one where names have no dates."""
+    """The known session nearest in time (the earlier one of two); the last known one if names have no dates."""
     if not known:
         raise UserError("the model has no session layer to use for a new session; train on at least one session")
     gaps = {other: gap for other in known if (gap := days_between(session, other)) is not None}

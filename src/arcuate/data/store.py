@@ -149,7 +149,7 @@ class Store:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Store":
-        """Open a prepared store; raises UserError where it is missing, damaged or incomplete."""
+        """Open a prepared store; raises UserError if it is missing, damaged or incomplete."""
         path = Path(path)
         manifest = _read_manifest(path)
         return cls(path, manifest, *_check_manifest(path, manifest))
@@ -205,7 +205,7 @@ class Store:
         return changed
 
     def check_unchanged(self, trials: Sequence[TrialInfo], progress: Progress | None = None) -> None:
-        """Raise UserError where the content of a trial does not match the hash in the manifest."""
+        """Raise UserError if the content of a trial does not match the hash in the manifest."""
         if changed := self.find_changed(trials, progress):
             raise UserError(
                 f"{self.path} was changed after it was prepared: {len(changed)} of {len(trials)} checked"

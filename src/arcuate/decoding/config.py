@@ -62,7 +62,7 @@ def read_decoding_config(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
 
 
 def parse_decoding_config(tree: Mapping[str, Any], where: str) -> DecodingConfig:
-    """Validate search settings; errors name their origin `where`."""
+    """Validate search settings; `where` names their origin in error messages."""
     try:
         return DecodingConfig.model_validate(tree, context={"migrate": True})
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 The transducer score is the sum over all lattice paths so far, as in `TransducerBeamSearch`. The CTC score is the sum
 over all paths that emit exactly these tokens up to this frame. Joint decoding usually scores CTC prefixes (Watanabe et
-al. 2017); here the CTC score is exact however late a token is appended: a hypothesis keeps the forward variables of its
+al. 2017); here the CTC score is exact even if a token is appended late: a hypothesis keeps the forward variables of its
 last two CTC states at every frame, and an extension is computed from them. Forward variables far below the hypothesis'
 best are dropped, frames and tokens alike, so the state of a long stream covers its last words only. During the search
 the CTC path may lag some tokens behind the transducer at a cost; at the end it must have emitted all. `start / step /
@@ -20,8 +20,8 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.transducer import MAX_SYMBOLS, BeamState, HeadWeights, collect_hypotheses, group_alignments
 from arcuate.models.transducer import Transducer
 
-_LAG_COST = 2.0  # nat per token that the CTC path has not emitted yet
-_FORGET_BELOW = 100.0  # nat below a hypothesis' best forward variable: dropped
+_LAG_COST = 2.0  # nats per token that the CTC path has not emitted yet
+_DROP_BELOW = 100.0  # forward variables this many nats below the best of the hypothesis are dropped
 _N_TRIED = 2  # times the beam width: extensions scored by CTC
 
 
@@ -160,7 +160,7 @@ def _forget(ctc: list[_CtcScore], frames: np.ndarray) -> tuple[list[_CtcScore], 
 
 def _n_negligible(values: np.ndarray, alpha: np.ndarray) -> int:
     """Number of leading values far below the best forward variable; the last value is always kept."""
-    negligible = values < alpha.max() - _FORGET_BELOW
+    negligible = values < alpha.max() - _DROP_BELOW
     return len(values) - 1 if negligible.all() else int(negligible.argmin())
 
 

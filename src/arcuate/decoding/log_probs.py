@@ -15,7 +15,7 @@ from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary
 from arcuate.errors import UserError
 from arcuate.files import save_npz
 
-_TOLERANCE = 0.02  # of the log of a frame's sum, in nat; float16 files stay within 0.001
+_TOLERANCE = 0.02  # of the log of a frame's sum, in nats; float16 files stay within 0.001
 
 
 def check_log_probs(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:

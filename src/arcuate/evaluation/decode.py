@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
     from arcuate.models.transducer import Transducer
 
-_MAX_WORD_WEIGHT = 1000.0  # nat, of a word added at run time; more would outweigh any acoustic score
+_MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ def _parse_word(given: str, lexicon: Lexicon) -> tuple[str, float, list[str] | N
         raise UserError(f"--word {given!r} {expected}") from None
     if not -_MAX_WORD_WEIGHT <= weight <= _MAX_WORD_WEIGHT:
         raise UserError(
-            f"--word {given!r}: expected a weight between -{_MAX_WORD_WEIGHT:g} and {_MAX_WORD_WEIGHT:g} nat"
+            f"--word {given!r}: expected a weight between -{_MAX_WORD_WEIGHT:g} and {_MAX_WORD_WEIGHT:g} nats"
         )
     return word, weight, rest[1].split() if len(rest) > 1 else None
 

@@ -320,7 +320,7 @@ def cells(experiment: Experiment) -> list[Cell]:
 
 
 def open_experiment(experiment: Experiment) -> None:
-    """Create or continue the folder of an ablation; the folder of another one is rejected."""
+    """Create or continue the folder of an ablation; the folder of a different ablation is rejected."""
     base = to_tree(experiment.load(experiment.arms[0]))
     identity = {
         "recipe": {k: v for k, v in base.items() if k not in _FREE},
@@ -331,7 +331,9 @@ def open_experiment(experiment: Experiment) -> None:
     if file.exists():
         old, new = read_json(file), json.loads(json.dumps(identity))
         if changed := [key for key in identity if old.get(key) != new[key]]:
-            raise UserError(f"{experiment.out} is an ablation with other {' and '.join(changed)}; choose another --out")
+            raise UserError(
+                f"{experiment.out} is an ablation with different {' and '.join(changed)}; choose another --out"
+            )
         return
     if experiment.out.exists() and (not experiment.out.is_dir() or any(experiment.out.iterdir())):
         raise UserError(f"{experiment.out} exists and is not an ablation folder; choose another --out")

@@ -24,7 +24,7 @@ class AveragedCheckpoint:
     """The checkpoint `average` of a run."""
 
     run: Run
-    checkpoints: tuple[str, ...]  # that were averaged
+    checkpoints: tuple[str, ...]  # names of the averaged checkpoints
 
     @property
     def path(self) -> Path:
@@ -50,7 +50,7 @@ def average(run: RunLike, *, last: int | None = None, progress: Progress | None 
             progress(n, len(folders), "averaging")
         other = load_model(folder)
         if other.config != model.config:
-            raise UserError(f"{folder} is another model than {folders[0]}; average checkpoints of one model")
+            raise UserError(f"{folder} and {folders[0]} are different models; average checkpoints of one model")
         for name, tensor in other.state_dict().items():
             total[name] += tensor.double()
     with torch.no_grad():

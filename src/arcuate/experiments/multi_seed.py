@@ -1,4 +1,4 @@
-"""One recipe trained with several seeds: a run folder per seed, scored, and the spread of their error rates."""
+"""One recipe trained with several seeds: a scored run folder per seed, and the spread of the error rates."""
 
 import gc
 import os
@@ -174,7 +174,7 @@ def _seed_folder(folder: Path, seed: int) -> Path:
 
 
 def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_run: bool) -> None:
-    """Raise before the first seed is trained for whatever would stop a later one."""
+    """Check before the first seed is trained for anything that would stop a later one."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             "--seeds trains one run after another in one process; start it without torchrun, or train every seed"

@@ -49,7 +49,7 @@ class RecipeDescription:
 
     recipe: Recipe
     n_parameters: int
-    n_channels: int  # that the parameters are counted for
+    n_channels: int  # for which the parameters are counted
     n_sessions: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ComponentEntry:
 
     path: str
     kind: str | None
-    is_default: bool  # what a recipe has unless it names another kind
+    is_default: bool  # the kind that a recipe has by default
     description: str
     settings: tuple[SettingEntry, ...]
 
@@ -166,7 +166,7 @@ def list_components(
 ) -> Iterator[ComponentEntry]:
     """The recipe's own settings, then those of each component, in the order of the recipe.
 
-    `default` is the component that a recipe has unless it names another; its values are the defaults.
+    `default` is the component that a recipe has by default; its values are the default values.
     """
     inner: list[tuple[str, type[BaseModel], Any]] = []
     settings: list[SettingEntry] = []

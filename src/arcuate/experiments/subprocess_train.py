@@ -1,4 +1,4 @@
-"""One training in a subprocess for sweeps and ablations: a crash or a kill ends that training alone."""
+"""One training run in a subprocess, for sweeps and ablations: a crash or a kill affects that run alone."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from arcuate.training.interrupts import Stop
 
 PROGRAM = (sys.executable, "-m", "arcuate")
 _POLL_S = 0.25
-_GRACE_S = 120.0  # time for a training to finish its step and save after SIGTERM
+_GRACE_S = 120.0  # time for a training process to finish its step and save after SIGTERM
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Hyperparameter sweeps: Optuna proposes settings, a training tries them, the best validation PER wins.
+"""Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, the lowest validation PER is the best.
 
 Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; the settings of a trial
 whose worker died are tried again.
@@ -277,7 +277,7 @@ class SweepPlan:
 
 
 def open_study(plan: SweepPlan) -> optuna.Study:
-    """Create or continue the study of a sweep folder; the folder of another sweep is rejected."""
+    """Create or continue the study of a sweep folder; the folder of a different sweep is rejected."""
     recipe, store = plan.load_recipe(), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
         raise UserError(f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1")
@@ -294,7 +294,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
         if file.exists():
             old, new = read_json(file), json.loads(json.dumps(identity))
             if changed := [key for key in identity if old.get(key) != new[key]]:
-                raise UserError(f"{plan.out} is a sweep with another {' and '.join(changed)}; choose another --out")
+                raise UserError(f"{plan.out} is a sweep with a different {' and '.join(changed)}; choose another --out")
         else:
             write_json(file, identity)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -308,7 +308,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
 
 
 def _study_lock(plan: SweepPlan) -> AbstractContextManager[None]:
-    """Serialise the decisions that workers take together."""
+    """Lock for decisions about the shared study, so that only one worker makes them at a time."""
     return exclusive_lock(plan.out / "locks" / "study", "the study is in use", wait=True)
 
 
@@ -343,7 +343,7 @@ def _requeue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
 
 
 def _counts(trial: FrozenTrial) -> bool:
-    """Whether a trial counts towards `n_trials`: interrupted and queued ones do not."""
+    """Whether a trial counts towards `n_trials`; interrupted and queued trials do not."""
     if trial.state == TrialState.FAIL:
         return trial.user_attrs.get("reason") != _INTERRUPTED
     return trial.state != TrialState.WAITING

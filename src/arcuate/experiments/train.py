@@ -209,7 +209,7 @@ class _Setup:
 
 
 def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> RuntimeSettings:
-    """Keep the thread count of a resumed run unless one is set: another count changes rounding."""
+    """Keep the thread count of a resumed run unless one is set: a different count changes rounding."""
     is_set = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
     threads = previous.get("threads")
     if is_set or not isinstance(threads, int) or not 1 <= threads <= 1024:

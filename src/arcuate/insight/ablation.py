@@ -72,7 +72,7 @@ class FactorResult:
 
     factor: str
     alone: Effect | None  # None if runs are missing
-    with_others: Effect | None  # None also without another factor
+    with_others: Effect | None  # None if runs are missing or there is only one factor
     interaction: Contrast | None
     p_interaction: float | None
     sentence: str

@@ -58,13 +58,13 @@ class IntermediateSettings(Settings):
 
 
 class ModeLossSettings(Settings):
-    """Cross-entropy of the speaking mode, where the model has one, with both modes weighted equally."""
+    """Cross-entropy of the speaking mode, if the model has one, with both modes weighted equally."""
 
     weight: LossWeight = Field(0.1, description="Weight in the total loss; 0 disables it.")
 
 
 class DenoiseSettings(Settings):
-    """Flow-matching error of the denoiser, where the model has one, normalised by the error of predicting zero flow."""
+    """Flow-matching error of the denoiser, if the model has one, normalised by the error of predicting zero flow."""
 
     weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
 

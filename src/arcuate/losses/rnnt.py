@@ -92,7 +92,7 @@ class _NodeLogProbs(torch.autograd.Function):
     """Fused log-softmax and gather of blank and next token, on each trial's valid nodes only.
 
     With p the softmax of the logits at a node, the gradient is d_blank (onehot(blank) - p) + d_emit (onehot(next) - p).
-    So the normaliser (log-sum-exp) of each node is all that is saved besides the logits.
+    So the normaliser (log-sum-exp) of each node is all that is saved in addition to the logits.
     """
 
     @staticmethod
@@ -193,7 +193,7 @@ def _mask_outside(log_probs: Tensor, n_frames: Tensor, n_columns: Tensor) -> Ten
 
 
 def _by_diagonal(log_probs: Tensor) -> Tensor:
-    """(B, T, U + 1) -> (T + U, B, U + 1): row n holds the nodes with t + u = n, -inf where there are none."""
+    """(B, T, U + 1) -> (T + U, B, U + 1): row n holds the nodes with t + u = n, -inf if there are none."""
     n_trials, length, columns = log_probs.shape
     rows = log_probs.new_full((length + columns - 1, n_trials, columns), -torch.inf)
     _diagonal_view(rows, length).copy_(log_probs)

@@ -7,8 +7,8 @@ dx/dt = v from the encoder's own frames with a few Euler steps; it is determinis
 zero, so an untrained denoiser is the identity.
 
 The network does not receive the source frame. With x_t and the source it could compute the target velocity in training
-as (x_t - source) / t, which carries no information in inference, where integration starts at the source itself. The
-denoiser is causal where the encoder is.
+as (x_t - source) / t, which gives no information at inference, where integration starts at the source itself. The
+denoiser is causal if the encoder is.
 """
 
 import math

@@ -160,7 +160,7 @@ def _normalise_rolling(
 
 
 def gaussian_kernel(settings: SmoothingSettings) -> list[float]:
-    """Gaussian weights centred on the kernel and summing to one; [1] where smoothing is disabled."""
+    """Gaussian weights centred on the kernel and summing to one; [1] if smoothing is disabled."""
     if settings.sd == 0:
         return [1.0]
     offsets = torch.arange(settings.taps, dtype=torch.float64, device="cpu") - (settings.taps - 1) / 2

@@ -24,7 +24,7 @@ from arcuate.models.config import GRUSettings, Patch
 from arcuate.models.convolution import extract_patches, project_patches
 from arcuate.models.interfaces import require_causal
 
-_TRANSPOSE_MIN_FRAMES = 16  # from this many frames on, transposing the recurrent weights pays off
+_TRANSPOSE_MIN_FRAMES = 16  # minimum number of frames for which transposing the recurrent weights pays off
 _KEEP_STATE = 1e4  # pre-activation of the update gate for which sigmoid is exactly 1: the state stays unchanged
 
 
@@ -146,7 +146,7 @@ class GRU(nn.Module):
     def _forward_torch(
         self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """torch's kernels: all layers in one call, or layer by layer where inner outputs are requested."""
+        """torch's kernels: all layers in one call, or layer by layer if inner outputs are requested."""
         x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         lengths = n_frames.cpu() if self.settings.bidirectional and n_frames is not None else None
         if not layers:

@@ -86,7 +86,7 @@ def import_checkpoint(
 ) -> ImportResult:
     """Convert an official checkpoint into the model folder `out`.
 
-    `kind` is nejm ('25) or cffan ('24). `sessions` names the session layers in order, where the checkpoint does not.
+    `kind` is nejm ('25) or cffan ('24). `sessions` names the session layers in order, if the checkpoint does not.
     """
     path, out = Path(path), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

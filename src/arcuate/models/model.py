@@ -247,7 +247,7 @@ def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
 
 
 def build_on_meta(config: ModelConfig) -> Model:
-    """The model with shapes but without memory, whatever its size."""
+    """The model on the meta device: with shapes but without memory, at any size."""
     with torch.device("meta"):
         return Model(config)
 

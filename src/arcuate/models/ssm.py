@@ -170,7 +170,7 @@ class _Mixer(nn.Module):
         return self.norm(y * F.silu(gate)), _MixerState(conv_inputs, ssm_state)
 
     def _scan(self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The scan in at least float32, also under autocast: products of many decays need the precision."""
+        """The scan in at least float32, even under autocast: products of many decays need the precision."""
         with torch.autocast(x.device.type, enabled=False):
             x, b, c = (t.to(self._scan_dtype) for t in (x, b, c))
             dt = F.softplus(dt.to(self._scan_dtype) + self.dt_bias)  # (B, F, H)

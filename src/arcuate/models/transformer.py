@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         return self.output_norm(frames), tuple(caches), inner
 
     def _padding(self, frames: Tensor, n_frames: Tensor | None) -> Tensor | None:
-        """Mask of padding frames, needed only where frames attend to later ones. (B, F)"""
+        """Mask of padding frames, needed only if frames attend to later ones. (B, F)"""
         if self.settings.causal or n_frames is None:
             return None
         return torch.arange(frames.shape[1], device=frames.device) >= n_frames[:, None]

@@ -37,7 +37,7 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Several callbacks as one; they close in reverse order, whatever happens."""
+    """Several callbacks as one; they always close, in reverse order."""
 
     def __init__(self, *callbacks: Callback) -> None:
         self._callbacks = callbacks

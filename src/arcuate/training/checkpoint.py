@@ -150,7 +150,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     if saved.files.keys() != {CONFIG_FILE, WEIGHTS_FILE, _TENSORS_FILE}:
         raise UserError(f"{folder / STATE_FILE} does not list the files of a checkpoint")
     if _FOLDER_NAME.fullmatch(folder.name) and int(folder.name[5:]) != saved.step:
-        raise UserError(f"{folder} holds the checkpoint of step {saved.step}, which is not its name")
+        raise UserError(f"{folder} contains the checkpoint of step {saved.step}, which does not match its name")
     for name, expected in saved.files.items():
         path = folder / name
         if not path.is_file() or checksum(path) != expected:
@@ -190,7 +190,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
     """Require the same keys and types (numbers, lists of numbers, flags; None may become a number), or ValueError."""
     if expected.keys() != given.keys():
-        raise ValueError(f"{name} holds other values")
+        raise ValueError(f"{name} has unexpected keys")
     for key, value in given.items():
         if not _is_same_kind(expected[key], value):
             raise ValueError(f"{name}.{key} has the wrong type")

@@ -100,7 +100,7 @@ def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
     if new.eps < _NEGLIGIBLE_EPS:
         return (
             f"at eps {_format(new.eps)} hardly any gradient is that small, so every weight moves by about the learning"
-            f" rate, {_format(new.lr)}, whatever its gradient"
+            f" rate, {_format(new.lr)}, regardless of its gradient"
         )
     return f"gradients of sum_per_trial are {times}, the target length, those of mean_per_token"
 

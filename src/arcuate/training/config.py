@@ -58,7 +58,7 @@ class Optimizer(Settings):
         description="Session layers without a trial in the batch: `skip` leaves them unchanged ('25), `decay` updates"
         " them with a zero gradient ('24).",
     )
-    fused: bool = Field(True, description="Use the fused kernel for the update where the device supports it.")
+    fused: bool = Field(True, description="Use the fused kernel for the update if the device supports it.")
 
     @model_validator(mode="after")
     def _matches_kind(self) -> "Optimizer":
@@ -107,12 +107,19 @@ class Train(Settings):
     steps: Steps = Field(1000, description="Number of optimizer steps.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, augmentation and dropout.")
     accumulate: int = Field(1, ge=1, le=4096, description="Number of batches per optimizer step.")
-    clip_norm: float | None = Field(None, gt=0.0, le=1e6, description="Largest gradient norm; null = no clipping.")
+    clip_norm: float | None = Field(
+        None,
+        gt=0.0,
+        le=1e6,
+        description="Maximum gradient norm, above which gradients are clipped; null = no clipping.",
+    )
     precision: Precision = Precision()
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, le=1_000_000, description="Latest checkpoints kept, besides the best.")
+    keep_checkpoints: int = Field(
+        2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
+    )
 
 
 class Validate(Settings):
@@ -146,11 +153,11 @@ class Wandb(Settings):
 
 
 class Track(Settings):
-    """Trackers of metrics during training."""
+    """Experiment trackers that receive the metrics during training."""
 
     tensorboard: TensorBoard = TensorBoard()
     wandb: Wandb = Wandb()
-    samples: bool = Field(False, description="Send a decoded validation trial as text, besides the metrics.")
+    samples: bool = Field(False, description="Also send one decoded validation trial as text.")
 
 
 class TrainingConfig(Settings):

@@ -1,4 +1,4 @@
-"""The guard: judges the metrics of every optimizer step before the update, and never touches the model.
+"""The guard: checks the metrics of every optimizer step before the update, and never changes the model.
 
 On a healthy run every verdict is `keep`, and training is bit-identical with and without the guard.
 """
@@ -28,7 +28,7 @@ class SpikeSettings(Settings):
     window: int = Field(
         50, ge=20, le=100_000, description="Number of steps in the running statistics; high steps are left out."
     )
-    warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first judgement.")
+    warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first decision.")
     n_sd: float = Field(
         4.0, gt=1.0, le=1000.0, description="Minimum rise of log loss above its lowest median, in robust SDs."
     )
@@ -87,7 +87,7 @@ class AdaptiveSettings(Settings):
     window: int = Field(100, ge=1, le=100_000, description="Number of steps in the mean.")
     factor: float = Field(0.8, gt=0.0, lt=1.0, description="Factor on all learning rates at a reduction.")
     min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Lower bound on the reduced learning rate.")
-    max_reductions: int = Field(5, ge=1, le=1000, description="Largest number of reductions.")
+    max_reductions: int = Field(5, ge=1, le=1000, description="Maximum number of reductions.")
 
 
 class GuardSettings(Settings):
@@ -111,7 +111,7 @@ Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with a step, and why; `kind` is the rule that decided: non_finite, spike, stuck, …"""
+    """What to do with a step, and why; `kind` is the rule that applied: non_finite, spike, stuck, …"""
 
     action: Action
     kind: str = ""
@@ -158,7 +158,7 @@ class Guard:
         self.n_skipped = 0  # consecutive
         self.n_high = 0  # consecutive
         self.n_collapsed = 0  # consecutive
-        self.left_blank = False  # the model has left the all-blank solution at some time
+        self.left_blank = False  # the model has left the all-blank solution at least once
         self.normalised_losses: deque[float] = deque(maxlen=_RECENT)
         self.has_learnt = False  # the normalised loss has fallen clearly below chance level
         self.warned = False
@@ -184,7 +184,7 @@ class Guard:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a rewind may return to this step: it is not a bad one, and the loss is near its lowest median."""
+        """Whether a rewind may return to this step: no rule has fired, and the loss is near its lowest median."""
         is_bad = bool(self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank))
         if is_bad or self.lowest_median is None:
             return not is_bad
@@ -305,7 +305,7 @@ class Guard:
         return Verdict("reduce_lr", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}")
 
     def _verdict(self, action: Action, kind: str, reason: str) -> Verdict:
-        """Return the verdict; after `max_rewinds` rewinds, stop instead of another one."""
+        """Return the verdict; after `max_rewinds` rewinds, stop instead of rewinding again."""
         if action == "rewind" and self.n_rewinds >= self.settings.max_rewinds:
             return Verdict("stop", kind, f"{reason}, after {self.n_rewinds} rewinds")
         return Verdict(action, kind, reason)

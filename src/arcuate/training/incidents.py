@@ -55,7 +55,7 @@ def respond(
 
 
 def check_finite(state: TrainingState, row: dict[str, Any], distributed: Distributed) -> None:
-    """Without the guard: stop on non-finite metrics, with the evidence, instead of continuing with broken weights."""
+    """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
     broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
     if broken:
         incident = {"step": row["step"], "kind": "non_finite", "values": broken}

@@ -99,7 +99,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore what `optimizer_tensors` returned; ValueError if it belongs to another optimizer or model."""
+    """Restore what `optimizer_tensors` returned; ValueError if it belongs to a different optimizer or model."""
     kind = type(optimizer).__name__
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     expected = {"step", "exp_avg", "exp_avg_sq"}  # tensors per parameter
@@ -182,6 +182,6 @@ class WeightAverages:
             for name, tensor in zip(self._names, averages, strict=False):
                 saved = tensors[f"{kind}.{name}"]
                 if saved.shape != tensor.shape:
-                    raise ValueError(f"{kind}.{name} has another shape")
+                    raise ValueError(f"{kind}.{name} has the wrong shape")
                 tensor.copy_(saved)
         self._n_ema, self._n_mean = n_ema, n_mean

@@ -1,4 +1,4 @@
-"""Mixed precision: probed on the device, and not used where it does not run or is slower."""
+"""Mixed precision: probed on the device, and not used if it does not run or is slower."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext

@@ -37,7 +37,7 @@ class Start:
 
 
 def start_run(state: TrainingState, start: Start, environment: dict[str, Any], distributed: Distributed) -> None:
-    """Bring state and run folder to where training starts.
+    """Bring state and run folder to the point at which training starts.
 
     Every process reads first; nothing is written before all of them have succeeded.
     """
@@ -113,13 +113,13 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
         listed = ", ".join(f"{c.path} {c.before} → {c.after}" for c in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise UserError(
-            f"{run.path} was trained with another recipe ({listed}{more}); resume it with the recipe"
+            f"{run.path} was trained with a different recipe ({listed}{more}); resume it with the recipe"
             f" {run.recipe_file}, or start a new run with --from {run.path}"
         )
 
 
 def check_not_calibrated(run: Run) -> None:
-    """Reject a calibrated run: calibration draws another mix of trials and freezes layers."""
+    """Reject a calibrated run: calibration uses a different mix of trials and freezes layers."""
     if run.environment_file.is_file() and run.environment().get("calibration"):
         raise UserError(f"{run.path} is a calibrated run and cannot be resumed; start a new run with --from {run.path}")
 
@@ -127,7 +127,9 @@ def check_not_calibrated(run: Run) -> None:
 def check_same_data(run: Run, environment: dict[str, Any]) -> None:
     """Require that a run is resumed on its own data."""
     if run.data().get("hashes") != environment["data"].get("hashes"):
-        raise UserError(f"{run.path} was trained on other data (content hashes differ); resume it with the same data")
+        raise UserError(
+            f"{run.path} was trained on different data (content hashes differ); resume it with the same data"
+        )
 
 
 def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path | None:

@@ -239,7 +239,7 @@ class TrainingState:
 
 @contextmanager
 def explain_mismatch(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn errors of restoring a checkpoint of another model or optimizer into a `UserError`."""
+    """Turn errors from restoring a checkpoint of a different model or optimizer into a `UserError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

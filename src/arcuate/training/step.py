@@ -170,7 +170,7 @@ def _normalised_loss(
 ) -> float | None:
     """Return loss per token / log(number of classes), the loss of a uniform distribution; None without a token loss.
 
-    The loss is CTC, or RNN-T where CTC has weight 0; all arguments are means over trials.
+    The loss is CTC, or RNN-T if CTC has weight 0; all arguments are means over trials.
     """
     name = next((name for name in TOKEN_LOSSES if name in losses), None)
     if name is None:

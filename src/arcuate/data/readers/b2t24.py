@@ -92,7 +92,7 @@ def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
 
 
 def summarise_file(file: SourceFile) -> FileSummary:
-    """Number of trials by the size of the cell array; the number of channels takes reading the file."""
+    """Number of trials from the size of the cell array; the number of channels would require reading the file."""
     sizes = _count_cells(file)
     if "tx1" not in sizes and "spikePow" not in sizes:
         raise UnreadableFile("it has neither tx1 nor spikePow")
@@ -100,7 +100,7 @@ def summarise_file(file: SourceFile) -> FileSummary:
 
 
 def read_trials(file: SourceFile, features: str = DEFAULT_FEATURES) -> Iterator[ReadResult]:
-    """The trials of one file in order; the file is held in memory meanwhile."""
+    """The trials of one file in order; the complete file is held in memory."""
     chosen = parse_features(features)
     data = _load(file, chosen)
     arrays = [data[name] for name in chosen.names]

@@ -139,7 +139,7 @@ def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> ReadResult:
 
 
 def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
-    """Bins (T, C) float32; T is `n_time_steps` where it does not exceed the array."""
+    """Bins (T, C) float32; T is `n_time_steps` unless it exceeds the array."""
     data = _dataset(group, "input_features")
     if data.ndim != 2 or data.dtype.kind not in "fiu":
         raise ValueError(f"input_features is {data.dtype} with shape {data.shape}, expected numbers (bins, channels)")
@@ -160,7 +160,7 @@ def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
 
 
 def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -> np.ndarray | None:
-    """The label at its true length; None where it is missing or invalid."""
+    """The label at its true length; None if it is missing or invalid."""
     if not _has_entry(group, "seq_class_ids"):
         if file.split != "test":
             problems.append(Problem("no label", None, "the trial has no seq_class_ids"))
@@ -256,7 +256,7 @@ def _check_link(group: h5py.Group, name: str) -> None:
 
 
 def _attribute(group: h5py.Group, name: str) -> Any:
-    """A scalar attribute; None where it is missing or not a scalar."""
+    """A scalar attribute; None if it is missing or not a scalar."""
     if name not in group.attrs:
         return None
     stored = group.attrs.get_id(name)

@@ -18,7 +18,7 @@ MAX_TOKENS = 100_000
 REPLACEMENT = "\ufffd"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
-# Exceptions that a damaged file may cause in the file libraries.
+# Exceptions that the file libraries may raise on a damaged file.
 FILE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, EOFError, ArithmeticError)
 
 
@@ -55,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """Outcome of reading one trial; `trial` is None where it failed or where the problems concern a file."""
+    """Outcome of reading one trial; `trial` is None if it failed or if the problems concern a file."""
 
     id: str
     trial: Trial | None
@@ -67,7 +67,7 @@ class FileSummary:
     """Trial counts of a file, without reading its bins."""
 
     n_trials: int
-    n_channels: Mapping[int, int]  # channels -> number of trials; empty where it takes reading the file
+    n_channels: Mapping[int, int]  # channels -> number of trials; empty if that requires reading the file
 
 
 @dataclass(frozen=True)

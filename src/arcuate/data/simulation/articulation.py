@@ -75,7 +75,7 @@ _SHORT_CONSONANTS = frozenset(["B", "D", "DH", "G", "HH", "L", "P", "T", "K", "V
 
 
 def _parse_gestures() -> dict[str, np.ndarray]:
-    """Phoneme name to its gestures, (1 or 2, N_ARTICULATORS); NaN where the phoneme specifies no target."""
+    """Phoneme name to its gestures, (1 or 2, N_ARTICULATORS); NaN if the phoneme specifies no target."""
     rows: dict[str, list[list[float]]] = {}
     for line in _GESTURE_TABLE.strip().splitlines():
         name, *cells = line.split()

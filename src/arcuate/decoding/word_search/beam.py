@@ -23,7 +23,7 @@ from arcuate.language.ngram.query import NGramArrays, backoff
 
 _N_BINS = 512  # of the histogram that finds the beam-size cut
 
-# One hypothesis: its complete words, a position in the lexicon tree, and its scores in nat.
+# One hypothesis: its complete words, a position in the lexicon tree, and its scores in nats.
 BEAM_ENTRY = np.dtype(
     [
         ("history_hash", np.uint64),  # hash of the complete words

@@ -1,8 +1,9 @@
 """Word search with both heads: candidates of the word search, rescored jointly by CTC and transducer.
 
 Candidates come from the word search over the CTC log-probabilities, and from the same search over the best phoneme
-hypotheses of the joint beam search, each written as nearly certain frames so that similar words are found too. Every
-candidate is spelled with the lexicon and scored exactly by both heads; its n-gram score is that of the search.
+hypotheses of the joint beam search, each represented by nearly certain frames so that similar words are also found.
+Every candidate is converted to phonemes with the lexicon and scored exactly by both heads; its n-gram score is that of
+the search.
 
 score = acoustic_scale · (wt · transducer + wc · CTC) / (wt + wc) + silence_bonus · silences
       + lm_weight · n-gram + bonus
@@ -103,7 +104,7 @@ class JointWordSearch:
 
 
 def synthetic_frames(tokens: Sequence[int], n_classes: int) -> np.ndarray:
-    """Log-probabilities (2U, V) that spell a token sequence: token, blank, token, blank, …, each nearly certain."""
+    """Log-probabilities (2U, V) of a token sequence: token, blank, token, blank, …, each nearly certain."""
     frames = np.full((2 * len(tokens), n_classes), np.log(_SYNTHETIC_ERROR / (n_classes - 1)), np.float32)
     frames[np.arange(0, len(frames), 2), tokens] = np.log1p(-_SYNTHETIC_ERROR)
     frames[1::2, BLANK] = np.log1p(-_SYNTHETIC_ERROR)

@@ -22,8 +22,8 @@ and word ends are skipped when even their optimistic total is below best − thr
 `beam.prune` selects the next beam from all candidates.
 
 All scores are sums of logarithms in float64; log_add never exponentiates a positive number, and impossible events are
-−inf, which is tested before it could meet another infinity. Cost per frame: O(entries · arcs per node) arc tests, of
-which few pass the threshold; one hash insertion per passing arc.
+−inf, which is tested for before infinities could be subtracted. Cost per frame: O(entries · arcs per node) arc tests,
+of which few pass the threshold; one hash insertion per passing arc.
 """
 
 import numpy as np

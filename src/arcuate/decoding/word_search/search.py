@@ -233,7 +233,7 @@ def build_word_search(
     boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> WordSearch:
-    """Build a search over the words of a lexicon. `weights` in nat favour some words (hot words, names).
+    """Build a search over the words of a lexicon. `weights` in nats favour some words (hot words, names).
 
     Blank is class 0 and the boundary the last class, as in `FrameLogProbs`; pass `boundary=-1` if there is none. Words
     that the n-gram does not contain are scored as its unknown word.

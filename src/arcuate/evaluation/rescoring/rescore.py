@@ -1,6 +1,6 @@
 """Rescore n-best lists: interpolate acoustic, n-gram and causal language-model scores.
 
-score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nat. The weights are given, or
+score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nats. The weights are given, or
 fitted on trials with references for each session on the other sessions.
 """
 
@@ -32,7 +32,7 @@ _DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
 
 @dataclass(frozen=True, eq=False)
 class NBestList:
-    """The n-best list of one trial with its scores by source, in nat."""
+    """The n-best list of one trial with its scores by source, in nats."""
 
     candidates: CandidateList
     acoustic: np.ndarray  # (n,) including the bonuses of the search

@@ -114,7 +114,7 @@ class Measurements:
 
     @cached_property
     def frozen_since(self) -> int | None:
-        """The step from which on all evaluations are identical, if these are at least four and a quarter of all."""
+        """The step since which all evaluations are identical, if they are at least four and at least 25 % of all."""
         values = self.evaluations.values
         if self.n < 5 or (np.ptp(values) == 0 and self.n < 8):
             return None

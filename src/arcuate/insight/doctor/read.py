@@ -305,7 +305,7 @@ def _read_run(run: Run) -> list[TrainingLog]:
     recipe, problems = None, []
     try:
         recipe = run_recipe(run)
-    except UserError as error:  # damaged or of another version; the curves can be judged without it
+    except UserError as error:  # damaged or from a different version; the curves can be judged without it
         problems.append(f"judged without its recipe: {error}")
     logs = [_with_recipe(replace(log, notes=(*log.notes, *problems)), run, recipe) for log in logs]
     return [_with_incidents(logs[0], _read_incidents(run), output)] if len(logs) == 1 else logs
@@ -330,7 +330,7 @@ class _OutputMonitor:
                 continue  # a row without output statistics
 
     def blank_since(self) -> int | None:
-        """The step from which on every output was blank, if that covers at least the last third."""
+        """The step since which every output was blank, if that covers at least the last third."""
         blank = [is_blank for _, is_blank in self.blank]
         if len(blank) < 6 or not all(blank[-(len(blank) // 3) :]):
             return None

@@ -174,7 +174,7 @@ _AXES = ("step", "epoch", "group", "split", "tag", "value")
 _B2T24_KEYS = {"testloss", "testcer", "testper"}
 _B2T24_INTERVAL = 100  # the '24 trainer evaluates every hundred batches and stores no counter
 _COUNTER = re.compile(r"\d{1,15}(?:\.0*)?")
-_ZERO_FRACTION = 0.5  # from this fraction on, exact zeros in a column of evaluations mean "not evaluated"
+_ZERO_FRACTION = 0.5  # minimum fraction of exact zeros in a column of evaluations for them to mean "not evaluated"
 
 
 def read_json_document(path: Path, encoding: str, collector: Collector) -> bool:

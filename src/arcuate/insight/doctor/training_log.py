@@ -108,8 +108,8 @@ def running_median(values: np.ndarray, width: int = 3) -> np.ndarray:
 # From columns to runs: which column is which quantity, on which axis, and where a new run starts.
 
 _RESTART_FRACTION = 0.05  # a counter that falls below this fraction of the steps reached has restarted
-_SHUFFLED = 0.2  # from this fraction of falling steps on, the order of a file is arbitrary
-_SPARSE = 0.3  # from this fraction of NaN in many separate stretches on, NaN means "no value"
+_SHUFFLED = 0.2  # minimum fraction of decreasing steps for the order of a file to count as arbitrary
+_SPARSE = 0.3  # minimum fraction of NaN, in many separate stretches, for NaN to mean "no value"
 _MAX_ERROR_RATE = 100.0  # larger values cannot be an error rate
 _QUANTITIES = ("per", "val_loss", "train_loss", "grad_norm", "lr")
 

@@ -326,7 +326,7 @@ def _recipe_parents(recipe: Recipe) -> list[Parent]:
         return []
     try:
         return [Parent(name, "recipe", result_changes(load_recipe(name), recipe))]
-    except UserError:  # the packaged recipe is of another version
+    except UserError:  # the packaged recipe is from a different version
         return []
 
 

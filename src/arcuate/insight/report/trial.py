@@ -221,7 +221,7 @@ def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float
 
 
 def _class_order(n_classes: int) -> list[int]:
-    """Classes in articulatory order with the blank last; unchanged for another alphabet."""
+    """Classes in articulatory order with the blank last; unchanged for any other alphabet."""
     if n_classes != len(CLASSES):
         return list(range(n_classes))
     return [CLASSES.index(name) for name in PHONEME_ORDER] + [BLANK]

@@ -131,7 +131,7 @@ def _quoted(line: bytes | None) -> str:
 
 
 def _blocks(text: LineBuffer, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(values (n, 2) in nat, spans (n, order, 2), lines (n,)) of a section, block by block."""
+    """(values (n, 2) in nats, spans (n, order, 2), lines (n,)) of a section, block by block."""
     capacity = max(1, 2**20 // order)
     while text.fill():
         numbers = np.empty((capacity, 2), np.float64)
@@ -139,15 +139,15 @@ def _blocks(text: LineBuffer, order: int) -> Iterator[tuple[np.ndarray, np.ndarr
         lines = np.empty(capacity, np.int64)
         n, text.at, text.line, status = _parse_lines(text.buffer, text.at, text.line, order, numbers, spans, lines)
         if n:
-            yield _to_nat(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
+            yield _to_natural_log(text, numbers[:n], lines[:n]), spans[:n], lines[:n].copy()
         if status != _OK:
             raise text.error(f"{_PROBLEMS[status]} (an n-gram of {order} words)")
         if text.at < len(text.buffer) and n < capacity:
             return
 
 
-def _to_nat(text: LineBuffer, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Convert log10 (n, 2) to nat; probabilities are clamped to [1e-99, 1]."""
+def _to_natural_log(text: LineBuffer, numbers: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Convert log10 (n, 2) to natural logarithms; probabilities are clamped to [1e-99, 1]."""
     wrong = numbers[:, 0] > _ROUNDING
     if wrong.any():
         raise text.error("a log-probability is positive", int(lines[wrong.argmax()]))

@@ -150,7 +150,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _read_metadata(meta: Any, path: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
-        raise damaged(path, "its header names another format")
+        raise damaged(path, "its header names a different format")
     if meta.get("version") != str(VERSION):
         raise UserError(f"{path} has format version {meta.get('version')}; this arcuate reads {VERSION}")
     try:

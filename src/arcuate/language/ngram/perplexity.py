@@ -27,7 +27,7 @@ _BATCH = 20_000  # sentences at a time
 class TokenScores:
     """Log-probability of every word and sentence end of a text."""
 
-    log_probs: np.ndarray  # (n_tokens,) float64, nat
+    log_probs: np.ndarray  # (n_tokens,) float64, nats
     known: np.ndarray  # (n_tokens,) bool, false for words that are not in the vocabulary
     sentence: np.ndarray  # (n_tokens,) int64, index of the sentence
     unknown: Counter[str]

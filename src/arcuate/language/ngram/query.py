@@ -18,16 +18,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-MIN_LOG_PROB = -1e30  # nat; replaces NaN and minus infinity, so that sums stay finite
-_MAX_BACKOFF = 228.0  # nat; 99 in an ARPA file
+MIN_LOG_PROB = -1e30  # nats; replaces NaN and minus infinity, so that sums stay finite
+_MAX_BACKOFF = 228.0  # nats; 99 in an ARPA file
 
 
 class NGramArrays(NamedTuple):
     """Trie of a model; read-only, usually mapped from a file that several processes share."""
 
     words: np.ndarray  # (n_nodes,) int32, last word of each n-gram; -1 for the empty context
-    log_probs: np.ndarray  # (n_nodes,) float32, nat
-    backoffs: np.ndarray  # (n_inner,) float32, nat
+    log_probs: np.ndarray  # (n_nodes,) float32, nats
+    backoffs: np.ndarray  # (n_inner,) float32, nats
     firsts: np.ndarray  # (n_inner + 1,) int32, first child of each context; ends where the next one starts
     suffixes: np.ndarray  # (n_inner,) int32, longest relevant context without the first word
     nexts: np.ndarray  # (n_nodes - n_inner,) int32, state after an n-gram of the longest order
@@ -35,7 +35,7 @@ class NGramArrays(NamedTuple):
 
 @njit(cache=True)
 def advance(arrays: NGramArrays, state: int, word: int) -> tuple[float, int]:
-    """Log-probability (nat) of a word after a state, and the next state.
+    """Log-probability (nats) of a word after a state, and the next state.
 
     A state is the node of the longest context that can still change a probability. Histories with equal states have
     equal futures, so a search may recombine them.

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 LN10 = 2.302585092994046
-LOG_ZERO = -99 * LN10  # nat; ARPA files write probability zero as -99
+LOG_ZERO = -99 * LN10  # nats; ARPA files write probability zero as -99
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 
 _FNV_OFFSET = np.uint64(14695981039346656037)
@@ -134,8 +134,8 @@ class NGramTable:
     """n-grams of one order, in any sequence."""
 
     ids: np.ndarray  # (n, order) int32
-    log_probs: np.ndarray  # (n,) float32, nat; NaN if only a longer n-gram implies this one
-    backoffs: np.ndarray  # (n,) float32, nat; unused at the longest order
+    log_probs: np.ndarray  # (n,) float32, nats; NaN if only a longer n-gram implies this one
+    backoffs: np.ndarray  # (n,) float32, nats; unused at the longest order
     lines: np.ndarray | None = None  # (n,) int64, line numbers in the source file
 
     def __len__(self) -> int:

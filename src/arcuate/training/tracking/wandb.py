@@ -1,4 +1,4 @@
-"""Weights & Biases: one tracked run per run folder, however often that is stopped and resumed.
+"""Weights & Biases: one tracked run per run folder, even if the run is stopped and resumed several times.
 
 Rows are numbered as they are written to metrics.jsonl, rewound ones included. The number is the step of W&B; the
 optimizer step is the x axis of its charts. A row delivered before a crash is therefore not sent again, and a lost one
