@@ -17,8 +17,8 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.stats import kurtosis, skew
 
-from arcuate.data.pronunciation import pronounce
 from arcuate.data.simulation import simulate
+from arcuate.data.text import pronounce
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "real"
 T15_TRIAL = SHARED / "t15_trial" / "hdf5_data_final" / "t15.2023.08.11" / "data_train.hdf5"

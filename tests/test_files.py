@@ -16,7 +16,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.files import LockHeld, atomic_folder, check_writable, exclusive_lock, fields_to_dict, save_npz, write_text
-from arcuate.language.ngram.file import map_arrays, write_arrays
+from arcuate.language.ngram.model import map_arrays, write_arrays
 from arcuate.losses.config import CTCSettings
 
 

@@ -134,7 +134,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _set(node: Any, keys: Sequence[str], value: Any, parents: tuple[str, ...]) -> None:
-    """Descend and set. Containers on the way are copied because recipes that share an ancestor share them."""
+    """Descend and set. Containers along the path are copied, because recipes with a common ancestor share them."""
     key: Any = keys[0]
     if isinstance(node, list):
         key = _find_item(node, key, ".".join(parents))

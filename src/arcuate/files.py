@@ -183,7 +183,7 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = 
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning(f"the file system of {path.parent} has no locks; do not use it from two processes at once")
+        logger.warning(f"the file system of {path.parent} has no locks; do not use it from two processes concurrently")
     try:
         yield
     finally:
@@ -297,7 +297,7 @@ def describe_error(error: Exception) -> str:
 
 
 def find_package_file(package: str, name: str) -> Path | None:
-    """Path of a data file in an installed package, without importing the package; None where there is none."""
+    """Path of a data file in an installed package, without importing the package; None if there is none."""
     spec = find_spec(package)
     paths = [Path(folder) / name for folder in (spec.submodule_search_locations or ())] if spec else []
     return next((path for path in paths if path.is_file()), None)

@@ -1,7 +1,7 @@
 """Progress reports and log messages: how library code reports to its caller without printing.
 
 Long-running functions take `progress: Progress | None` and call it with (done, total, description). Messages meant
-for the user go to `logger`; the library attaches no handler, so a script sees nothing unless it configures logging,
+for the user go to `logger`; the library attaches no handler, so a script shows nothing unless it configures logging,
 and the command line prints them to stderr.
 """
 

@@ -180,5 +180,6 @@ def is_untouched(run: Run) -> bool:
     unknown = {p.name for p in run.path.iterdir() if p.suffix != ".part"} - _INITIAL_FILES
     rows = [f for f in (run.metrics_file, run.incidents_file) if f.exists() and f.stat().st_size]
     trained = rows or any(run.checkpoints.glob("[!.]*")) or any((run.path / "results").glob("*"))
-    not_ours = run.recipe_file.exists() and not run.environment_file.exists()  # `create_run` writes the recipe last
-    return not (trained or unknown or not_ours)
+    # `create_run` writes the recipe last.
+    made_elsewhere = run.recipe_file.exists() and not run.environment_file.exists()
+    return not (trained or unknown or made_elsewhere)

@@ -19,10 +19,10 @@ from arcuate.adaptation.drift import (
     profile_similarity,
     subspace_similarity,
 )
-from arcuate.data.arrays import ElectrodeArray, Feature, list_arrays
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
+from arcuate.data.trial import ElectrodeArray, Feature, list_arrays
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
@@ -51,7 +51,7 @@ def test_later_sessions_have_their_dates_and_do_not_change_the_others(tmp_path: 
     sessions = Store.open(simulated / "store").sessions
     shorter = simulate(tmp_path, layout="b2t25", n_sessions=2, n_trials=20, n_electrodes=24, difficulty="easy", seed=3)
     assert sessions[:2] == shorter.sessions
-    from arcuate.data.sessions import days_between
+    from arcuate.data.trial import days_between
 
     assert [days_between(s, sessions[1]) for s in sessions[2:]] == [5, 60]
     name = f"hdf5_data_final/{sessions[1]}/data_train.hdf5"

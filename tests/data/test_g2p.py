@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arcuate.data import g2p
+from arcuate.data import text as g2p
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.pronunciation import pronounce_by_rule
+from arcuate.data.text import pronounce_by_rule
 from arcuate.errors import UserError
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from arcuate.cli.prepare import print_report
 from arcuate.data.prepare import PrepareReport, inspect_source, prepare, prepare_store
-from arcuate.data.readers import side_files
-from arcuate.data.readers.release import find_source
+from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE, find_source
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.recordings import LABEL, FakeTrial, noise, write_hdf5, write_mat
@@ -113,7 +112,7 @@ def test_a_mat_file_with_an_invalid_name_is_unreadable(tmp_path: Path) -> None:
 
 def test_an_invalid_mode_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
     row = {"session": SESSION, "split": "train", "number": 0, "mode": "\ud800silent"}
-    (source / side_files.TRUTH_FILE).write_text(json.dumps(row) + "\n")
+    (source / TRUTH_FILE).write_text(json.dumps(row) + "\n")
     prepare(source, tmp_path / "store")
     assert Store.open(tmp_path / "store").trials[0].mode == "�silent"
 
@@ -222,7 +221,7 @@ def test_a_dangling_or_circular_link_is_unreadable(source: Path, tmp_path: Path)
     assert actions(report) == {"t15.2023.09.01": "missing", "t15.2023.09.02": "missing"}
 
 
-@pytest.mark.parametrize("name", [side_files.DESCRIPTION_FILE, side_files.TRUTH_FILE])
+@pytest.mark.parametrize("name", [DESCRIPTION_FILE, TRUTH_FILE])
 def test_an_unreadable_side_file_does_not_stop_preparation(source: Path, tmp_path: Path, name: str) -> None:
     (source / name).symlink_to(source / name)
     report = prepare_store(source, tmp_path / "store")
@@ -231,9 +230,9 @@ def test_an_unreadable_side_file_does_not_stop_preparation(source: Path, tmp_pat
 
 
 def test_a_corpus_table_that_is_not_csv_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
-    (source / side_files.DESCRIPTION_FILE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
+    (source / DESCRIPTION_FILE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
     report = prepare_store(source, tmp_path / "store")
-    assert actions(report) == {side_files.DESCRIPTION_FILE: "missing"}
+    assert actions(report) == {DESCRIPTION_FILE: "missing"}
 
 
 def test_labels_are_complete(source: Path, tmp_path: Path) -> None:

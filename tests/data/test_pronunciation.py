@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from arcuate.data import alphabet as tokens
-from arcuate.data import pronunciation as module
-from arcuate.data.pronunciation import apply_letter_rules, dictionary, pronounce, text_to_tokens
+from arcuate.data import text as module
+from arcuate.data.text import apply_letter_rules, dictionary, pronounce, text_to_tokens
 from arcuate.errors import UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "real"
@@ -87,7 +87,7 @@ def test_missing_dictionary_names_the_remedy(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_compiled_module_and_no_torch() -> None:
     code = (
-        "import sys; from arcuate.data.pronunciation import pronounce; pronounce('hello');"
+        "import sys; from arcuate.data.text import pronounce; pronounce('hello');"
         "print([m for m in ('torch', 'pocketsphinx') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

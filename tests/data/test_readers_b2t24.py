@@ -8,10 +8,10 @@ import pytest
 import scipy.io
 
 from arcuate.data.prepare import prepare, prepare_store
-from arcuate.data.pronunciation import text_to_tokens
 from arcuate.data.readers.release import find_source, read_trials, summarise_file
 from arcuate.data.readers.source import ReadResult, UnreadableFile
 from arcuate.data.store import Store
+from arcuate.data.text import text_to_tokens
 from arcuate.errors import UserError
 from support.recordings import noise, write_mat
 

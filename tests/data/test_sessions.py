@@ -2,8 +2,16 @@
 
 import pytest
 
-from arcuate.data.arrays import layout_of_session, list_arrays, list_features
-from arcuate.data.sessions import days_between, days_since_first, nearest_session, session_date, session_order
+from arcuate.data.trial import (
+    days_between,
+    days_since_first,
+    layout_of_session,
+    list_arrays,
+    list_features,
+    nearest_session,
+    session_date,
+    session_order,
+)
 from arcuate.errors import UserError
 
 KNOWN = ("t15.2023.08.11", "t15.2023.08.17", "t15.2023.09.04")

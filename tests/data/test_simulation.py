@@ -17,11 +17,11 @@ import pytest
 from scipy.io import loadmat
 
 from arcuate.data import alphabet as tokens
-from arcuate.data.pronunciation import pronounce
 from arcuate.data.readers.release import find_source
 from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
+from arcuate.data.text import pronounce
 from arcuate.data.trial import BIN_SECONDS, LAYOUTS
 from arcuate.errors import UserError
 
@@ -202,9 +202,9 @@ def test_real_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None
     arguments: dict[str, Any] = {"layout": "b2t25", "n_sessions": 1, "n_trials": 3, "n_electrodes": 4}
     (tmp_path / "hdf5_data_final" / "t15.2023.08.11").mkdir(parents=True)
     for force in (False, True):
-        with pytest.raises(UserError, match="already holds recordings"):
+        with pytest.raises(UserError, match="already contains recordings"):
             simulate(tmp_path, force=force, **arguments)
-    with pytest.raises(UserError, match="already holds recordings"):
+    with pytest.raises(UserError, match="already contains recordings"):
         simulate(b2t25, **arguments)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import PHONEMES
-from arcuate.data.pronunciation import pronounce
 from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.articulation import GESTURES, Timing, articulate, draw_onsets
 from arcuate.data.simulation.cortex import (
@@ -21,6 +20,7 @@ from arcuate.data.simulation.cortex import (
     record_trial,
 )
 from arcuate.data.simulation.sentences import CORPORA, grammar, inflect, make_sentence
+from arcuate.data.text import pronounce
 
 ARRAYS = (
     SimulatedArray(24, 1.0, 5),

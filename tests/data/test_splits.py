@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arcuate.data.quality import find_leakage, hash_bins, hash_split, hash_trial
 from arcuate.data.selection import dev_split
-from arcuate.data.splits import find_leakage, hash_bins, hash_split, hash_trial
 from support.recordings import noise
 
 

@@ -74,7 +74,7 @@ def test_other_files_and_pickles_are_rejected(tmp_path: Path) -> None:
         read_log_probs(tmp_path / "s.npz")
     with pytest.raises(UserError, match="not a readable"):
         read_log_probs(save(tmp_path / "p.npz", **{**GOOD, "classes": np.array([object()])}))
-    with pytest.raises(UserError, match="no file of frame"):
+    with pytest.raises(UserError, match="write frame log-prob"):
         read_log_probs(tmp_path / "none.npz")
 
 

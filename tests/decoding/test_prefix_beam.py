@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
 from arcuate.errors import UserError
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
+from arcuate.language.ngram.text import make_vocabulary
+from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 
 CLASSES = ("BLANK", "a", "b")
 UNLIMITED = 3000

@@ -53,8 +53,8 @@ def test_impossible_error_rates_are_ignored_with_a_note(tmp_path: Path) -> None:
 def test_column_of_impossible_rates_is_ignored(tmp_path: Path) -> None:
     diagnosis = judged(tmp_path / "log", val_per=np.full(60, -5.0), val_loss=LOSS)
     assert diagnosis.best_per is None
-    assert any("cannot be one" in note for note in diagnosis.notes)
-    with pytest.raises(UserError, match="cannot be one"):
+    assert any("cannot be error rates" in note for note in diagnosis.notes)
+    with pytest.raises(UserError, match="cannot be error rates"):
         judged(tmp_path / "log", val_per=np.full(60, 1e305))
 
 

@@ -19,9 +19,8 @@ from arcuate.language.ngram.estimate import (
     read_corpus,
 )
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.text import read_sentences
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import LN10, NGramTables
+from arcuate.language.ngram.text import LN10, read_sentences
+from arcuate.language.ngram.trie import NGramTables, model_from_tables
 
 LMPLZ = Path(__file__).parent / "lmplz"  # README there: where the expected values come from
 TEXT = (LMPLZ / "text.txt").read_text().splitlines()

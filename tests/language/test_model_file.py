@@ -10,8 +10,7 @@ from safetensors.numpy import load_file
 
 from arcuate.errors import UserError
 from arcuate.language.ngram.arpa import write_arpa
-from arcuate.language.ngram.io import check_model_file, write_model
-from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.model import LanguageModel, check_model_file, write_model
 from arcuate.language.ngram.trie import tables_from_model
 from support.backoff import SMALL, model_of, walk
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
+from arcuate.language.ngram.text import make_vocabulary
+from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from support.backoff import SMALL, Backoff, model_of, reference_log10, walk
 
 WORDS = ("<unk>", "<s>", "</s>", "a", "b", "c", "d")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.io import embedded_path, open_model, read_sphinx
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.pocketsphinx import embedded_path, read_sphinx
 from arcuate.language.ngram.trie import tables_from_model
 
 UNIT = np.log(1.0001)  # resolution of the query API

@@ -246,7 +246,7 @@ def test_attention_dropout_only_in_training():
         (["encoder.attention_dropout=-0.1"], "encoder.attention_dropout = -0.1 is invalid"),
         (["encoder.depth=0"], "encoder.depth = 0 is invalid"),
         (["encoder.ffn_expansion=0"], "encoder.ffn_expansion = 0 is invalid"),
-        (["encoder.state_dim=8"], "'encoder.state_dim' belongs to another encoder.kind"),
+        (["encoder.state_dim=8"], "'encoder.state_dim' belongs to a different encoder.kind"),
         (["encoder.kind=transfomer"], "did you mean transformer"),
     ],
 )

@@ -6,14 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import (
-    LN10,
-    NGramTable,
-    NGramTables,
-    add_special_words,
-    make_vocabulary,
-)
+from arcuate.language.ngram.text import LN10, make_vocabulary
+from arcuate.language.ngram.trie import NGramTable, NGramTables, add_special_words, model_from_tables
 
 Ngram = tuple[str, ...]
 Backoff = dict[Ngram, tuple[float, float]]  # (log10 probability, log10 back-off)

@@ -11,8 +11,8 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
+from arcuate.language.ngram.text import make_vocabulary
+from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.engine import make_engine
 from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings

@@ -7,8 +7,8 @@ import pytest
 
 from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, make_vocabulary
+from arcuate.language.ngram.text import make_vocabulary
+from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 
 CLASSES = ("BLANK", "a", "b", "SIL")
 

@@ -48,14 +48,17 @@ class Safety(Settings):
         8, ge=1, le=1000, description="Trials over which the adapted and the unadapted model are compared."
     )
     max_confidence_drop: float = Field(
-        0.02, ge=0.0, le=1.0, description="Confidence lost against the unadapted model that causes a fall-back."
+        0.02, ge=0.0, le=1.0, description="Drop in confidence relative to the unadapted model that causes a fall-back."
     )
     min_length_ratio: float = Field(
-        0.7, ge=0.0, le=1.0, description="Decoded tokens per token of the unadapted model that cause a fall-back."
+        0.7,
+        ge=0.0,
+        le=1.0,
+        description="Ratio of decoded tokens, adapted to unadapted, below which the session falls back.",
     )
     lr_factor: float = Field(0.5, gt=0.0, le=1.0, description="Factor on the learning rate after each fall-back.")
     max_fallbacks: int = Field(
-        3, ge=0, le=100, description="Fall-backs after which one more ends adaptation of the session."
+        3, ge=0, le=100, description="Maximum number of fall-backs; one more ends adaptation of the session."
     )
 
 
@@ -78,9 +81,11 @@ class Adaptation(Settings):
         le=10.0,
         description="Maximum distance of a layer from its initial value, relative to the norm of the initial layer.",
     )
-    copies: int = Field(16, ge=1, le=1024, description="Augmented copies of the current trial in a step.")
-    replay_trials: int = Field(16, ge=1, le=1024, description="Past trials in a step (replay).")
-    replay_buffer: int = Field(200, ge=1, le=10_000, description="Trials of the session kept for replay (replay).")
+    copies: int = Field(16, ge=1, le=1024, description="Number of augmented copies of the current trial in a step.")
+    replay_trials: int = Field(16, ge=1, le=1024, description="Number of past trials in a step (replay).")
+    replay_buffer: int = Field(
+        200, ge=1, le=10_000, description="Number of trials of the session kept for replay (replay)."
+    )
     prior_bins: int = Field(
         10_000,
         ge=1,

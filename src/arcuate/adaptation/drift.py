@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.adaptation.config import resolve_adaptation
-from arcuate.data.arrays import ElectrodeArray, list_arrays
-from arcuate.data.sessions import days_since_first
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import SPLITS
+from arcuate.data.trial import SPLITS, ElectrodeArray, days_since_first, list_arrays
 from arcuate.errors import UserError
 from arcuate.files import to_frame
 from arcuate.progress import Progress, counted, logger
@@ -35,7 +33,7 @@ _WARNING_TRIALS = 20  # per session, examined by `warn_about_recording`
 
 @dataclass(frozen=True)
 class ArrayDrift:
-    """Change of one array against the reference session."""
+    """Change of one array relative to the reference session."""
 
     subspace_similarity: float | None
     profile_similarity: float | None
@@ -47,7 +45,7 @@ class ArrayDrift:
 
 @dataclass(frozen=True)
 class ChannelDrift:
-    """Change of every channel against the reference session; None where a channel is flat."""
+    """Change of every channel relative to the reference session; None if a channel is flat."""
 
     mean: list[float | None]  # per bin
     mean_shift: list[float | None]
@@ -57,7 +55,7 @@ class ChannelDrift:
 
 @dataclass(frozen=True)
 class SessionDrift:
-    """One session against the reference session, and its channels against the session before."""
+    """One session compared with the reference session, and its channels with the previous session."""
 
     session: str
     n_trials: int
@@ -183,7 +181,7 @@ def warn_about_recording(store: Store, session: str, reference: str) -> None:
     similarity = channel_order_similarity(known, new)
     if similarity is not None and similarity < SAME_ORDER:
         logger.warning(
-            f"the channels of {session} look re-ordered against {reference} (similarity {similarity:.2f}); restore"
+            f"the channels of {session} look re-ordered relative to {reference} (similarity {similarity:.2f}); restore"
             " their order and prepare the session again, because adaptation cannot undo it"
         )
 
@@ -277,7 +275,7 @@ def _correlation(bins: np.ndarray, flat: np.ndarray) -> np.ndarray:
 def compare_sessions(
     sessions: Sequence[SessionStatistics], arrays: Sequence[ElectrodeArray], reference: SessionStatistics
 ) -> list[SessionDrift]:
-    """Compare every session with the reference session, and its channels with the session before."""
+    """Compare every session with the reference session, and its channels with the previous session."""
     rows = []
     for i, current in enumerate(sessions):
         before = sessions[i - 1] if i else current

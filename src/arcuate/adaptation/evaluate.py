@@ -22,8 +22,8 @@ from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.config import Overrides
 from arcuate.data.alphabet import CLASSES, SILENCE
 from arcuate.data.selection import select_split
-from arcuate.data.sessions import days_between
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError

@@ -1,4 +1,4 @@
-"""Reference values from known sessions: how confident the model is there, and what its input looks like."""
+"""Reference values from known sessions: confidence of the model and statistics of its input."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from arcuate.adaptation.drift import warn_about_recording
 from arcuate.adaptation.online import OnlineAdapter, compute_log_probs, input_statistics
 from arcuate.adaptation.state import ExpectedConfidence, SessionState, confidence
 from arcuate.data.batching import read_statistics
-from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between, nearest_session
 from arcuate.models.model import Model
 from arcuate.progress import Progress, counted, logger
 

@@ -40,7 +40,7 @@ from arcuate.adaptation.state import (
 )
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
-from arcuate.data.sessions import nearest_session
+from arcuate.data.trial import nearest_session
 from arcuate.decoding.greedy import greedy
 from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings
@@ -52,7 +52,7 @@ from arcuate.seeds import derive_seed
 
 Labeller = Callable[[np.ndarray], Sequence[int]]  # log-probabilities (F, V) to pseudo-label tokens
 
-_MIN_VARIANCE = 1e-6  # the gain of a channel with less stays 1
+_MIN_VARIANCE = 1e-6  # a channel with a lower variance keeps gain 1
 _MAX_GAIN = 4.0  # gains are clipped to [1/4, 4]
 _LOSS_PER_TOKEN = CTCSettings(reduction="mean_per_token", zero_infinity=True)
 _BETAS = (0.9, 0.99)  # short averages: a session has a few hundred steps
@@ -91,7 +91,7 @@ class OnlineAdapter:
         return session if session in known else nearest_session(session, known)
 
     def adapted_model(self, state: SessionState, bins: Tensor | None = None) -> Model:
-        """Return the model for the next trial, as session 0; `bins` (T, C) are the trial's own, normalised."""
+        """Return the model for the next trial, as session 0; `bins` (T, C) are the normalised bins of that trial."""
         layer = self.layer(state, bins)
         return single_session_model(self.model, state.session, layer.weight, layer.bias)
 
@@ -111,7 +111,7 @@ class OnlineAdapter:
     def update(
         self, state: SessionState, trial: DecodedTrial, unadapted: np.ndarray | None = None
     ) -> tuple[SessionState, str | None]:
-        """Update the state after a trial; also return why it fell back to the unadapted model, if it did.
+        """Update the state after a trial; also return the reason if it fell back to the unadapted model.
 
         `unadapted` are the log-probabilities (F, V) of the unadapted model, if the caller has them already.
         """

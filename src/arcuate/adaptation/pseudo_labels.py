@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
-from arcuate.data.pronunciation import pronounce
+from arcuate.data.text import pronounce
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch

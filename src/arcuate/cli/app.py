@@ -11,7 +11,7 @@ import typer.core
 from arcuate import __version__
 from arcuate.errors import UserError
 
-_HELP = """Intracortical recordings of attempted speech to text.
+_HELP = """Decode intracortical recordings of attempted speech to text.
 
 Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a store → choose a recipe →
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] runs all steps in a few minutes.
@@ -171,7 +171,7 @@ Adapt = Annotated[
     str | None,
     typer.Option(
         "--adapt",
-        help="Adapt online, also to a new session: none, statistics, one-step, replay or entropy.",
+        help="Online adaptation, known or new session: none, statistics, one-step, replay or entropy.",
         autocompletion=complete_method,
     ),
 ]

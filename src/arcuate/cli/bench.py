@@ -20,7 +20,7 @@ from arcuate.cli.app import (
 )
 from arcuate.cli.console import emit_json, out, progress
 
-_bench_app = typer.Typer(help="Measure the speed on this machine.", no_args_is_help=True)
+_bench_app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 app.add_typer(_bench_app, name="bench")
 
 
@@ -28,20 +28,20 @@ app.add_typer(_bench_app, name="bench")
 def bench_live(
     run: ModelPath,
     seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="Length of the replayed recording.")] = 60.0,
-    fast: Annotated[bool, typer.Option("--fast", help="As fast as possible, not in real time.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Replay as fast as possible, not in real time.")] = False,
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",
     no_words: NoWords = False,
     config: WeightsFile = None,
     beam: Beam = None,
     data: ReplayedStore = None,
-    split: Annotated[str, typer.Option(help="Trials to replay: val, test, train or all.")] = "val",
+    split: Annotated[str, typer.Option(help="Split to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
     adapt: Adapt = None,
     setting: AdaptSetting = None,
     as_json: Json = False,
 ) -> None:
-    """Time every frame from its last bin to the text, bin by bin in real time, on one thread."""
+    """Measure the time from the last bin of each frame to its text, with bins in real time and one thread."""
     from arcuate.live.bench import bench_live
 
     with progress("loading the model, the lexicon and the language model") as report:

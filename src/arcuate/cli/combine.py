@@ -31,7 +31,7 @@ def combine(
             "--fit", help="Cross-fit the weights of linear: each trial uses weights fitted on the other folds."
         ),
     ] = False,
-    folds: Annotated[int, typer.Option(min=2, max=100, help="Folds of --fit.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds for --fit.")] = 5,
     weights: Annotated[Path | None, typer.Option(help="File of fitted weights to use.")] = None,
     save_weights: Annotated[
         Path | None, typer.Option(help="Write the weights fitted on all trials to this file.")

@@ -55,7 +55,7 @@ def drift(
     print_table(("session", *numbers), rows, title=f"similarity to {result.reference}", right=numbers)
     for row in result.sessions:
         if row.reordered:
-            say(f"warning: the channels of {row.session} look re-ordered against the session before")
+            say(f"warning: the channels of {row.session} look re-ordered relative to the previous session")
         if row.newly_flat:
             say(f"{row.session}: {counted(len(row.newly_flat), 'channel')} became flat")
-    say(f"page in {out}")
+    say(f"wrote {out}")

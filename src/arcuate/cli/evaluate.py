@@ -33,8 +33,7 @@ def evaluate(
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Adapt online through the sessions, including new ones: none, statistics, one-step, replay or"
-            " entropy.",
+            help="Online adaptation, known and new sessions: none, statistics, one-step, replay or entropy.",
             autocompletion=complete_method,
         ),
     ] = None,

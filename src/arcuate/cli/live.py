@@ -46,7 +46,7 @@ def live(
     beam: Beam = None,
     llm: Annotated[Path | None, typer.Option(help="Causal language model that rescores every sentence.")] = None,
     data: ReplayedStore = None,
-    split: Annotated[str, typer.Option(help="Trials to replay: val, test, train or all.")] = "val",
+    split: Annotated[str, typer.Option(help="Split to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
     speed: Annotated[float, typer.Option(min=0.1, max=64.0, help="Speed of the replay; 1 = real time.")] = 1.0,
     continuous: Annotated[
@@ -66,7 +66,7 @@ def live(
         bool, typer.Option("--closed", help="Decode nothing until the gate is opened on the page.")
     ] = False,
     phrase: Annotated[
-        str | None, typer.Option(help="Show nothing until this sentence is decoded or a key is pressed.")
+        str | None, typer.Option(help="Show nothing until this sentence is decoded or the gate is opened on the page.")
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[str, typer.Option(help="URL of the Redis server.")] = "redis://127.0.0.1:6379",

@@ -128,7 +128,7 @@ def lm_info(
     check: Annotated[bool, typer.Option("--check", help="Read the complete file and verify it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Order, sizes and origin of a model."""
+    """Show order, sizes and origin of a model."""
     from arcuate.language.ngram.io import model_info
 
     with progress("opening") as report:

@@ -11,7 +11,7 @@ from arcuate.cli.console import counted, emit_json, out, percent, print_table, p
 
 if TYPE_CHECKING:
     from arcuate.data.prepare import PrepareReport
-    from arcuate.data.splits import Leakage
+    from arcuate.data.quality import Leakage
 
 _MAX_LISTED = 5  # skipped files listed one by one; quality.csv lists all
 _ACTIONS = {

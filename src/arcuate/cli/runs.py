@@ -20,7 +20,7 @@ _MAX_CHANGES = 4
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON list on one line on stdout, all else on stderr.")
+        bool, typer.Option("--json", help="Print the runs as a JSON list on one line on stdout.")
     ] = False,
 ) -> None:
     """List runs: verdict, best PER, steps, and changes relative to the parent run."""

@@ -34,7 +34,7 @@ def simulate(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate recordings, as files in the layout of a release."""
+    """Simulate recordings and write them as files in the layout of a release."""
     from arcuate.data.simulation import simulate as simulate_cohort
 
     form = "numbers of days separated by commas, as in 5,8"

@@ -63,4 +63,4 @@ def tune(
         emit_json(tuned.to_dict())
         return
     stdout.print(tuned.summary(), soft_wrap=True)
-    say(f"weights in {out}; use them with: arcuate decode … --config {out}")
+    say(f"wrote {out}; use it with: arcuate decode … --config {out}")

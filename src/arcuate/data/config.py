@@ -83,8 +83,12 @@ class DataConfig(Settings):
     sessions: tuple[str, ...] | None = Field(
         None, min_length=1, description="Names of the sessions to use; null uses all."
     )
-    max_sessions: int | None = Field(None, ge=1, le=10_000, description="Use the first n sessions only; null uses all.")
-    dev_fraction: float = Field(0.0, ge=0.0, le=0.5, description="Fraction of train held out to select checkpoints on.")
+    max_sessions: int | None = Field(
+        None, ge=1, le=10_000, description="Number of sessions to use, counted from the first; null uses all."
+    )
+    dev_fraction: float = Field(
+        0.0, ge=0.0, le=0.5, description="Fraction of the training split held out to select checkpoints on."
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="Seed of the batches and of the dev split.")
     batching: Batching = BucketedBatching()
     workers: int = Field(

@@ -7,11 +7,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
+from arcuate.data.quality import (
+    Leakage,
+    QualityRow,
+    exclusion_flags,
+    find_leakage,
+    find_problems,
+    hash_bins,
+    hash_split,
+    quality_rows,
+)
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
 from arcuate.data.readers.release import find_source, read_trials, summarise_file
 from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
-from arcuate.data.splits import Leakage, find_leakage, hash_bins, hash_split
 from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
 from arcuate.data.trial import SPLITS, Trial
@@ -228,7 +236,7 @@ class _Preparation:
                         out.add(trial)
 
     def _read_file(self, file: SourceFile) -> Iterator[Trial]:
-        """The readable trials of a file; every trial is checked and recorded on the way."""
+        """The readable trials of a file; every trial is checked and its findings are recorded."""
         try:
             for result in read_trials(self.source, file, self.features):
                 self.n_done += 1

@@ -19,9 +19,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
-from arcuate.data.quality import NON_FINITE
+from arcuate.data.quality import NON_FINITE, hash_bins, hash_trial
 from arcuate.data.readers.source import is_safe_name
-from arcuate.data.splits import hash_bins, hash_trial
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError

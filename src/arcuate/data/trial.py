@@ -1,9 +1,14 @@
-"""Trial: one attempted sentence with its recording, label and origin."""
+"""Trial: one attempted sentence with its recording, label and origin; session dates and electrode arrays."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Literal, get_args
 
 import numpy as np
+
+from arcuate.errors import UserError
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -35,3 +40,104 @@ class Trial:
 
 def trial_id(session: str, split: str, number: int) -> str:
     return f"{session}/{split}/{number:04d}"
+
+
+# --- session dates -----------------------------------------------------------------------------------------
+
+_DATE = re.compile(r"(?<!\d)((?:19|20)\d\d)(?:\D(\d{1,2})\D(\d{1,2})|(\d\d)(\d\d))(?!\d)")
+
+
+def session_date(session: str) -> date | None:
+    """The recording date in a session's name, such as t15.2023.08.11, 2023-8-11 or 20230811."""
+    match = _DATE.search(session)
+    if match is None:
+        return None
+    year, month, day = (int(part) for part in match.groups() if part is not None)
+    try:
+        return date(year, month, day)
+    except ValueError:
+        return None
+
+
+def session_order(session: str) -> tuple[date, str]:
+    """Sort key: by date, then by name; sessions without a date come last."""
+    return session_date(session) or date.max, session
+
+
+def days_between(session: str, other: str) -> int | None:
+    """Days from `other` to `session`; None if a name has no date."""
+    a, b = session_date(session), session_date(other)
+    return (a - b).days if a and b else None
+
+
+def days_since_first(sessions: Sequence[str]) -> list[int | None]:
+    """Days from the first dated session to each session; None if a name has no date."""
+    first = next((session for session in sessions if session_date(session)), None)
+    return [None if first is None else days_between(session, first) for session in sessions]
+
+
+def nearest_session(session: str, known: Sequence[str]) -> str:
+    """The known session nearest in time (the earlier one of two); the last known one if names have no dates."""
+    if not known:
+        raise UserError("the model has no session layer to use for a new session; train on at least one session")
+    gaps = {other: gap for other in known if (gap := days_between(session, other)) is not None}
+    return min(gaps, key=lambda other: (abs(gaps[other]), -gaps[other])) if gaps else known[-1]
+
+
+# --- electrode arrays ---------------------------------------------------------------------------------------
+#
+# Both layouts hold the threshold crossings of all electrodes, then their spike-band power, array by array.
+
+# The '25 release documents its four arrays; for the two arrays in area 6v of the '24 release only the order is known.
+_ARRAY_NAMES: dict[Layout, tuple[str, ...]] = {
+    "b2t25": ("ventral 6v", "area 4", "55b", "dorsal 6v"),
+    "b2t24": ("6v array 1", "6v array 2"),
+}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One kind of signal: a block of neighbouring channels, one per electrode."""
+
+    name: str
+    channels: range
+
+
+@dataclass(frozen=True)
+class ElectrodeArray:
+    """One implanted array: a block of neighbouring electrodes."""
+
+    name: str
+    electrodes: range  # position within each feature
+    features: tuple[Feature, ...]
+
+    @property
+    def channels(self) -> np.ndarray:
+        """Channel indices of all features of this array's electrodes."""
+        return np.concatenate([np.asarray(f.channels)[self.electrodes] for f in self.features])
+
+
+def list_features(n_channels: int) -> tuple[Feature, ...]:
+    """Threshold crossings and spike-band power; one unnamed feature if the number of channels is odd."""
+    half, odd = divmod(n_channels, 2)
+    if odd:
+        return (Feature("channels", range(n_channels)),)
+    return Feature("threshold crossings", range(half)), Feature("spike-band power", range(half, n_channels))
+
+
+def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
+    """The arrays of a layout; one array of all electrodes if there are too few to divide."""
+    features = list_features(n_channels)
+    n_electrodes, names = len(features[0].channels), _ARRAY_NAMES[layout]
+    if len(features) == 1 or n_electrodes < 2 * len(names):
+        return (ElectrodeArray("all channels", range(n_electrodes), features),)
+    parts = np.array_split(np.arange(n_electrodes), len(names))
+    return tuple(
+        ElectrodeArray(name, range(int(part[0]), int(part[-1]) + 1), features)
+        for name, part in zip(names, parts, strict=True)
+    )
+
+
+def layout_of_session(session: str) -> Layout:
+    """The layout implied by a session's name: participant t12 is the '24 release, any other the '25 release."""
+    return "b2t24" if session.lower().startswith("t12") else "b2t25"

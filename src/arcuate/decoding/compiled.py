@@ -9,7 +9,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-NEVER = -math.inf  # log-probability of an impossible event
+NEG_INF = -math.inf  # log-probability of an impossible event
 _T = TypeVar("_T")
 Row = Any  # row of a structured array; compiled code reads its fields as attributes
 
@@ -50,7 +50,7 @@ def log_add(a: float, b: float) -> float:
     """Compute log(exp(a) + exp(b)) without overflow; either or both may be minus infinity."""
     if a < b:
         a, b = b, a
-    if b == NEVER:
+    if b == NEG_INF:
         return a
     return a + math.log1p(math.exp(b - a))
 

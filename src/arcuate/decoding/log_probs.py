@@ -67,7 +67,7 @@ def reorder_classes(
         raise UserError(f"{where}: {log_probs.shape[1]} columns need as many distinct class names, not {names}")
     blank = next((name for name in BLANK_NAMES if name in names), None)
     if blank is None:
-        raise UserError(f"{where}: no class is the blank; name it {' or '.join(BLANK_NAMES[:3])}")
+        raise UserError(f"{where}: none of the classes is the blank; name it {' or '.join(BLANK_NAMES[:3])}")
     edge = boundary if boundary is not None else next((b for b in BOUNDARY_NAMES if b in names), None)
     folded = tuple(fold)
     unknown = [name for name in (*folded, *([edge] if edge else [])) if name not in names]
@@ -129,7 +129,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Load the known arrays of an .npz file without unpickling."""
     if not path.is_file():
         raise UserError(
-            f"no file of frame log-probabilities {path}; write one with: arcuate evaluate RUN --scores FILE"
+            f"{path} does not exist; write frame log-probabilities with: arcuate evaluate RUN --scores FILE"
         )
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.decoding.compiled import NEVER, Backpointers, Row, hash_append, log_add, power_of_two
+from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, log_add, power_of_two
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.errors import UserError
@@ -219,7 +219,7 @@ def _stay(beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, scratch: 
         prefix = beam[i]
         scratch.totals[i] = log_add(prefix.log_blank, prefix.log_token)
         scratch.log_blank[i] = scratch.totals[i] + log_probs[blank]
-        scratch.log_token[i] = prefix.log_token + log_probs[prefix.last_token] if prefix.last_token >= 0 else NEVER
+        scratch.log_token[i] = prefix.log_token + log_probs[prefix.last_token] if prefix.last_token >= 0 else NEG_INF
     _fill_table(beam, scratch.table)
     for i in range(beam.shape[0]):
         parent = _find_prefix(beam, scratch.table, beam[i].parent_hash) if beam[i].last_token >= 0 else -1
@@ -257,7 +257,7 @@ def _select(
             if token == blank or scratch.merged_at[i, token] == t:
                 continue
             total = _extended(beam, i, token, log_probs, scratch.totals) + beam[i].prior + bonus
-            if total == NEVER or (n == width and total <= scratch.heap[0]):
+            if total == NEG_INF or (n == width and total <= scratch.heap[0]):
                 continue
             if prior.words.shape[0]:
                 total += prior.lm_weight * advance(prior.arrays, beam[i].lm_state, prior.words[token])[0]
@@ -294,7 +294,7 @@ def _collect_beam(
 
 @njit(cache=True)
 def _append_token(prefix: Row, token: int, log_token: float, backpointer: int, prior: _Prior) -> None:
-    prefix.log_blank, prefix.log_token = NEVER, log_token
+    prefix.log_blank, prefix.log_token = NEG_INF, log_token
     prefix.parent_hash = prefix.sequence_hash
     prefix.sequence_hash = hash_append(prefix.sequence_hash, np.uint64(token + 1))
     prefix.backpointer, prefix.last_token = backpointer, token

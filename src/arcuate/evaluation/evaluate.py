@@ -261,7 +261,7 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
 
 
 def choose_search(settings: Validate, search: str | None, beam: int | None) -> Validate:
-    """The search of the recipe unless another is given; a beam width alone selects the beam search."""
+    """The search of the recipe unless one is given; a beam width alone selects the beam search."""
     kind = search or ("beam" if beam is not None else settings.search)
     if kind not in ("greedy", "beam"):
         raise UserError(f"--search {kind!r} is unknown; choose greedy or beam")

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from arcuate.data.arrays import layout_of_session
-from arcuate.data.sessions import session_order
 from arcuate.data.text import normalise_text
-from arcuate.data.trial import SPLITS
+from arcuate.data.trial import SPLITS, layout_of_session, session_order
 from arcuate.errors import UserError
 from arcuate.files import check_writable, fields_to_dict, read_jsonl, write_text
 from arcuate.progress import logger
@@ -46,7 +44,7 @@ class Submission:
     n_rows: int
     n_empty: int
     n_sessions: int
-    complete: bool | None  # number of rows of the official test set; None for another split
+    complete: bool | None  # whether the number of rows is that of the official test set; None for any other split
     decodings: Path
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,8 +62,8 @@ def submit(
 ) -> Submission:
     """Write the decoded texts of a run folder or a decodings file as a submission.
 
-    `label`: of results/<split>.<label>.jsonl in a run folder. `format`: b2t25 or b2t24, by default by the session
-    names.
+    `label`: of results/<split>.<label>.jsonl in a run folder. `format`: b2t25 or b2t24; default: inferred from
+    the session names.
     """
     if format not in (None, "b2t25", "b2t24"):
         raise UserError(f"--format is {format!r}; choose b2t25 or b2t24")
@@ -134,7 +132,7 @@ def guess_format(texts: Sequence[SubmittedText]) -> Format:
     """The benchmark of the participant that the session names start with."""
     kinds = {layout_of_session(text.session) for text in texts}
     if len(kinds) > 1:
-        raise UserError("the trials are of both participants; give the --format")
+        raise UserError("the trials belong to both participants; choose one with --format")
     return "b2t24" if kinds == {"b2t24"} else "b2t25"
 
 
@@ -151,7 +149,7 @@ def count_empty(texts: Sequence[SubmittedText], allow_empty: bool) -> int:
 
 
 def check_count(format: Format, split: str, n: int) -> tuple[bool | None, str]:
-    """Whether the number of rows is that of the official test set (None for another split), and a message."""
+    """Whether the number of rows is that of the official test set (None for any other split), and a message."""
     official = _N_OFFICIAL[format]
     if split != "test":
         return None, f"{n} rows of split {split}; the official server accepts the test split only"

@@ -122,7 +122,7 @@ def transcribe(
         hypotheses = _search_trial(search, trial, reference, n_best)
         transcripts.append(Transcript(reference, tuple(hypotheses), time.process_time() - started))
         if progress:
-            progress(len(transcripts), len(trials), "searching words")
+            progress(len(transcripts), len(trials), "decoding words")
     return transcripts
 
 
@@ -189,7 +189,9 @@ def read_references(path: Path, n_trials: int, ids: Sequence[str] | None) -> lis
             raise UserError(f"{path} has no line with id {missing[0]!r}, which the frame scores have")
         rows = [by_id[name] for name in ids]
     if len(rows) != n_trials:
-        raise UserError(f"{path} has {len(rows)} lines and the frame scores {n_trials} trials; give one line per trial")
+        raise UserError(
+            f"{path} has {len(rows)} lines, but the frame scores have {n_trials} trials; give one line per trial"
+        )
     return [
         Reference(
             str(row.get("id", i)),

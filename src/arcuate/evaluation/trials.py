@@ -50,7 +50,7 @@ class TrialResult:
     loss: float | None
     log_probs: np.ndarray | None  # (F, V) of the CTC head, with keep_log_probs
     losses: dict[str, float] | None = None  # by head
-    greedy_score: Score | None = None  # of the greedy search, if `score` belongs to another one
+    greedy_score: Score | None = None  # of the greedy search, if `score` belongs to a different search
     frames: torch.Tensor | None = None  # (F, D) encoder outputs, with keep_frames
     mode: tuple[float, ...] | None = None  # log-probabilities of MODES, if the model predicts the mode
 
@@ -150,7 +150,7 @@ class PhonemeMetrics:
     """Error counts and rates over trials, by session, by block and by speaking mode."""
 
     per: float | None
-    per_greedy: float | None  # if the trials were decoded by another search
+    per_greedy: float | None  # PER of the greedy search, if the trials were decoded by a different one
     per_low: float | None  # 95 % bootstrap interval over trials
     per_high: float | None
     n_trials: int

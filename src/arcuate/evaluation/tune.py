@@ -244,10 +244,10 @@ class _Tuner:
         start = self.search.settings
         settings = self._better(start, self._fit_n_best(start, subset), subset)
         try:
-            settings = self._descend(settings, subset, "subset")
+            settings = self._optimise(settings, subset, "subset")
             if every > 1:
                 self.best = None  # rates on the subset and on all trials are not comparable
-                settings = self._descend(settings, range(len(self.trials)), "all trials", scale=0.35)
+                settings = self._optimise(settings, range(len(self.trials)), "all trials", scale=0.35)
         except _OutOfTime:
             logger.info("the time budget is used up; keeping the best weights so far")
         settings = self._better(start, self.best[1] if self.best else settings, range(len(self.trials)))
@@ -308,8 +308,8 @@ class _Tuner:
         fitted = settings.model_copy(update={"lm_weight": lm, "word_bonus": bonus})
         return fitted if found.fun < objective(start) else settings
 
-    def _descend(self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0) -> DecodingConfig:
-        """Optimise all weights with one search of the chosen trials per evaluation."""
+    def _optimise(self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0) -> DecodingConfig:
+        """Optimise all weights by Nelder-Mead, with one search of the chosen trials per evaluation."""
         # Without a boundary class, the weights of silences have no effect.
         names = [name for name in _STEPS if self.search.boundary >= 0 or "silence" not in name]
         values = np.array([getattr(start, name) for name in names])

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SEEDS = ("train.seed", "data.seed")
 _TRIALS = ("data.sessions", "data.max_sessions", "data.n_sessions", "data.channels", "data.dev_fraction")
 _MAX_FACTORS = 12
-_FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ when an ablation is continued
+_MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # settings that may differ when an ablation is continued
 _CHECKPOINTS = ("last", "best")
 _SPLITS = ("val", "dev")
 
@@ -252,7 +252,7 @@ def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
 
 
 def _check_experiment(experiment: Experiment) -> None:
-    """Raise at once for what would otherwise fail after hours of training."""
+    """Check before training for errors that would otherwise appear after hours."""
     if experiment.checkpoint not in _CHECKPOINTS:
         raise UserError(f"--checkpoint must be {' or '.join(_CHECKPOINTS)}, got {experiment.checkpoint}")
     if experiment.split not in _SPLITS:
@@ -323,7 +323,7 @@ def open_experiment(experiment: Experiment) -> None:
     """Create or continue the folder of an ablation; the folder of a different ablation is rejected."""
     base = to_tree(experiment.load(experiment.arms[0]))
     identity = {
-        "recipe": {k: v for k, v in base.items() if k not in _FREE},
+        "recipe": {k: v for k, v in base.items() if k not in _MAY_DIFFER},
         "factors": {f.name: list(f.overrides) for f in experiment.factors},
         "data": Store.open(experiment.data).manifest.get("hashes"),
     }

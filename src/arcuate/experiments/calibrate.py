@@ -27,8 +27,8 @@ from arcuate.config import Overrides, settings_from
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.config import DataConfig
 from arcuate.data.selection import select
-from arcuate.data.sessions import days_between, nearest_session
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_between, nearest_session
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.trials import TrialResult, decode_trials
@@ -117,8 +117,8 @@ def calibrate(
     """Add `session` of the store `data` to the model of `run`, using its first labelled `sentences`.
 
     The parent run is not changed; `out` (default: RUN-SESSION beside it) is written when complete. `curve` are the
-    numbers of sentences at which the curve is measured, besides none and all; `settings` are complete, or changes such
-    as {"init": "mean"}.
+    numbers of sentences at which the curve is measured, in addition to none and all; `settings` are complete, or
+    changes such as {"init": "mean"}.
     """
     plan = _make_plan(Path(run), data, session, out, sentences, curve, settings, checkpoint, dry_run)
     _announce(plan, sentences)

@@ -1,4 +1,4 @@
-"""One training run in a subprocess, for sweeps and ablations: a crash or a kill affects that run alone."""
+"""One training run in a subprocess (of a sweep or ablation): a crash or a kill affects that run alone."""
 
 import json
 import subprocess

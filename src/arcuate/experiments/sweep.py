@@ -1,7 +1,7 @@
 """Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, the lowest validation PER is the best.
 
 Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; the settings of a trial
-whose worker died are tried again.
+whose worker was killed are tried again.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ except ImportError:
 
 _INTERRUPTED = "interrupted"
 _EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
-_FREE = (*DESCRIPTIVE_KEYS, "runtime", "track")  # may differ between workers, and when a sweep is continued
+_MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # settings that may differ between the workers of a sweep
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ class Range(Settings):
             n_steps = (self.high - self.low) / self.step
             if abs(n_steps - round(n_steps)) > 1e-6 * n_steps:
                 reached = self.low + int(n_steps) * self.step
-                raise ValueError(f"steps of {self.step:g} miss high {self.high:g}; use high: {reached:g}")
+                raise ValueError(f"steps of {self.step:g} do not reach high {self.high:g}; use high: {reached:g}")
         return self
 
     @property
     def _inner_value(self) -> float:
-        """A value inside the range; an integer only if every value is."""
+        """A value inside the range; an integer only if all its values are integers."""
         return self.low + (self.step if self.step is not None else 0.37 * (self.high - self.low))
 
 
@@ -285,7 +285,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
     if not is_sweep and plan.out.exists() and (not plan.out.is_dir() or any(plan.out.iterdir())):
         raise UserError(f"{plan.out} exists and is not a sweep folder; choose another --out")
     identity = {
-        "recipe": {key: value for key, value in to_tree(recipe).items() if key not in _FREE},
+        "recipe": {key: value for key, value in to_tree(recipe).items() if key not in _MAY_DIFFER},
         "space": {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space},
         "data": hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest(),
     }
@@ -320,17 +320,17 @@ def claim_trial(plan: SweepPlan, study: optuna.Study) -> Iterator[optuna.Trial |
         with _study_lock(plan):
             _fail_abandoned(plan, study)
             trials = study.get_trials(deepcopy=False)
-            if sum(_counts(t) for t in trials) < plan.n_trials:
+            if sum(_is_counted(t) for t in trials) < plan.n_trials:
                 seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
                 study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
                 trial = study.ask({d.path: to_distribution(d) for d in plan.space})
-                trial.set_user_attr("reason", _INTERRUPTED)  # overwritten when it ends otherwise
+                trial.set_user_attr("reason", _INTERRUPTED)  # overwritten when the trial ends in any other way
                 held.enter_context(exclusive_lock(plan.lock_file(trial.number), f"trial {trial.number} is in use"))
         yield trial
 
 
 def _fail_abandoned(plan: SweepPlan, study: optuna.Study) -> None:
-    """Fail trials whose worker died, and queue their settings again."""
+    """Fail trials whose worker was killed, and queue their settings again."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         with suppress(LockHeld), exclusive_lock(plan.lock_file(trial.number), "in use"):
             _requeue(study, trial.number, trial.params)
@@ -342,7 +342,7 @@ def _requeue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
     study.enqueue_trial(params)
 
 
-def _counts(trial: FrozenTrial) -> bool:
+def _is_counted(trial: FrozenTrial) -> bool:
     """Whether a trial counts towards `n_trials`; interrupted and queued trials do not."""
     if trial.state == TrialState.FAIL:
         return trial.user_attrs.get("reason") != _INTERRUPTED

@@ -245,7 +245,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info("no validation trials: the last checkpoint counts as the best")
     batching = recipe.data.batching
     if isinstance(batching, SessionBatching) and batching.n_sessions > len(selection.sessions):
-        logger.info(f"a batch holds trials of {sessions}, which is all there are")
+        logger.info(f"a batch holds trials of {sessions}, which are all available")
     if isinstance(batching, BucketedBatching):
         plan = make_plan(selection.train, batching, recipe.data.seed)
         epoch = [plan.draw(i) for i in range(plan.batches_per_epoch)]
@@ -260,7 +260,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     processes = previous.get("processes", setup.distributed.size)
     if processes != setup.distributed.size:
         logger.warning(
-            f"this run had {processes} processes and now has {setup.distributed.size}: dropout and rounding differ"
+            f"this run was started with {processes} processes and now has {setup.distributed.size}:"
+            " dropout and rounding differ"
         )
 
 
@@ -328,7 +329,7 @@ def _run_loop(
         (distributed.rank, distributed.size),
     )
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
-    combined = CallbackList()  # rank 0 alone has callbacks
+    combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)

@@ -243,7 +243,7 @@ def _compare_scores(scores: Sequence[RunScores], over: str) -> Comparison:
 
 
 def _make_groups(scores: Sequence[RunScores]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Group runs that differ only in their seed; if all runs do, each is a group of its own."""
+    """Group runs that differ only in their seed; if all runs do, each forms its own group."""
     recipes = [run_recipe(s.run) for s in scores]
     parents = [s.run.environment().get("parent") for s in scores]
 

@@ -48,7 +48,7 @@ def _header(result: DriftResult) -> Html:
     first, last = result.sessions[0], result.sessions[-1]
     reordered = [row.session for row in result.sessions if row.reordered]
     warning = (
-        f"The channels of {', '.join(reordered)} do not match those of the session before: the channel mapping may"
+        f"The channels of {', '.join(reordered)} do not match those of the previous session: the channel mapping may"
         " have changed. Adaptation cannot correct that; restore the channel order and prepare the session again, or"
         " calibrate it with many sentences."
     )
@@ -196,7 +196,7 @@ def _channels_section(result: DriftResult) -> Html:
     remarks = (
         "Mean shift and SD ratio: the array with the largest change, median over its channels, relative to the"
         " reference session; z-scored releases show hardly any change. Channel order: rank correlation of the skew and"
-        " autocorrelation of channels with the session before."
+        " autocorrelation of channels with the previous session."
     )
     sessions = [row.session for row in result.sessions]
     profiles = _by_channel([row.channels.profile_similarity for row in result.sessions])

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
-from arcuate.data.g2p import pronounce_unknown
-from arcuate.data.pronunciation import dictionary, dictionary_entries
+from arcuate.data.text import dictionary, dictionary_entries, pronounce_unknown
 from arcuate.errors import UserError
 from arcuate.language.ngram.text import decode_line, read_lines
 
@@ -124,7 +123,7 @@ def _check_entry(path: Path, number: int, word: str, phones: list[str], known: f
     for phone in phones:
         if phone in (SILENCE_NAME, BLANK_NAME):
             raise UserError(
-                f"{where}: {phone} in '{word}' is not part of a pronunciation; remove it, the search adds it"
+                f"{where}: {phone} in '{word}' is not part of a pronunciation; remove it, because the search adds it"
             )
         if phone not in known:
             names = " ".join(sorted(known))

@@ -247,5 +247,5 @@ def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Sto
 
 
 def _lower_priority() -> None:
-    with suppress(OSError, AttributeError):  # on systems where threads have a niceness
+    with suppress(OSError, AttributeError):  # on systems in which threads have a niceness
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

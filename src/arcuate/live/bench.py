@@ -72,7 +72,7 @@ def bench_live(
     split: str = "val",
     **options: Unpack[DecoderOptions],
 ) -> LiveBenchmark:
-    """Time every frame from its last bin to the text, on one thread, over `seconds` of replayed trials.
+    """Measure the time from the last bin of each frame to its text, on one thread, over `seconds` of recording.
 
     `options` are those of `StreamingDecoder.load`.
     """
@@ -192,7 +192,7 @@ def _resource_usage() -> dict[str, float]:
 
 
 def _steal_time_s() -> float:
-    """Seconds that a hypervisor has withheld from the virtual cores; 0 where the system does not report it."""
+    """Seconds that a hypervisor has withheld from the virtual cores; 0 if the system does not report it."""
     try:
         words = Path("/proc/stat").read_bytes().split(maxsplit=9)
     except OSError:

@@ -35,7 +35,7 @@ class Endpoints(Settings):
     enabled: bool = Field(
         True, description="Find sentences by silence; otherwise only the source or the page ends them."
     )
-    silence_s: float = Field(1.2, gt=0.0, le=60.0, description="Silence that ends a sentence, in s.")
+    silence_s: float = Field(1.2, gt=0.0, le=60.0, description="Duration of silence that ends a sentence, in s.")
     speech_threshold: float = Field(
         0.5, gt=0.0, lt=1.0, description="Probability of phonemes above which a frame counts as speech."
     )
@@ -74,7 +74,7 @@ class Limits(Settings):
     messages_per_s: float = Field(200.0, gt=0.0, le=100_000.0, description="Maximum rate of messages of bins, per s.")
     queue: int = Field(256, ge=8, le=100_000, description="Messages that may be queued for a slow viewer.")
     commands_per_s: float = Field(20.0, gt=0.0, le=10_000.0, description="Maximum rate of commands of a viewer, per s.")
-    chunk_s: float = Field(5.0, gt=0.0, le=600.0, description="Maximum length of bins in a message, in s.")
+    chunk_s: float = Field(5.0, gt=0.0, le=600.0, description="Maximum duration of the bins in a message, in s.")
 
 
 class Start(Settings):
@@ -91,4 +91,6 @@ class LiveSettings(Settings):
     faults: Faults = Faults()
     limits: Limits = Limits()
     start: Start = Start()
-    alternatives: int = Field(5, ge=1, le=100, description="Hypotheses from which word alternatives are taken.")
+    alternatives: int = Field(
+        5, ge=1, le=100, description="Number of hypotheses from which word alternatives are taken."
+    )

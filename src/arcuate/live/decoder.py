@@ -32,7 +32,7 @@ from arcuate.run import find_checkpoint
 
 @dataclass(frozen=True)
 class Partial:
-    """Text of the sentence so far; the first `n_settled` words will not change any more."""
+    """Text of the sentence so far; the first `n_settled` words can no longer change."""
 
     words: tuple[str, ...]
     n_settled: int

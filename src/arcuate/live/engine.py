@@ -119,7 +119,7 @@ def load_search(
     _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
-        raise UserError(f"the lexicon {lexicon} has other classes than the model; give one with the same classes")
+        raise UserError(f"the lexicon {lexicon} has different classes from the model; give one with the same classes")
     return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
 
 

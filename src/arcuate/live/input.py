@@ -1,4 +1,4 @@
-"""Input of a live session: the items that sources put into its queue, and checks of incoming bins."""
+"""Input of a live session: the items that sources put into its queue, and checks on incoming bins."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class End:
-    """End of the sentence; `on_done` is called on the decoding thread afterwards, also without a sentence."""
+    """End of the sentence; `on_done` is called on the decoding thread afterwards, even if there was no sentence."""
 
     on_done: Callable[[], None] | None = None
 

@@ -1,6 +1,6 @@
 """Recording of a live session: a journal while it runs, a store when it ends.
 
-    FOLDER/journal.jsonl   events in order, one line each; a final is on disk before it is published
+    FOLDER/journal.jsonl   events in order, one line each; a final text is on disk before it is published
     FOLDER/bins.f32        every decoded bin, in order, float32
     FOLDER/store/          one trial per sentence, made from the two above; live.jsonl beside its manifest
 
@@ -15,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import text_to_tokens
-from arcuate.data.quality import QualityRow, exclusion_flags, find_problems, quality_rows
+from arcuate.data.quality import (
+    QualityRow,
+    exclusion_flags,
+    find_leakage,
+    find_problems,
+    hash_bins,
+    hash_split,
+    quality_rows,
+)
 from arcuate.data.readers.source import ReadResult, is_safe_name
-from arcuate.data.splits import find_leakage, hash_bins, hash_split
 from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
+from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
@@ -71,7 +78,7 @@ class Recorder:
         self._latencies.append(round(ms, 3))
 
     def add_event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Write an event; return it for publication. A final carries the position of its bins and is synced."""
+        """Write an event; return it for publication. A final event contains the position of its bins and is synced."""
         if event["type"] == "state":
             self._latencies = []  # of frames outside a sentence
         if self.error is None and event["type"] in _RECORDED_EVENTS:
@@ -97,7 +104,7 @@ class Recorder:
             self.error = f"the recording in {self.folder} stopped: {error.strerror}"
 
     def _locate(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Add to a final where its bins are in bins.f32, which is synced first."""
+        """Add the position of its bins in bins.f32, which is synced first, to a final event."""
         if event["type"] != "final":
             return event
         latencies, self._latencies = self._latencies, []

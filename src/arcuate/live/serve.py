@@ -19,8 +19,8 @@ import yaml
 from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings
 from arcuate.data.readers.source import is_safe_name
-from arcuate.data.sessions import nearest_session
 from arcuate.data.store import Store
+from arcuate.data.trial import nearest_session
 from arcuate.errors import UserError
 from arcuate.files import to_json_value
 from arcuate.live.clients import is_local, make_access
@@ -44,7 +44,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServeResult:
-    """Number of sentences of a live session and, if it was recorded, where."""
+    """Number of sentences of a live session and, if it was recorded, the paths of the recording."""
 
     n_sentences: int
     recording: Path | None

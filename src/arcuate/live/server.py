@@ -10,9 +10,8 @@ from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
-from arcuate.data.arrays import layout_of_session, list_arrays, list_features
 from arcuate.data.store import TrialInfo
-from arcuate.data.trial import BIN_MS, BIN_SECONDS
+from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command

@@ -114,7 +114,7 @@ class LiveSession:
     # --- decoding thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # raise the priority above the server's, where permitted
+        with suppress(OSError, AttributeError):  # raise the priority above the server's, if permitted
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
             self._publish_adaptation()

@@ -18,7 +18,7 @@ def compute_losses(
     tokens: Tensor,
     n_tokens: Tensor,
     settings: LossSettings,
-    modes: Tensor | None = None,  # (B, 2) target weight of each mode; zeros where unknown
+    modes: Tensor | None = None,  # (B, 2) target weight of each mode; zeros if unknown
 ) -> dict[str, Tensor]:
     """Losses by name, each (B,); those of weight 0 are left out, because 0 times infinity is not a number."""
 

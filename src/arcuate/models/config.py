@@ -19,8 +19,8 @@ Count = TypeVar("Count")
 class Patch(Settings):
     """Number of bins in a frame, and distance between frames."""
 
-    bins: int = Field(14, ge=1, le=200, description="Bins in one frame.")
-    stride: int = Field(4, ge=1, le=200, description="Bins from one frame to the next.")
+    bins: int = Field(14, ge=1, le=200, description="Number of bins in one frame.")
+    stride: int = Field(4, ge=1, le=200, description="Stride between frames, in bins.")
 
     @model_validator(mode="after")
     def _no_gaps(self) -> "Patch":
@@ -48,7 +48,7 @@ class SmoothingSettings(Settings):
 class SessionLayerSettings(Settings):
     """One affine map per recording session, initialised to the identity."""
 
-    enabled: bool = Field(True, description="Whether the maps exist; false keeps activation, layer norm and dropout.")
+    enabled: bool = Field(True, description="Use one map per session; false keeps activation, layer norm and dropout.")
     activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
     layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
     dropout: Probability = Field(0.0, description="Dropout on the output of the layer.")
@@ -57,14 +57,14 @@ class SessionLayerSettings(Settings):
 class ChannelGateSettings(Settings):
     """Squeeze-and-excitation gate: scales every channel by a function of the channel means over time."""
 
-    enabled: bool = Field(False, description="Whether the gate exists.")
+    enabled: bool = Field(False, description="Enable the channel gate.")
     ratio: int = Field(16, ge=1, le=1024, description="Reduction ratio: channels per hidden unit.")
 
 
 class ConvStemSettings(Settings):
     """Depthwise convolution over bins with a residual connection, before patches are extracted."""
 
-    enabled: bool = Field(False, description="Whether the convolution exists.")
+    enabled: bool = Field(False, description="Enable the convolution.")
     conv_kernel: int = Field(7, ge=2, le=101, description="Kernel length in bins.")
 
     renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
@@ -101,10 +101,10 @@ class GRUSettings(Settings):
     """Stacked GRU over patches, as in both official baselines."""
 
     kind: Literal["gru"] = Field("gru", description="Type of encoder.")
-    width: int = Field(768, ge=1, le=8192, description="Units per layer and direction.")
+    width: int = Field(768, ge=1, le=8192, description="Number of units per layer and direction.")
     depth: int = Field(5, ge=1, le=64, description="Number of layers.")
     dropout: Probability = Field(0.4, description="Dropout between layers.")
-    bidirectional: bool = Field(False, description="Both directions; such a model cannot stream.")
+    bidirectional: bool = Field(False, description="Run in both directions; such a model cannot stream.")
     learned_initial_state: bool = Field(True, description="Learned initial state, shared by all layers, or zeros.")
 
     renamed: ClassVar[Mapping[str, str]] = {"learned_start": "learned_initial_state"}
@@ -157,12 +157,16 @@ class TransformerSettings(Settings):
     depth: int = Field(5, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(6, ge=1, le=1024, description="Number of attention heads; divides width.")
     ffn_expansion: int = Field(4, ge=1, le=64, description="Ratio of feed-forward hidden width to width.")
-    context: int = Field(125, ge=1, le=10_000, description="Frames that a layer attends to, up to the current one.")
+    context: int = Field(
+        125, ge=1, le=10_000, description="Number of frames that a layer attends to, including the current one."
+    )
     n_buckets: int = Field(32, ge=2, le=1024, description="Number of relative-position buckets.")
     input_dropout: Probability = Field(0.2, description="Dropout on embedded patches.")
     attention_dropout: Probability = Field(0.35, description="Dropout on attention weights.")
     dropout: Probability = Field(0.35, description="Dropout on the outputs of attention and feed-forward layers.")
-    bidirectional: bool = Field(False, description="Attend to equally many future frames; such a model cannot stream.")
+    bidirectional: bool = Field(
+        False, description="Attend to the same number of future frames too; such a model cannot stream."
+    )
 
     renamed: ClassVar[Mapping[str, str]] = {"heads": "n_heads", "expansion": "ffn_expansion", "buckets": "n_buckets"}
 
@@ -191,20 +195,20 @@ EncoderSettings = Annotated[AnyEncoderSettings, Field(discriminator="kind"), Bef
 class TransducerSettings(Settings):
     """Second output head beside CTC: prediction network and joiner."""
 
-    enabled: bool = Field(False, description="Whether the model has a transducer head.")
+    enabled: bool = Field(False, description="Enable the transducer head.")
     predictor: Literal["stateless", "lstm"] = Field(
         "stateless", description="Prediction network: over the last tokens only, or an LSTM over all of them."
     )
-    context: int = Field(2, ge=1, le=8, description="Tokens of context of the stateless predictor.")
+    context: int = Field(2, ge=1, le=8, description="Context of the stateless predictor, in tokens.")
     width: int = Field(512, ge=1, le=8192, description="Width of prediction network and joiner.")
-    depth: int = Field(1, ge=1, le=16, description="Layers of the LSTM predictor.")
+    depth: int = Field(1, ge=1, le=16, description="Number of layers of the LSTM predictor.")
     dropout: Probability = Field(0.1, description="Dropout on token embeddings.")
 
 
 class SpeakingModeSettings(Settings):
     """Classification of a trial as vocalised or silent from its bins, with mode-dependent channel gains (FiLM)."""
 
-    enabled: bool = Field(False, description="Whether the model classifies the speaking mode.")
+    enabled: bool = Field(False, description="Enable the classification of the speaking mode.")
     lags: int = Field(5, ge=1, le=64, description="Number of autocorrelation lags in frames, lag 0 included.")
     prior_frames: int = Field(
         25, ge=1, le=10_000, description="Weight of the prior (the average training trial), in frames."
@@ -219,7 +223,7 @@ class SpeakingModeSettings(Settings):
 class DenoiserSettings(Settings):
     """Flow-matching bridge from the frames of noisy bins to those of clean bins."""
 
-    enabled: bool = Field(False, description="Whether the model has a denoiser.")
+    enabled: bool = Field(False, description="Enable the denoiser.")
     width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")
     conv_kernel: int = Field(5, ge=2, le=101, description="Kernel length in frames of the hidden convolution.")
     steps: int = Field(2, ge=1, le=64, description="Number of Euler steps along the flow.")

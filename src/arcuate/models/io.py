@@ -101,7 +101,9 @@ def check_checksums(folder: Path) -> None:
         raise UserError(f"{folder / STATE_FILE} is damaged; evaluate another checkpoint, or train again") from None
     for name, digest in expected.items():
         if checksum(folder / name) != digest:
-            raise UserError(f"{folder / name} is damaged: its checksum is not the saved one; use another checkpoint")
+            raise UserError(
+                f"{folder / name} is damaged: its checksum differs from the saved one; use another checkpoint"
+            )
 
 
 def checksum(path: Path) -> str:

@@ -48,7 +48,7 @@ class Optimizer(Settings):
         1e-8,
         gt=0.0,
         le=10.0,
-        description="Term in the denominator; gradients far below it give updates of (lr/eps) × gradient.",
+        description="Term added to the denominator; gradients far below it give updates of (lr/eps) × gradient.",
     )
     momentum: _Beta = Field(0.0, description="Momentum (sgd).")
     nesterov: bool = Field(False, description="Nesterov momentum (sgd with momentum).")
@@ -127,7 +127,7 @@ class Validate(Settings):
 
     batch_size: int = Field(32, ge=1, le=4096, description="Number of trials per batch.")
     search: Literal["greedy", "beam"] = Field(
-        "greedy", description="Decoding of phonemes; `beam` is a prefix beam search, which sums over alignments."
+        "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
     beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
 
@@ -244,7 +244,7 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
 def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
     """Yield a sentence for each warm-up or hold that does not fit into the run, or into a stage that restarts it.
 
-    A schedule with a length of its own (`decay_steps`) may be cut off anywhere.
+    A schedule with its own length (`decay_steps`) may be cut off anywhere.
     """
     key, length = "warmup_steps", 0
     if isinstance(schedule, Restarts) or (isinstance(schedule, WarmupCosine) and schedule.decay_steps is None):

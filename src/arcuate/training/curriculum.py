@@ -44,7 +44,9 @@ class Stage(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"rate": "lr_factor", "plateau": "patience", "gain": "min_improvement"}
     renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name in the rows of metrics.jsonl.")
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name of the stage, also in the rows of metrics.jsonl."
+    )
     steps: Steps | None = Field(None, description="Length in optimizer steps; or give `epochs`.")
     epochs: float | None = Field(None, gt=0.0, le=1e6, description="Length in passes over the training trials.")
     losses: StageLosses = StageLosses()
@@ -96,7 +98,7 @@ def fill_length(tree: Any) -> Any:
     total = min(sum(n for n in steps if n), MAX_STEPS) if known else MAX_STEPS
     given = train.get("steps")
     if given is not None and type(given) is not int:
-        return tree  # rejected later, with a message of its own
+        return tree  # rejected later, with its own message
     return {**tree, "train": {**train, "steps": total if given is None else min(given, total)}}
 
 

@@ -35,7 +35,7 @@ class SpikeSettings(Settings):
     ratio: float = Field(
         2.0, gt=1.0, le=1e6, description="Minimum ratio of a high step's loss to the lowest median loss so far."
     )
-    patience: int = Field(20, ge=1, le=10_000, description="Consecutive high steps before a rewind.")
+    patience: int = Field(20, ge=1, le=10_000, description="Number of consecutive high steps before a rewind.")
 
 
 class StuckSettings(Settings):
@@ -47,7 +47,7 @@ class StuckSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
 
     action: Literal["rewind", "warn", "stop", "ignore"] = Field("rewind", description="Action when stuck.")
-    patience: int = Field(2000, ge=50, le=10_000_000, description="Steps without a drop before the action.")
+    patience: int = Field(2000, ge=50, le=10_000_000, description="Number of steps without a drop before the action.")
     lr_factor: float = Field(
         0.15,
         gt=0.0,
@@ -95,8 +95,8 @@ class GuardSettings(Settings):
 
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor"}
 
-    enabled: bool = Field(True, description="False switches the guard off.")
-    max_skips: int = Field(10, ge=1, le=100_000, description="Consecutive non-finite steps before a rewind.")
+    enabled: bool = Field(True, description="Enable the guard.")
+    max_skips: int = Field(10, ge=1, le=100_000, description="Number of consecutive non-finite steps before a rewind.")
     lr_factor: float = Field(0.3, gt=0.0, lt=1.0, description="Factor on all learning rates after a rewind.")
     max_rewinds: int = Field(5, ge=0, le=1000, description="Number of rewinds after which training stops.")
     keep_batches: bool = Field(False, description="Save the bins of non-finite steps to bad_steps/.")
@@ -174,7 +174,7 @@ class Guard:
         self.n_skipped = 0
         self.n_judged += 1
         self.grad_norms.append(metrics.grad_norm)
-        verdicts = (  # every rule sees every step, because each keeps statistics of its own
+        verdicts = (  # every rule is applied to every step, because each keeps its own statistics
             self._judge_spike(metrics),
             self._judge_stuck(metrics),
             self._judge_collapse(metrics),

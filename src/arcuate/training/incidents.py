@@ -78,7 +78,7 @@ def _rewind(state: TrainingState, distributed: Distributed, to_start: bool) -> d
     target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
     state.restore_weights(target)
     if distributed.is_main:
-        # In this order a run that is killed in between resumes at the target and repeats the rewind.
+        # In this order, a run that is killed between the two calls resumes at the target and repeats the rewind.
         link(state.run, "last", target.folder)
         remove_newer(state.run, target)
     state.rewound_to = target.step

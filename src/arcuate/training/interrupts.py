@@ -24,7 +24,7 @@ class Stop:
         return 0 if self.signal is None else 128 + self.signal
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler. A second Ctrl-C raises KeyboardInterrupt at once."""
+        """Signal handler. A second Ctrl-C raises KeyboardInterrupt immediately."""
         if self.signal is not None and number == signal.SIGINT and not self.ignore_second_sigint:
             raise KeyboardInterrupt
         self.requested, self.signal = True, signal.Signals(number)

@@ -3,8 +3,8 @@
 Vocalised speech modulates cortical activity more strongly than silent speech. A mixture of two normal distributions of
 log energy with a common SD, the component with the higher mean being vocalised, is fitted by expectation-maximisation.
 Trials of a block share one mode unless set otherwise; labelled trials keep their mode and determine that of their
-block. The mode head of the model, which sees single trials, is initialised by a ridge regression on the result and
-trained further with the model.
+block. The mode head of the model, which classifies single trials, is initialised by a ridge regression on the result
+and trained further with the model.
 """
 
 from collections import Counter

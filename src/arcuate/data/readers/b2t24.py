@@ -1,7 +1,7 @@
 """Brain-to-Text '24: `{train,test,competitionHoldOut}/<session>.mat`, one cell per trial.
 
 As in the literature, `test` is the validation split and `competitionHoldOut` the test split, whose sentences are
-placeholders and are dropped. Labels are derived from the text by `arcuate.data.pronunciation`.
+placeholders and are dropped. Labels are derived from the text by `arcuate.data.text`.
 """
 
 import struct
@@ -15,7 +15,6 @@ import numpy as np
 import scipy.io
 from scipy.io.matlab import MatReadError
 
-from arcuate.data.pronunciation import text_to_tokens
 from arcuate.data.readers.mat_tags import list_variables
 from arcuate.data.readers.source import (
     FILE_ERRORS,
@@ -27,14 +26,11 @@ from arcuate.data.readers.source import (
     SourceFile,
     UnreadableFile,
     is_safe_name,
-    list_folders,
-    list_names,
-    looks_like_data,
     replace_surrogates,
     summarise_error,
     unreadable,
-    unrecognised,
 )
+from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import Split, Trial, trial_id
 from arcuate.errors import UserError
 
@@ -72,23 +68,13 @@ def parse_features(text: str) -> Features:
     return Features(chosen, area)
 
 
-def is_partition(folder: Path) -> bool:
-    return folder.name in PARTITIONS and any(name.endswith(".mat") for name in list_names(folder, []))
-
-
-def list_files(root: Path) -> tuple[list[SourceFile], list[ReadResult]]:
-    """All recordings of the partitions in this folder, and the files that were skipped."""
-    files: list[SourceFile] = []
-    skipped: list[ReadResult] = []
-    for folder in list_folders(root, skipped):
-        split = PARTITIONS.get(folder.name)
-        for name in list_names(folder, skipped):
-            if split is not None and name.endswith(".mat"):
-                files.append(SourceFile(replace_surrogates(Path(name).stem), split, folder / name))
-            elif looks_like_data(name):
-                reason = "not <session>.mat" if split else f"not in one of the folders {', '.join(PARTITIONS)}"
-                skipped.append(unrecognised(f"{folder.name}/{name}", reason))
-    return files, skipped
+def recognise(folder: Path, name: str) -> SourceFile | str:
+    """The recording with this name in the folder of a partition, or why it is none."""
+    if (split := PARTITIONS.get(folder.name)) is None:
+        return f"not in one of the folders {', '.join(PARTITIONS)}"
+    if not name.endswith(".mat"):
+        return "not <session>.mat"
+    return SourceFile(replace_surrogates(Path(name).stem), split, folder / name)
 
 
 def summarise_file(file: SourceFile) -> FileSummary:

@@ -4,7 +4,6 @@ Files are untrusted: only plain datasets stored inside the file itself are read,
 allocated, and label lengths come from `seq_len`, never from the padded array.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import numpy as np
 from arcuate.data.alphabet import BLANK, N_CLASSES
 from arcuate.data.readers.source import (
     FILE_ERRORS,
-    MAX_TOKENS,
     MAX_VALUES,
     REPLACEMENT,
     FileSummary,
@@ -26,37 +24,23 @@ from arcuate.data.readers.source import (
     SourceFile,
     UnreadableFile,
     is_safe_name,
-    list_folders,
-    list_names,
-    looks_like_data,
     replace_surrogates,
     summarise_error,
     unreadable,
-    unrecognised,
 )
 from arcuate.data.trial import Split, Trial, trial_id
 
-_FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
+FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")
+_MAX_TOKENS = 100_000
 _MAX_ATTRIBUTE_BYTES = 100_000
 
 
-def is_session(folder: Path) -> bool:
-    return any(os.path.isfile(folder / name) for name in _FILES)
-
-
-def list_files(root: Path, only: Path | None = None) -> tuple[list[SourceFile], list[ReadResult]]:
-    """All data files of the sessions in this folder, or of one session only, and the files that were skipped."""
-    files: list[SourceFile] = []
-    skipped: list[ReadResult] = []
-    for folder in [only] if only else list_folders(root, skipped):
-        session = replace_surrogates(folder.name)
-        for name in list_names(folder, skipped):
-            if name in _FILES:
-                files.append(SourceFile(session, _FILES[name], folder / name))
-            elif looks_like_data(name):
-                skipped.append(unrecognised(f"{session}/{name}", f"not one of {', '.join(_FILES)}"))
-    return files, skipped
+def recognise(folder: Path, name: str) -> SourceFile | str:
+    """The recording with this name in the folder of a session, or why it is none."""
+    if name in FILES:
+        return SourceFile(replace_surrogates(folder.name), FILES[name], folder / name)
+    return f"not one of {', '.join(FILES)}"
 
 
 def summarise_file(file: SourceFile) -> FileSummary:
@@ -124,17 +108,8 @@ def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> ReadResult:
         detail = f"the file has session {session!r}; the name of the folder is used"
         problems.append(Problem("session name", None, detail, "note"))
     tokens = _read_tokens(file, group, problems)
-    trial = Trial(
-        file.session,
-        file.split,
-        number,
-        block or 0,
-        bins,
-        tokens,
-        text=_read_text(group, problems),
-        corpus=None,
-        mode=None,
-    )
+    text = _read_text(group, problems)
+    trial = Trial(file.session, file.split, number, block or 0, bins, tokens, text)
     return ReadResult(trial.id, trial, tuple(problems))
 
 
@@ -166,7 +141,7 @@ def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -
             problems.append(Problem("no label", None, "the trial has no seq_class_ids"))
         return None
     data = _dataset(group, "seq_class_ids")
-    if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > MAX_TOKENS:
+    if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > _MAX_TOKENS:
         detail = f"seq_class_ids is {data.dtype} with shape {data.shape}, expected a list of class indices"
         problems.append(Problem("label out of range", None, detail))
         return None
@@ -213,7 +188,7 @@ def _read_text(group: h5py.Group, problems: list[Problem]) -> str | None:
 
 
 def _decode_transcription(data: h5py.Dataset) -> str | None:
-    if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > MAX_TOKENS:
+    if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > _MAX_TOKENS:
         return None
     codes = data[:]
     end = np.flatnonzero(codes == 0)

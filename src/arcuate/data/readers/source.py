@@ -1,20 +1,17 @@
-"""Types that all readers share: source files, read results, problems; and the listing of folders."""
+"""Types that all readers share: source files, read results and problems."""
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Literal
 
-from arcuate.data.sessions import session_date, session_order
-from arcuate.data.trial import SPLITS, Layout, Split, Trial
+from arcuate.data.trial import Layout, Split, Trial, session_date
 
 Severity = Literal["note", "ignored", "bad", "unreadable"]
 
 MAX_VALUES = 2**27  # values in one trial (half a gigabyte as float32); more means a damaged file
-MAX_TOKENS = 100_000
 REPLACEMENT = "\ufffd"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -92,11 +89,6 @@ class Source:
         return self.corpora.get((recorded, block)) if recorded else None
 
 
-def file_order(file: SourceFile) -> tuple[date, str, int]:
-    """Sort key: by session, then train, val, test."""
-    return *session_order(file.session), SPLITS.index(file.split)
-
-
 def replace_surrogates(text: str) -> str:
     """Replace surrogates, which stand for bytes that were not UTF-8, by U+FFFD."""
     return _SURROGATES.sub(REPLACEMENT, text)
@@ -114,40 +106,5 @@ def summarise_error(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-# Listing of a release's folders: everything that looks like data is either read or reported.
-
-_DATA_SUFFIXES = (".hdf5", ".h5", ".hdf", ".he5", ".mat", ".nwb")
-_IGNORED_PREFIXES = (".", "__MACOSX", "lost+found")
-
-
-def list_names(folder: Path, skipped: list[ReadResult]) -> list[str]:
-    """Sorted names in a folder; a folder that cannot be listed is added to `skipped`."""
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith(_IGNORED_PREFIXES))
-    except OSError as error:
-        skipped.append(unreadable(folder.name, f"the folder cannot be listed: {error.strerror}"))
-        return []
-
-
-def list_folders(root: Path, skipped: list[ReadResult]) -> Iterator[Path]:
-    """Sorted sub-folders; dangling links and stray data files are added to `skipped`."""
-    for name in list_names(root, skipped):
-        path = root / name
-        if os.path.isdir(path):
-            yield path
-        elif os.path.islink(path) and not os.path.exists(path):
-            skipped.append(unreadable(name, "dangling symbolic link"))
-        elif looks_like_data(name):
-            skipped.append(unrecognised(name, "data file outside the folders of the layout"))
-
-
-def looks_like_data(name: str) -> bool:
-    return name.lower().endswith(_DATA_SUFFIXES)
-
-
 def unreadable(identity: str, detail: str) -> ReadResult:
     return ReadResult(replace_surrogates(identity), None, (Problem("unreadable", None, detail, "unreadable"),))
-
-
-def unrecognised(identity: str, detail: str) -> ReadResult:
-    return ReadResult(replace_surrogates(identity), None, (Problem("unrecognised file", None, detail, "ignored"),))

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.pronunciation import pronounce
-from arcuate.data.readers.side_files import DESCRIPTION_FILE, TRUTH_FILE
-from arcuate.data.sessions import days_between, session_date
+from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE
 from arcuate.data.simulation.articulation import Timing, articulate, draw_onsets
 from arcuate.data.simulation.cortex import (
     MODES,
@@ -36,7 +34,8 @@ from arcuate.data.simulation.layouts import (
     write_mat_session,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split
+from arcuate.data.text import pronounce
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split, days_between, session_date
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, explain_write_error, fields_to_dict
 from arcuate.progress import Progress
@@ -136,7 +135,7 @@ def simulate(
 
 
 def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[int] = ()) -> list[str]:
-    """Session names two to nine days apart, then those `later` days after the last of them."""
+    """Names of sessions two to nine days apart, then of those given by `later` in days after the last regular one."""
     dates = [_FIRST_DATE[layout]]
     for index in range(n_sessions - 1):
         gap = np.random.default_rng((seed, _CALENDAR, index)).integers(2, 10)
@@ -195,7 +194,7 @@ def _check_target(out: Path, force: bool) -> None:
     is_simulation = (out / TRUTH_FILE).is_file()
     if occupied and not (force and is_simulation):
         raise UserError(
-            f"{out} already holds recordings; choose another folder, or use --force to replace a simulated cohort"
+            f"{out} already contains recordings; choose another folder, or use --force to replace a simulated cohort"
         )
 
 
@@ -326,17 +325,17 @@ def _plan_session(cohort: _Cohort, index: int) -> list[PlannedTrial]:
     n_val = n_test = max(1, round(0.1 * cohort.n_trials))
     n_train = cohort.n_trials - n_val - n_test
     if cohort.layout == "b2t24":  # the session starts with the holdout and ends with the test block
-        runs: list[list[Split]] = [["test"] * n_test, ["train"] * n_train, ["val"] * n_val]
+        segments: list[list[Split]] = [["test"] * n_test, ["train"] * n_train, ["val"] * n_val]
     else:  # validation and test sentences share their blocks
         shared = rng.permutation(np.array(["val"] * n_val + ["test"] * n_test)).tolist()
-        runs = [["train"] * n_train, shared]
+        segments = [["train"] * n_train, shared]
     planned: list[PlannedTrial] = []
     numbers = dict.fromkeys(SPLITS, 0)
     block = int(rng.integers(1, 4))
-    for run in runs:
-        n_blocks = max(math.ceil(len(run) / _BLOCK_TRIALS), min(2, len(run) // 10), 1)
+    for segment in segments:
+        n_blocks = max(math.ceil(len(segment) / _BLOCK_TRIALS), min(2, len(segment) // 10), 1)
         modes = _draw_modes(n_blocks, rng)
-        for part, members in enumerate(np.array_split(np.array(run), n_blocks)):
+        for part, members in enumerate(np.array_split(np.array(segment), n_blocks)):
             corpus = str(rng.choice(CORPORA, p=_CORPUS_PROBABILITIES))
             for order, split in enumerate(members.tolist()):
                 planned.append(PlannedTrial(split, numbers[split], block, order, corpus, modes[part]))

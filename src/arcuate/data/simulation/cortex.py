@@ -5,9 +5,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from arcuate.data.pronunciation import pronounce
 from arcuate.data.simulation.articulation import ARTICULATORS, N_ARTICULATORS, Timing, articulate, draw_onsets, low_pass
 from arcuate.data.simulation.sentences import make_sentence
+from arcuate.data.text import pronounce
 from arcuate.data.trial import BIN_SECONDS
 
 _N_FEATURES = 2 * N_ARTICULATORS + 2  # positions, velocities, effort of speaking, sensory feedback

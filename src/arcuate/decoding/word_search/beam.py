@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.compiled import NEVER, Row, hash_append, log_add
+from arcuate.decoding.compiled import NEG_INF, Row, hash_append, log_add
 from arcuate.decoding.word_search.lookahead import (
     NOT_CACHED,
     Lookahead,
@@ -62,7 +62,7 @@ BACKPOINTER = np.dtype(
 
 
 class SearchWeights(NamedTuple):
-    """`DecodingConfig` as the compiled search sees it."""
+    """`DecodingConfig` in the form that the compiled search uses."""
 
     lm: float
     word: float
@@ -151,7 +151,7 @@ def combine(a: float, b: float, weights: SearchWeights) -> float:
 @njit(cache=True)
 def prune(candidates: Candidates, weights: SearchWeights) -> np.ndarray:
     """Indices of the candidates that survive the frame, in order of insertion. Computes `totals`."""
-    n, best = candidates.counts[0], NEVER
+    n, best = candidates.counts[0], NEG_INF
     for i in range(n):
         entry = candidates.entries[i]
         candidates.totals[i] = candidates.language_scores[i] + combine(entry.log_blank, entry.log_token, weights)
@@ -160,7 +160,7 @@ def prune(candidates: Candidates, weights: SearchWeights) -> np.ndarray:
     kept = np.empty(n, np.int32)
     m = 0
     for i in range(n):
-        if candidates.totals[i] >= best - weights.threshold and candidates.totals[i] > NEVER:
+        if candidates.totals[i] >= best - weights.threshold and candidates.totals[i] > NEG_INF:
             kept[m] = i
             m += 1
     kept = kept[:m]
@@ -191,13 +191,13 @@ def _recombine(candidates: Candidates, kept: np.ndarray) -> np.ndarray:
             winners[m] = i
             m += 1
             continue
-        rival = winners[slots[at]]
-        if candidates.totals[i] > candidates.totals[rival]:
+        incumbent = winners[slots[at]]
+        if candidates.totals[i] > candidates.totals[incumbent]:
             winners[slots[at]] = i
-            candidates.next_merged[i] = rival
+            candidates.next_merged[i] = incumbent
         else:
-            candidates.next_merged[i] = candidates.next_merged[rival]
-            candidates.next_merged[rival] = i
+            candidates.next_merged[i] = candidates.next_merged[incumbent]
+            candidates.next_merged[incumbent] = i
     return winners[:m]
 
 
@@ -237,7 +237,7 @@ def _histogram_prune(candidates: Candidates, kept: np.ndarray, best: float, beam
             within[m] = candidates.totals[kept[k]]
             m += 1
     within.sort()
-    n_free = beam - n_above  # places left for the bin at the cut
+    n_free = beam - n_above  # candidates that still fit from the histogram bin at the cut
     least = within[m - n_free] if n_free else np.inf
     n_ties = n_free
     for k in range(m):

@@ -29,7 +29,7 @@ of which few pass the threshold; one hash insertion per passing arc.
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.compiled import NEVER, Row, hash_append, unmanaged
+from arcuate.decoding.compiled import NEG_INF, Row, hash_append, unmanaged
 from arcuate.decoding.word_search.beam import (
     Candidates,
     LmCache,
@@ -92,7 +92,7 @@ def _expand(
 ) -> None:
     """Insert all candidates of one frame that are within the threshold of the best so far."""
     best = _stay(beam, log_probs, weights, candidates)
-    best_class = NEVER  # best class other than blank
+    best_class = NEG_INF  # best class other than blank
     for c in range(log_probs.shape[0]):
         if c != weights.blank:
             best_class = max(best_class, log_probs[c])
@@ -110,7 +110,7 @@ def _expand(
 @njit(cache=True, inline="always")
 def _stay(beam: np.ndarray, log_probs: np.ndarray, weights: SearchWeights, candidates: Candidates) -> float:
     """Blank and repetition of the last token. Returns the best total score."""
-    best = NEVER
+    best = NEG_INF
     for i in range(beam.shape[0]):
         entry = beam[i]
         at, _ = find_or_insert(candidates, candidate_key(entry.history_hash, entry.node, entry.last_token))
@@ -119,7 +119,7 @@ def _stay(beam: np.ndarray, log_probs: np.ndarray, weights: SearchWeights, candi
         new = candidates.entries[at]
         candidates.entries[at] = entry
         new.log_blank = combine(entry.log_blank, entry.log_token, weights) + log_probs[weights.blank]
-        new.log_token = entry.log_token + log_probs[entry.last_token] if entry.last_token >= 0 else NEVER
+        new.log_token = entry.log_token + log_probs[entry.last_token] if entry.last_token >= 0 else NEG_INF
         candidates.language_scores[at] = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
         best = max(best, candidates.language_scores[at] + max(new.log_blank, new.log_token))
     return best
@@ -138,7 +138,7 @@ def _emit_silence(
     before = entry.log_blank if entry.last_token == weights.boundary else entry_acoustic
     acoustic = before + log_probs[weights.boundary] + weights.silence
     language_score = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
-    if acoustic + language_score < best - weights.threshold or acoustic == NEVER:
+    if acoustic + language_score < best - weights.threshold or acoustic == NEG_INF:
         return best
     at, inserted = find_or_insert(candidates, candidate_key(entry.history_hash, 0, weights.boundary))
     if at < 0:
@@ -146,7 +146,7 @@ def _emit_silence(
     new = candidates.entries[at]
     if inserted:
         candidates.entries[at] = entry
-        new.last_token, new.log_blank, new.log_token = weights.boundary, NEVER, acoustic
+        new.last_token, new.log_blank, new.log_token = weights.boundary, NEG_INF, acoustic
         candidates.language_scores[at] = language_score
     else:
         _merge_alignment(new, acoustic, entry.backpointer, -1, entry.first_frame, weights)
@@ -183,7 +183,7 @@ def _advance_in_tree(
         token = tokens[node]
         acoustic = log_probs[token] + (log_blank if token == last_token else entry_acoustic)
         # The parent's lookahead bounds the child's, so this test needs no lookup.
-        if acoustic + bound < best - weights.threshold or acoustic == NEVER:
+        if acoustic + bound < best - weights.threshold or acoustic == NEG_INF:
             continue
         while p < end and row_nodes[p] < node:
             p += 1
@@ -223,7 +223,7 @@ def _enter_node(
     first_frame = t if entry.node == 0 else entry.first_frame
     if inserted:
         candidates.entries[at] = entry
-        new.log_blank, new.log_token = NEVER, acoustic + missing_silence
+        new.log_blank, new.log_token = NEG_INF, acoustic + missing_silence
         new.node, new.last_token, new.first_frame = node, token, first_frame
         new.row, new.lookahead = row, value
         candidates.language_scores[at] = history_score - missing_silence + weights.lm * value
@@ -262,7 +262,7 @@ def _end_word(
     if not inserted:
         _merge_alignment(new, acoustic, entry.backpointer, word, first_frame, weights)
         return max(best, total)
-    new.history_hash, new.log_blank, new.log_token = history_hash, NEVER, acoustic
+    new.history_hash, new.log_blank, new.log_token = history_hash, NEG_INF, acoustic
     new.lm, new.bonus, new.lm_state = entry.lm + lm, entry.bonus + bonus, state
     new.lookahead, new.context_backoff = value, context_backoff
     new.unigram_backoff = context_backoff + backoff(models.ngram, context)

@@ -35,7 +35,7 @@ _NO_BIGRAMS = -2  # of a context: it has no explicit bigrams
 
 
 class Tree(NamedTuple):
-    """Prefix tree of n nodes with m entries of w words, as the compiled search sees it."""
+    """Prefix tree of n nodes with m entries of w words, in the form that the compiled search uses."""
 
     first_children: np.ndarray  # (n + 1,) int32
     parents: np.ndarray  # (n,) int32
@@ -193,7 +193,7 @@ def _entries_of(lookahead: Lookahead, word: int) -> tuple[Any, Any]:
 
 @njit(cache=True)
 def bigram_context(lookahead: Lookahead, arrays: NGramArrays, state: int) -> tuple[int, float]:
-    """Reduce an n-gram state to its last word; return that context and the sum of back-offs on the way."""
+    """Reduce an n-gram state to its last word; return that context and the sum of the back-offs."""
     backoffs = 0.0
     while state >= lookahead.roots.shape[0]:
         backoffs += backoff(arrays, state)

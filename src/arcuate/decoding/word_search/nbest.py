@@ -9,7 +9,7 @@ import heapq
 import numpy as np
 from numba import njit
 
-from arcuate.decoding.compiled import NEVER, hash_append, log_add, power_of_two
+from arcuate.decoding.compiled import NEG_INF, hash_append, log_add, power_of_two
 from arcuate.language.ngram.query import NGramArrays, advance
 
 
@@ -27,7 +27,7 @@ def final_hypotheses(
     complete = complete[np.argsort(beam["history_hash"][complete])]
     backpointers = np.empty(complete.shape[0], np.int64)
     totals, lms, bonuses = (np.empty(complete.shape[0]), np.empty(complete.shape[0]), np.empty(complete.shape[0]))
-    n, best = 0, NEVER
+    n, best = 0, NEG_INF
     for k in range(complete.shape[0]):
         entry = beam[complete[k]]
         acoustic = (
@@ -35,7 +35,7 @@ def final_hypotheses(
         )
         if k == 0 or entry.history_hash != beam[complete[k - 1]].history_hash:
             lms[n] = entry.lm + advance(ngram, entry.lm_state, eos)[0]
-            bonuses[n], totals[n], best = entry.bonus, NEVER, NEVER
+            bonuses[n], totals[n], best = entry.bonus, NEG_INF, NEG_INF
             n += 1
         if acoustic > best:
             backpointers[n - 1], best = entry.backpointer, acoustic

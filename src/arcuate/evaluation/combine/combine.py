@@ -154,7 +154,7 @@ def combine(
     for file in (target, save_file):
         check_writable(file, *paths, references, weights, lm, llm)
     if method == "auto" and not linear_only and _have_only_frames(paths, split, label):
-        logger.info("no words were decoded yet; averaging the frame scores (--method geometric)")
+        logger.info("no words have been decoded yet; averaging the frame scores (--method geometric)")
         method = "geometric"
     if method in get_args(Mean):
         return combine_frames(paths, cast(Mean, method), split, label, target)

@@ -63,7 +63,7 @@ def combine_frames(
 ) -> FrameCombination:
     """Average the frame log-probabilities of runs or .npz files; score the greedy search if labels are known."""
     if len(sources) < 2:
-        raise UserError("a mean needs at least two runs or .npz files of frame scores")
+        raise UserError("averaging needs at least two runs or .npz files of frame scores")
     paths = [_find_scores(path, split, label) if path.is_dir() else path for path in sources]
     models = [replace(read_frames(path), name=str(path)) for path in paths]
     pooled = average(models, mean)

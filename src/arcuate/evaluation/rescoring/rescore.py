@@ -288,7 +288,7 @@ def _parse_sources(entries: Sequence[Any], where: str) -> tuple[np.ndarray, np.n
     acoustic, ngram = [], []
     for i, entry in enumerate(entries, start=1):
         if not isinstance(entry, dict) or "acoustic" not in entry or "lm" not in entry:
-            raise UserError(f"{where}: entry {i} of nbest needs acoustic and lm besides its text")
+            raise UserError(f"{where}: entry {i} of nbest needs acoustic and lm in addition to its text")
         bonus = finite_number(entry.get("bonus", 0.0), f"{where}: bonus of entry {i}")
         acoustic.append(finite_number(entry["acoustic"], f"{where}: acoustic of entry {i}") + bonus)
         ngram.append(finite_number(entry["lm"], f"{where}: lm of entry {i}"))

@@ -73,7 +73,7 @@ def _exploded(lead: Finding, m: Measurements) -> list[Cause]:
     causes.append(
         Cause(
             "half precision overflowed, or a trial could not be aligned",
-            "the loss becomes infinite at once, without rising first",
+            "the loss becomes infinite without rising first",
             "train.precision.kind=fp32 loss.ctc.zero_infinity=true",
         )
     )

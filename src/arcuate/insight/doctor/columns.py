@@ -41,7 +41,7 @@ class ColumnMeaning:
     """The role of a column, its split, and the distance of its name from the plainest name for that role."""
 
     role: str  # per, wer, loss, grad, lr, step, epoch, group, split, tag, value, skipped, or "" if irrelevant
-    split: str = ""  # train, val, or "" if the name does not tell
+    split: str = ""  # train, val, or "" if the name does not show it
     rank: int = 0
     percent: bool = False  # the name states that values are per cent
 

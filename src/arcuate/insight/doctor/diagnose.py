@@ -15,7 +15,7 @@ from arcuate.insight.doctor.reference import OFFICIAL_STEPS, compare_with_offici
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
 
-# If several verdicts hold, the first of them in this order leads.
+# If several verdicts apply, the first of them in this order is the primary one.
 VERDICTS = (
     "restarted", "exploded", "too_short", "collapsed", "degraded", "overfit", "plateaued", "unfinished", "healthy",
 )  # fmt: skip
@@ -181,7 +181,7 @@ def measure(
 
 
 def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
-    """By statements in the file, else by the curve; '24, the more lenient reference, if nothing indicates '25."""
+    """The data set stated by the file, else inferred: '24, the more lenient reference, unless the curve shows '25."""
     if log.dataset:
         return log.dataset, f"data set {log.dataset}: {log.dataset_because}"
     per = log.per.finite
@@ -200,12 +200,12 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
     elif first_loss is not None and summed:
         reason = f"an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer"
     else:
-        return "b2t24", "data set b2t24: nothing in the curve indicates '25, and '24 is the more lenient reference"
+        return "b2t24", "data set b2t24: nothing in the curve indicates '25, so the more lenient reference is used"
     return "b2t25", f"data set b2t25: {reason}"
 
 
 def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | None, str]:
-    """By statements in the file, else by where the run stopped, else the official length."""
+    """The length stated by the file, else inferred from where the run stopped, else the official length."""
     if log.planned:
         return log.planned, f"planned steps {log.planned:,}: {log.planned_because}"
     last = log.last_step

@@ -1,4 +1,4 @@
-"""What a log states about itself besides its numbers: data set, planned length, end of training."""
+"""Metadata of a log apart from its numbers: data set, planned length, end of training."""
 
 import re
 from collections.abc import Mapping

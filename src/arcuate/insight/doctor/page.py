@@ -26,7 +26,7 @@ _WIDTH, _HEIGHT, _RIGHT, _BOTTOM = 1120, 430, 1100, 384  # of the error chart, w
 _BAND_SD = 2.0  # half the width of the reference band
 _MIN_BAND = 0.03  # fraction of the mean: the band is at least this wide on either side
 _MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
-_MAX_RUNS = 24  # drawn, of a file with many
+_MAX_RUNS = 24  # maximum number of runs drawn
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:

@@ -51,7 +51,7 @@ _PICKLE_HINT = "--allow-pickle reads it with a loader restricted to numbers, arr
 _DOCUMENT_STARTS = ('{"', '{ "', "[{", "[ {", "[[", '["')
 _LOG_NAMES = ("metrics", "history", "events.out", "validation", "training", "log", "stats", "trainer_state")
 _FILE_PAIRS = (("training", "validation"), ("train", "val"), ("train", "valid"), ("train", "test"), ("train", "eval"))
-_MAX_FILES = 200  # of a folder that are considered
+_MAX_FILES = 200  # files of a folder that are considered
 
 
 @dataclass(frozen=True)

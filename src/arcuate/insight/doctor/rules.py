@@ -18,12 +18,12 @@ _FROZEN_HIGH = 0.5  # an output that never changes at this error rate or above i
 _DEGRADED, _DEGRADED_BY = 0.15, 0.03  # relative and absolute rise of the error rate
 _LOSS_ROSE = 0.15  # of the validation loss above its minimum
 _RATE_ROSE = 0.03  # of the error rate above its best: more than the noise between evaluations
-_FLAT, _FALLING, _FALLING_LATE = 0.03, 0.06, 0.03  # gain over the last third (twice) and the last fifth
+_FLAT, _FALLING, _FALLING_LATE = 0.03, 0.06, 0.03  # gain over the last third (first two), over the last fifth (third)
 _HIGH_FLAT, _HIGH_DONE, _HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference level
 _ON_TRACK = 1.15  # multiple of the official curve at the same batch
 _HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
 _LOSS_FLAT = 0.07  # fraction of the total loss decrease in the last third; about 1/3 × 1/5
-_LOSS_LEARNT = 0.5  # a loss that fell by this fraction has learnt something and may be flat at the end
+_LOSS_LEARNT = 0.5  # if the loss fell by this fraction, the model has learnt something and may be flat at the end
 LOSS_TREND = 0.05  # smaller relative changes of the training loss count as flat
 _FAILED = frozenset({"exploded", "collapsed", "degraded"})
 _NOT_HEALTHY = _FAILED | {"too_short"}
@@ -32,7 +32,7 @@ _RECOVERED = 0.05  # a run that ends within this fraction of its best has recove
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict that holds. A minor one never leads; one without a verdict contributes evidence only."""
+    """A verdict that applies. A minor one is never primary; one without a verdict contributes evidence only."""
 
     verdict: str
     evidence: tuple[str, ...]
@@ -41,7 +41,7 @@ class Finding:
 
 
 def apply_rules(m: Measurements) -> list[Finding]:
-    """All verdicts that hold, the leading one first."""
+    """All verdicts that apply, the primary one first."""
     found = [finding for rule in _RULES if (finding := rule(m)) is not None]
     if {f.verdict for f in found} & {"collapsed", "degraded"}:
         found = [f for f in found if f.verdict != "plateaued"]  # flat after a failure is not a plateau
@@ -205,7 +205,7 @@ def _unfinished(m: Measurements) -> Finding | None:
 
 
 def _healthy_curve(m: Measurements) -> Finding | None:
-    """Healthy as a secondary verdict: the curve is fine apart from the leading verdict."""
+    """Healthy as a secondary verdict: the curve is fine apart from the primary verdict."""
     if m.loss_only or m.n < _FEW or m.regression > _RECOVERED or m.level is None:
         return None
     fine = m.level < _HIGH_DONE and not _is_constant_output(m)
@@ -262,12 +262,12 @@ def _constant_output_since(m: Measurements) -> int:
 
 
 def _loss_falls(m: Measurements) -> bool:
-    """At least a fifth of the average pace, or a gain that also counts for an error rate."""
+    """Whether the loss falls at a fifth of its average pace or faster, or by as much as required of an error rate."""
     return m.late_progress >= _LOSS_FLAT or m.gain >= _FALLING
 
 
 def _still_falling(m: Measurements) -> bool:
-    """Whether it was still improving at the end; a finished run must also improve in its last fifth."""
+    """Whether the run was still improving at the end; a finished run must also improve in its last fifth."""
     late = max(_FALLING_LATE, 2 * m.noise)
     return m.gain >= _FALLING and (m.finished is False or m.late_gain >= late)
 

@@ -109,7 +109,7 @@ def running_median(values: np.ndarray, width: int = 3) -> np.ndarray:
 
 _RESTART_FRACTION = 0.05  # a counter that falls below this fraction of the steps reached has restarted
 _SHUFFLED = 0.2  # minimum fraction of decreasing steps for the order of a file to count as arbitrary
-_SPARSE = 0.3  # minimum fraction of NaN, in many separate stretches, for NaN to mean "no value"
+_SPARSE = 0.3  # NaN means "no value" above this fraction, if it occurs in many separate stretches
 _MAX_ERROR_RATE = 100.0  # larger values cannot be an error rate
 _QUANTITIES = ("per", "val_loss", "train_loss", "grad_norm", "lr")
 
@@ -207,7 +207,7 @@ def _to_trace(column: Column, notes: list[str]) -> _Trace:
         return replace(trace, values=values)
     example, n = f"such as {trace.values[impossible][0]:g}", int(impossible.sum())
     if n > 0.5 * len(values):
-        notes.append(f"the column logged as an error rate was ignored: its values cannot be one ({example})")
+        notes.append(f"the column logged as an error rate was ignored: its values cannot be error rates ({example})")
         return trace.select(np.zeros(len(values), dtype=bool))
     notes.append(f"{n:,} impossible values of the error rate were ignored ({example})")
     return replace(trace, values=values).select(~impossible)
@@ -262,7 +262,7 @@ def _spacing(steps: np.ndarray) -> float:
 
 
 def _unit(name: str, steps: np.ndarray) -> str:
-    """A counter may count epochs or rows whatever its name; batches reach thousands, or advance in tens."""
+    """Unit of a counter, which may count epochs or rows under any name; batches reach thousands, or advance in tens."""
     named = "batch" in name.lower() or "iter" in name.lower()
     return "batches" if steps.max() >= 2000 or _spacing(steps) >= (10 if named else 50) else "steps"
 
@@ -357,7 +357,7 @@ def _with_one_unit(log: TrainingLog) -> TrainingLog:
 
 
 def _to_series(trace: _Trace) -> Series:
-    """Ascending steps, one value each; where a run was resumed from a checkpoint the later value is kept."""
+    """Ascending steps, one value each; if a run was resumed from a checkpoint, the later value is kept."""
     steps, values = trace.steps, trace.values
     keep = np.ones(len(steps), dtype=bool)
     if len(steps) > 1 and (np.diff(steps) < 0).any():

@@ -204,7 +204,7 @@ def _conclusion(entry: RunEntry, parent: Parent) -> str:
     if differ_only_in_seed(parent.changes):
         return "Only the seed differs, so this is variation between seeds"
     if len(settings) == 1:
-        besides = " besides the seed" if len(settings) < len(parent.changes) else ""
+        besides = " apart from the seed" if len(settings) < len(parent.changes) else ""
         return f"`{settings[0]}` is the only setting that changed{besides}"
     return (
         f"{len(settings)} settings changed at once, so the difference cannot be attributed to one of them"
@@ -213,7 +213,7 @@ def _conclusion(entry: RunEntry, parent: Parent) -> str:
 
 
 def _other_differences(entry: RunEntry, before: RunEntry) -> list[str]:
-    """Differences between two runs besides their settings."""
+    """Differences between two runs other than their settings."""
     found = [
         f"{escape_markdown(e.name)} stopped at step {e.logged.steps:,} of {e.planned_steps:,}, so the two runs differ"
         " in length"

@@ -65,7 +65,7 @@ def steps_scale(last: float, right: float = RIGHT) -> svg.Scale:
 
 
 def loss_scale(values: Sequence[float]) -> svg.Scale:
-    """Logarithmic where the losses span a wide range, else linear from zero."""
+    """Logarithmic if the losses span a wide range, else linear from zero."""
     if min(values) > svg.SMALLEST and max(values) / min(values) > _LOG_RATIO:
         return svg.log_scale(values, BOTTOM, TOP)
     return svg.linear_scale(values, BOTTOM, TOP, 0.0 if min(values) >= 0 else None)
@@ -89,7 +89,7 @@ def _points(
 
 
 def draw_best(x: svg.Scale, y: svg.Scale, step: float, rate: float, bottom: float = BOTTOM) -> list[Html]:
-    """A ring at the best error rate, labelled below it where there is room."""
+    """A ring at the best error rate, labelled below it if there is room."""
     side = "end" if x(step) > (x.start + x.stop) / 2 else "start"
     place = y(max(rate, y.low))
     height = place + (24 if place + 24 < bottom - 4 else -14)
@@ -240,7 +240,7 @@ def dot_plot(arms: Sequence[tuple[str, Sequence[float]]], label: str) -> Html:
 
 
 def standalone_svg(drawing: Html) -> str:
-    """A drawing as a file of its own, with the colours and drawing rules of the pages."""
+    """A drawing as a separate file, with the colours and drawing rules of the pages."""
     colours, _, rules = read_style("style.css").partition("* {")
     lines = (rules + read_style("groups.css")).splitlines()
     style = tag("style", Html(colours + "\n".join(rule for rule in lines if rule.startswith("svg "))))

@@ -57,7 +57,7 @@ def linear_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with intermediate ticks where the range is short."""
+    """Powers of ten, with intermediate ticks if the range is short."""
     decades = math.log10(high) - math.log10(low)
     factors = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 3 else (1,)
     every = max(1, math.ceil(decades / 6))
@@ -154,7 +154,7 @@ def _thousands(value: float) -> str:
 
 
 def column_labels(places: Sequence[float], bottom: float, names: Sequence[str], rotated: bool) -> list[Html]:
-    """Names below the columns of a chart, at 45 degrees where columns are narrow."""
+    """Names below the columns of a chart, at 45 degrees if columns are narrow."""
     if rotated:
         return [
             rotated_text(x + 3, bottom + 16, name, -45, anchor="end") for x, name in zip(places, names, strict=True)

@@ -165,7 +165,7 @@ def read_run_data(run: Run, split: str | None = None) -> RunData:
 
 
 def _read_recipe(run: Run, text: str) -> Mapping[str, Any]:
-    """The recipe as a tree with current setting names; the file as it is if it does not validate."""
+    """The recipe as a tree with current setting names; the unchanged file content if it does not validate."""
     try:
         return to_tree(run_recipe(run))
     except UserError:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.data.arrays import list_features
-from arcuate.data.trial import BIN_SECONDS
+from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.greedy import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.pages import svg
@@ -198,7 +197,7 @@ def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) ->
 
 
 def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float], y: float) -> tuple[Html, float]:
-    """Labels side by side, on a second or third line where they would overlap; with the height of the row."""
+    """Labels side by side, on a second or third line if they would overlap; with the height of the row."""
     ends = [0.0, 0.0, 0.0]
     parts = [svg.text(_LEFT - 8, y + 11, title, anchor="end")]
     for label in labels:

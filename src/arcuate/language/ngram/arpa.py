@@ -12,20 +12,18 @@ import numpy as np
 from numba import njit
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import open_output
-from arcuate.language.ngram.model import MAX_ORDER, LanguageModel
-from arcuate.language.ngram.text import LineBuffer, decompressed, open_binary
-from arcuate.language.ngram.trie import tables_from_model
-from arcuate.language.ngram.vocabulary import (
+from arcuate.language.ngram.model import MAX_ORDER, LanguageModel, open_output
+from arcuate.language.ngram.text import (
     LN10,
-    NGramTable,
-    NGramTables,
+    LineBuffer,
     Vocabulary,
-    add_special_words,
+    decompressed,
     find_word,
     index_words,
     make_vocabulary,
+    open_binary,
 )
+from arcuate.language.ngram.trie import NGramTable, NGramTables, add_special_words, tables_from_model
 from arcuate.progress import Progress
 
 _COUNT = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")

@@ -16,13 +16,21 @@ import numpy as np
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict
-from arcuate.language.ngram.file import check_can_write
-from arcuate.language.ngram.io import ModelInfo, write_model
-from arcuate.language.ngram.model import LanguageModel, hash_sentence, hash_sentences
+from arcuate.language.ngram.io import ModelInfo
+from arcuate.language.ngram.model import LanguageModel, check_can_write, hash_sentence, hash_sentences, write_model
 from arcuate.language.ngram.perplexity import Leakage, measure_leakage
-from arcuate.language.ngram.text import decode_line, read_lines, read_sentences
-from arcuate.language.ngram.trie import model_from_tables
-from arcuate.language.ngram.vocabulary import BOS, EOS, LOG_ZERO, UNK, NGramTable, NGramTables, index_words, join_bytes
+from arcuate.language.ngram.text import (
+    BOS,
+    EOS,
+    LOG_ZERO,
+    UNK,
+    decode_line,
+    index_words,
+    join_bytes,
+    read_lines,
+    read_sentences,
+)
+from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from arcuate.progress import Progress, logger
 
 _FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)

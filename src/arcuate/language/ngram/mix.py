@@ -8,23 +8,12 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import check_can_write
-from arcuate.language.ngram.io import ModelInfo, open_model, write_model
-from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.io import ModelInfo, open_model
+from arcuate.language.ngram.model import LanguageModel, check_can_write, write_model
 from arcuate.language.ngram.perplexity import score_text, score_tokens
 from arcuate.language.ngram.query import score_ngrams
-from arcuate.language.ngram.text import read_sentences
-from arcuate.language.ngram.trie import build_trie, model_from_tables, tables_from_model
-from arcuate.language.ngram.vocabulary import (
-    BOS,
-    EOS,
-    LOG_ZERO,
-    UNK,
-    NGramTable,
-    NGramTables,
-    Vocabulary,
-    make_vocabulary,
-)
+from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, Vocabulary, make_vocabulary, read_sentences
+from arcuate.language.ngram.trie import NGramTable, NGramTables, build_trie, model_from_tables, tables_from_model
 from arcuate.progress import Progress
 
 _MIN_MASS = 1e-10  # lower bound of the probability mass of explicit and of backed-off words in a context

@@ -15,8 +15,7 @@ from arcuate.files import fields_to_dict
 from arcuate.language.ngram.io import open_model
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import score_sentences
-from arcuate.language.ngram.text import read_sentences
-from arcuate.language.ngram.vocabulary import EOS
+from arcuate.language.ngram.text import EOS, read_sentences
 from arcuate.progress import Progress, logger
 
 _MAX_LISTED = 20  # unknown words in a result

@@ -136,3 +136,26 @@ def score_ngrams(arrays: NGramArrays, ngrams: np.ndarray, out: np.ndarray) -> No
         for j in range(ngrams.shape[1]):
             log_prob, state = advance(arrays, state, ngrams[i, j])
         out[i] = log_prob
+
+
+@njit(cache=True)
+def links_are_valid(arrays: NGramArrays, n_words: int) -> bool:
+    """Whether children are in order and all links point to shorter contexts."""
+    n_inner, n_nodes = arrays.backoffs.shape[0], arrays.words.shape[0]
+    for node in range(n_inner):
+        first, end = arrays.firsts[node], arrays.firsts[node + 1]
+        if first > end or first <= node or end > n_nodes:
+            return False
+        for i in range(first, end):
+            if (
+                arrays.words[i] < 0
+                or arrays.words[i] >= n_words
+                or (i > first and arrays.words[i] <= arrays.words[i - 1])
+            ):
+                return False
+        if node > 0 and not 0 <= arrays.suffixes[node] < node:
+            return False
+    for i in range(arrays.nexts.shape[0]):  # noqa: SIM110 (compiled)
+        if not 0 <= arrays.nexts[i] < n_inner:
+            return False
+    return True

@@ -1,11 +1,11 @@
-"""n-gram tables to the trie that `query` searches, and back.
+"""n-gram tables, the form between readers or estimators and the trie that `query` searches; conversion both ways.
 
 Nodes are placed order by order; within an order they are sorted by (parent, word), so every node's children are
 consecutive and sorted. Then each node gets its suffix link: the longest n-gram that is a proper suffix of it. Sorting
 dominates the cost: O(N log N) for N n-grams.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,62 @@ import numpy as np
 from numba import njit
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.file import damaged
-from arcuate.language.ngram.model import LanguageModel
+from arcuate.language.ngram.model import LanguageModel, check_links
 from arcuate.language.ngram.query import NGramArrays, advance, find_child
-from arcuate.language.ngram.vocabulary import NGramTable, NGramTables, Vocabulary
+from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, Vocabulary, make_vocabulary, special_id
 from arcuate.progress import Progress
 
 _MAX_NODES = 2**31 - 2
 _SAME = 1e-5  # repeated n-grams whose values differ by less are one n-gram
+
+
+@dataclass(frozen=True, eq=False)
+class NGramTable:
+    """n-grams of one order, in any sequence."""
+
+    ids: np.ndarray  # (n, order) int32
+    log_probs: np.ndarray  # (n,) float32, nats; NaN if only a longer n-gram implies this one
+    backoffs: np.ndarray  # (n,) float32, nats; unused at the longest order
+    lines: np.ndarray | None = None  # (n,) int64, line numbers in the source file
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, ids: np.ndarray, log_prob: float) -> "NGramTable":
+        """Append n-grams (n, order) with one log-probability and without back-off."""
+        n = len(ids)
+        return NGramTable(
+            np.concatenate([self.ids, ids.astype(np.int32)]),
+            np.concatenate([self.log_probs, np.full(n, log_prob, np.float32)]),
+            np.concatenate([self.backoffs, np.zeros(n, np.float32)]),
+            None if self.lines is None else np.concatenate([self.lines, np.zeros(n, np.int64)]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class NGramTables:
+    """A back-off model as one table per order, starting with unigrams."""
+
+    vocabulary: Vocabulary
+    orders: tuple[NGramTable, ...]
+    added: tuple[str, ...] = ()  # special words (<unk>, <s>, </s>) that the source lacks
+    source: str = ""  # name used in messages
+    n_repeated: int = 0  # words that the source repeats with the same values
+
+    @property
+    def order(self) -> int:
+        return len(self.orders)
+
+
+def add_special_words(tables: NGramTables) -> NGramTables:
+    """Add those of <unk>, <s> and </s> that are missing, with probability zero."""
+    added = tuple(word for word in (UNK, BOS, EOS) if special_id(tables.vocabulary, word) < 0)
+    if not added:
+        return tables
+    new_ids = len(tables.vocabulary) + np.arange(len(added))
+    unigrams = tables.orders[0].extend(new_ids[:, None], LOG_ZERO)
+    vocabulary = make_vocabulary([*tables.vocabulary, *added])
+    return replace(tables, vocabulary=vocabulary, orders=(unigrams, *tables.orders[1:]), added=added)
 
 
 def model_from_tables(
@@ -245,32 +293,3 @@ def tables_from_model(model: LanguageModel) -> NGramTables:
         tables.append(NGramTable(ids, np.asarray(arrays.log_probs[start:end]), np.asarray(backoffs)))
         begin, start = start, end
     return NGramTables(model.words, tuple(tables), source=model.name)
-
-
-def check_links(model: LanguageModel) -> None:
-    """Raise UserError if the trie of a model is inconsistent."""
-    if not _links_are_valid(model.arrays, len(model.words)):
-        raise damaged(Path(model.name), "the links between its n-grams are inconsistent")
-
-
-@njit(cache=True)
-def _links_are_valid(arrays: NGramArrays, n_words: int) -> bool:
-    """Whether children are in order and all links point to shorter contexts."""
-    n_inner, n_nodes = arrays.backoffs.shape[0], arrays.words.shape[0]
-    for node in range(n_inner):
-        first, end = arrays.firsts[node], arrays.firsts[node + 1]
-        if first > end or first <= node or end > n_nodes:
-            return False
-        for i in range(first, end):
-            if (
-                arrays.words[i] < 0
-                or arrays.words[i] >= n_words
-                or (i > first and arrays.words[i] <= arrays.words[i - 1])
-            ):
-                return False
-        if node > 0 and not 0 <= arrays.suffixes[node] < node:
-            return False
-    for i in range(arrays.nexts.shape[0]):  # noqa: SIM110 (compiled)
-        if not 0 <= arrays.nexts[i] < n_inner:
-            return False
-    return True

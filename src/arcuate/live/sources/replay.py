@@ -83,7 +83,7 @@ def select_trials(
     )
     if not trials:
         where = f" of session {session}" if session else ""
-        raise UserError(f"{store.path} has no {split or 'prepared'} trials{where} in sessions of the model")
+        raise UserError(f"{store.path} has no {split or 'prepared'} trials{where} in sessions known to the model")
     return ReplayTrials(store, trials, normalise, log)
 
 

@@ -94,7 +94,7 @@ class LslBins(_Reader):
         while not self._stopped.is_set():
             try:
                 samples, times = self.inlet.pull_chunk(timeout=0.02, max_samples=256)
-            except pylsl.util.LostError:  # the outlet is gone; retry until it is back
+            except pylsl.util.LostError:  # the outlet has disappeared; retry until it is back
                 self._stopped.wait(0.2)
                 continue
             if times:
