@@ -15,20 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.evaluation.combine.candidates import CandidateList, read_candidates
-from arcuate.evaluation.combine.combine import choose_by_vote, summarise_combination
-from arcuate.evaluation.combine.linear import (
+from arcuate.evaluation.candidates import CandidateList, mbr, read_candidates, rover, vote_weights
+from arcuate.evaluation.combine import choose_by_vote, summarise_combination
+from arcuate.evaluation.linear import (
     Feature,
     FittingExample,
+    causal_feature,
     choose_linear,
     feature_weights,
     fit_weights,
     make_example,
     make_table,
     ngram_feature,
-    precomputed_feature,
 )
-from arcuate.evaluation.combine.voting import mbr, rover, vote_weights
 from arcuate.language.ngram.io import open_model
 
 SETS = ("t15_val_bi", "t15_val_uni", "t12_test_bi", "t12_test_uni")
@@ -81,11 +80,8 @@ def main() -> None:
     if arguments.lm:
         extras[" + n-gram"] = [ngram_feature(open_model(arguments.lm))]
     if arguments.llm:
-        from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
-
-        texts = sorted({t for lists in sets.values() for candidates in lists for t in candidates.texts})
-        scores = score_sentences(load_causal(arguments.llm), texts)
-        extras[" + causal"] = [precomputed_feature("causal", 0.2, dict(zip(texts, scores.tolist(), strict=True)))]
+        texts = [t for lists in sets.values() for candidates in lists for t in candidates.texts]
+        extras[" + causal"] = [causal_feature(arguments.llm, texts)]
     rows = []
     for name, lists in sets.items():
         started = time.process_time()

@@ -12,7 +12,7 @@ from typing import Any
 
 from arcuate.data.alphabet import BOUNDARY_NAMES
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.evaluation.metrics import score, total

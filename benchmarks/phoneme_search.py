@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
 

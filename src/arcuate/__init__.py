@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from arcuate.data.store import Store as Store
     from arcuate.decoding.decoder import load as load
     from arcuate.errors import UserError as UserError
-    from arcuate.evaluation.combine.combine import combine as combine
+    from arcuate.evaluation.combine import combine as combine
     from arcuate.evaluation.decode import decode as decode
     from arcuate.evaluation.evaluate import evaluate as evaluate
-    from arcuate.evaluation.rescoring.rescore import rescore as rescore
+    from arcuate.evaluation.rescore import rescore as rescore
     from arcuate.evaluation.submission import submit as submit
     from arcuate.evaluation.tune import tune as tune
     from arcuate.experiments.ablation import ablate as ablate
@@ -56,7 +56,7 @@ _HOMES = {
     "average": "experiments.average",
     "bench_live": "live.bench",
     "calibrate": "experiments.calibrate",
-    "combine": "evaluation.combine.combine",
+    "combine": "evaluation.combine",
     "compare": "insight.comparison",
     "decode": "evaluation.decode",
     "diagnose": "insight.doctor",
@@ -70,7 +70,7 @@ _HOMES = {
     "measure_drift": "adaptation.drift",
     "prepare": "data.prepare",
     "report_ablation": "insight.ablation",
-    "rescore": "evaluation.rescoring.rescore",
+    "rescore": "evaluation.rescore",
     "serve": "live.serve",
     "simulate": "data.simulation",
     "submit": "evaluation.submission",

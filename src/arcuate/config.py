@@ -9,6 +9,7 @@ import typing
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
@@ -305,6 +306,15 @@ class UniqueKeyLoader(yaml.SafeLoader):
         if duplicates := [key for key in dict.fromkeys(keys) if keys.count(key) > 1 and key != "<<"]:
             raise ValueError(f"{duplicates[0]!r} is given twice; keep one of them")
         return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain values of a YAML file that the user names."""
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path} cannot be read as YAML: {reason}") from None
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from arcuate.adaptation.online import make_adapter
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
 from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.calibrate import calibrate

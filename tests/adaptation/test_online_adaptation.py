@@ -41,7 +41,7 @@ from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import total

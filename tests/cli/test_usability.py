@@ -17,8 +17,7 @@ from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
 from arcuate.evaluation.metrics import Score
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import PhonemeMetrics
-from arcuate.experiments.recipe import load_recipe, recipe_names, setting_for
-from arcuate.experiments.recipe_reference import compare_recipes
+from arcuate.experiments.recipe import compare_recipes, load_recipe, recipe_names, setting_for
 from arcuate.experiments.train import train, worker_count
 from arcuate.run import Run
 from support.forking import arcuate

@@ -1,8 +1,27 @@
-"""Both text normalisations, on cases derived by hand from the official rules."""
+"""Text: both normalisations on cases derived by hand from the official rules, pronunciation on real labels, G2P."""
 
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from arcuate.data.text import label_text, normalise_text
+from arcuate.data import alphabet as tokens
+from arcuate.data import text as module
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.text import (
+    apply_letter_rules,
+    dictionary,
+    label_text,
+    normalise_text,
+    pronounce,
+    pronounce_by_rule,
+    text_to_tokens,
+)
+from arcuate.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -41,3 +60,157 @@ def test_normalisation_is_idempotent() -> None:
 )
 def test_normalisation_for_labels(text: str, expected: str) -> None:
     assert label_text(text) == expected
+
+
+# --- pronunciation
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "real"
+T15_SENTENCES = SHARED / "words" / "t15" / "dev.jsonl"
+T12_LENGTHS = SHARED / "t12_trial" / "t12.2022.04.28_train_frame_lens.csv"
+
+
+def names(text: str) -> str:
+    return " ".join(pronounce(text).names)
+
+
+def test_silence_after_every_word() -> None:
+    assert names("Bring it closer.") == "B R IH NG SIL IH T SIL K L OW S ER SIL"
+    assert text_to_tokens("Bring it closer.") == ([7, 28, 17, 24, 40, 17, 31, 40, 20, 21, 25, 29, 12, 40], ())
+
+
+def test_double_dash_is_one_space() -> None:
+    assert names("atoms -- now") == names("atoms now")
+
+
+def test_a_separate_mark_adds_a_silence() -> None:
+    assert names("maids' gowns") == "M EY D Z SIL SIL G AW N Z SIL"
+
+
+def test_empty_text_is_silence() -> None:
+    assert pronounce("...").names == ["SIL"]
+
+
+def test_homographs_depend_on_their_neighbours() -> None:
+    verb, noun = "Y UW Z SIL", "Y UW S SIL"
+    assert names("I try not to use it").split(" T UW SIL ")[1].startswith(verb)
+    assert names("use a pencil").startswith(verb)
+    assert names("it has no use").endswith(noun)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("glimmerings", "G L IH M ER IH NG Z"),
+        ("snorkeled", "S N AO R K AH L D"),
+        ("class-biased", "K L AE S B AY AH S T"),
+        ("bcx", "B IY S IY EH K S"),
+    ],
+)
+def test_unknown_words_are_pronounced_and_reported(word: str, expected: str) -> None:
+    pronunciation = pronounce(f"the {word} is here")
+    assert pronunciation.unknown == (word,)
+    assert " ".join(pronunciation.names) == f"DH AH SIL {expected} SIL IH Z SIL HH IY R SIL"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("blorpish", "B L AO R P IH SH"), ("vake", "V EY K"), ("quotch", "K W AA CH")]
+)
+def test_letters_by_rule(word: str, expected: str) -> None:
+    assert " ".join(apply_letter_rules(word)) == expected
+
+
+def test_every_letter_has_a_rule() -> None:
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        tokens.encode(apply_letter_rules(letter + "a"))
+
+
+def test_dictionary_stays_within_the_alphabet() -> None:
+    tokens.encode({phone for variants in dictionary().values() for phones in variants for phone in phones})
+    for word, pair in module._HOMOGRAPHS.items():
+        assert set(pair) <= set(dictionary()[word]), word
+
+
+def test_missing_dictionary_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arcuate.files.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install pocketsphinx"):
+        module._dictionary_path()
+
+
+def test_no_compiled_module_and_no_torch() -> None:
+    code = (
+        "import sys; from arcuate.data.text import pronounce; pronounce('hello');"
+        "print([m for m in ('torch', 'pocketsphinx') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not T15_SENTENCES.is_file(), reason="the real sentences are not beside this checkout")
+def test_real_sentences_agree() -> None:
+    lines = [json.loads(line) for line in T15_SENTENCES.read_text(encoding="utf-8").splitlines()]
+    agree = sum(pronounce(line["text"]).names == line["phonemes"] for line in lines)
+    assert agree / len(lines) >= 0.965
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not T12_LENGTHS.is_file(), reason="the real label lengths are not beside this checkout")
+def test_real_label_lengths_agree() -> None:
+    with T12_LENGTHS.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    agree = sum(len(pronounce(row["sentence"]).names) == int(row["n_phones_incl_SIL"]) for row in rows)
+    assert agree / len(rows) >= 0.96
+
+
+# --- grapheme-to-phoneme network
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """Random weights in the shapes of g2p_en's."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in module._SHAPES.items()}
+    monkeypatch.setattr(module, "_load_weights", lambda: weights)
+    return weights
+
+
+def test_the_network_is_a_gru_over_letters(network: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch")
+    cells = {side: torch.nn.GRUCell(256, 256) for side in ("enc", "dec")}
+    for side, cell in cells.items():
+        for ours, theirs in (("w_ih", "weight_ih"), ("w_hh", "weight_hh"), ("b_ih", "bias_ih"), ("b_hh", "bias_hh")):
+            getattr(cell, theirs).data = torch.from_numpy(network[f"{side}_{ours}"])
+    h = torch.zeros(1, 256)
+    for letter in [3 + ord(c) - ord("a") for c in "zq"] + [2]:
+        h = cells["enc"](torch.from_numpy(network["enc_emb"][[letter]]), h)
+    expected, last = [], 2
+    for _ in range(20):
+        h = cells["dec"](torch.from_numpy(network["dec_emb"][[last]]), h)
+        last = int((torch.from_numpy(network["fc_w"]) @ h[0] + torch.from_numpy(network["fc_b"])).argmax())
+        if last == 3:
+            break
+        expected.append(module._OUTPUTS[last].rstrip("012"))
+    assert module._run_network("zq", network) == tuple(p for p in expected if p in CLASSES)
+
+
+def test_known_stems_come_before_the_network(network: dict[str, np.ndarray]) -> None:
+    assert set(module.pronounce_unknown("unplugs")) <= set(CLASSES)
+    assert module.pronounce_unknown("hello's") == ("HH", "AH", "L", "OW", "Z")
+    assert module.pronounce_unknown("zqxv") == module._run_network("zqxv", network) != pronounce_by_rule("zqxv")
+    assert set(module.pronounce_unknown("zqxv-vk")) <= set(CLASSES)
+
+
+def test_rules_replace_a_missing_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_load_weights", lambda: None)
+    assert (
+        module.pronounce_unknown("zorgtown") == ("Z", "AO", "R", "G", "T", "AW", "N") == pronounce_by_rule("zorgtown")
+    )
+
+
+def test_damaged_network_weights_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint20.npz").write_bytes(b"PK\x03\x04 broken")
+    with pytest.raises(UserError, match="g2p_en"):
+        module._read_weights(tmp_path / "checkpoint20.npz")
+    np.savez(tmp_path / "small.npz", **{name: np.zeros(3) for name in module._SHAPES})
+    with pytest.raises(UserError, match="does not match g2p_en"):
+        module._read_weights(tmp_path / "small.npz")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 
 
 def log_probs(classes: list[int]) -> np.ndarray:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from arcuate.decoding import joint
-from arcuate.decoding.joint import _EMPTY, JointBeamSearch, _advance, _append_tokens, search_joint
-from arcuate.decoding.transducer import HeadWeights, TransducerBeamSearch, rescore, search_transducer
+from arcuate.decoding.joint import _EMPTY, JointBeamSearch, _advance, _append_tokens
+from arcuate.decoding.transducer import HeadWeights, TransducerBeamSearch, rescore
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
 
 
@@ -48,7 +48,7 @@ def test_a_wide_beam_is_exact(settings) -> None:
     """Every token sequence within `max_symbols`, with the scores of both losses."""
     head, frames = make(settings, 3)
     log_probs, weights = ctc_log_probs(3), HeadWeights(ctc=0.7, transducer=0.5)
-    found = search_joint(JointBeamSearch(head, 5000, max_symbols=3, weights=weights), frames, log_probs)
+    found = JointBeamSearch(head, 5000, max_symbols=3, weights=weights).search(frames, log_probs)
     sequences = [s for n in range(4) for s in itertools.product((1, 2), repeat=n)]
     expected = {h.tokens: h.scores for h in rescore(head, frames, torch.from_numpy(log_probs), sequences, weights)}
     for hypothesis in found:
@@ -89,8 +89,8 @@ def test_state_of_a_long_stream_stays_small(monkeypatch: pytest.MonkeyPatch) -> 
     head, frames = make(SETTINGS[0], 160, seed=3, n_classes=6)
     log_probs, sizes, found = confident_log_probs(160, 6), [], []
     searcher = JointBeamSearch(head, width=4, weights=HeadWeights(ctc=3.0))
-    for limit in (joint._FORGET_BELOW, np.inf):
-        monkeypatch.setattr(joint, "_FORGET_BELOW", limit)
+    for limit in (joint._DROP_BELOW, np.inf):
+        monkeypatch.setattr(joint, "_DROP_BELOW", limit)
         with torch.inference_mode():
             state = searcher.start()
             for piece, scores in zip(frames.split(40), np.split(log_probs, 4), strict=True):
@@ -108,8 +108,8 @@ def test_state_of_a_long_stream_stays_small(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_ctc_equals_transducer_beam_search() -> None:
     head, frames = make(SETTINGS[1], 8, seed=2, n_classes=6)
-    alone = search_transducer(TransducerBeamSearch(head, 64), frames)[0]
-    joint_best = search_joint(JointBeamSearch(head, 64, weights=HeadWeights(ctc=0.0)), frames, ctc_log_probs(8, 6))[0]
+    alone = TransducerBeamSearch(head, 64).search(frames)[0]
+    joint_best = JointBeamSearch(head, 64, weights=HeadWeights(ctc=0.0)).search(frames, ctc_log_probs(8, 6))[0]
     assert joint_best.tokens == alone.tokens
     assert joint_best.scores["transducer"] == pytest.approx(alone.scores["transducer"], abs=1e-3)
 
@@ -119,14 +119,14 @@ def test_ctc_changes_the_result() -> None:
     head, frames = make(SETTINGS[0], 6, seed=4, n_classes=6)
     log_probs = np.full((6, 6), -20.0)
     log_probs[np.arange(6), [3, 0, 4, 0, 5, 0]] = 0.0
-    found = search_joint(JointBeamSearch(head, 64, weights=HeadWeights(ctc=10.0)), frames, log_probs)
+    found = JointBeamSearch(head, 64, weights=HeadWeights(ctc=10.0)).search(frames, log_probs)
     assert found[0].tokens == (3, 4, 5)
-    assert search_transducer(TransducerBeamSearch(head, 64), frames)[0].tokens != (3, 4, 5)
+    assert TransducerBeamSearch(head, 64).search(frames)[0].tokens != (3, 4, 5)
 
 
 def test_one_frame_and_no_frame() -> None:
     head, frames = make(SETTINGS[0], 1)
-    assert search_joint(JointBeamSearch(head), frames, ctc_log_probs(1))
-    (empty,) = search_joint(JointBeamSearch(head), frames[:0], ctc_log_probs(1)[:0])
+    assert JointBeamSearch(head).search(frames, ctc_log_probs(1))
+    (empty,) = JointBeamSearch(head).search(frames[:0], ctc_log_probs(1)[:0])
     assert empty.tokens == ()
     assert empty.scores == {"transducer": 0.0, "ctc": 0.0}

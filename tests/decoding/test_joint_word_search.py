@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.joint import HeadOutputs, JointWordSearch, synthetic_frames
 from arcuate.decoding.transducer import HeadWeights, rescore
-from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch, synthetic_frames
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode

@@ -10,7 +10,6 @@ from arcuate.decoding.transducer import (
     TransducerBeamSearch,
     TransducerGreedySearch,
     rescore,
-    search_transducer,
 )
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
@@ -41,7 +40,7 @@ def enumerate_sequences(head: Transducer, frames: torch.Tensor, max_symbols: int
 @pytest.mark.parametrize(("n_frames", "max_symbols"), [(1, 2), (2, 2), (3, 1)])
 def test_a_wide_beam_is_exact(settings, n_frames, max_symbols):
     head, frames = make(settings, n_frames)
-    found = search_transducer(TransducerBeamSearch(head, width=1000, max_symbols=max_symbols), frames)
+    found = TransducerBeamSearch(head, width=1000, max_symbols=max_symbols).search(frames)
     with torch.no_grad():
         expected = enumerate_sequences(head, frames, max_symbols)
     assert {h.tokens for h in found} == set(expected)
@@ -55,10 +54,7 @@ def test_a_wide_beam_is_exact(settings, n_frames, max_symbols):
 def test_without_a_limit_the_beam_score_is_the_loss():
     """If max_symbols exceeds the number of tokens, the score is the negative transducer loss."""
     head, frames = make(SETTINGS[2], 3)
-    found = {
-        h.tokens: h.scores["transducer"]
-        for h in search_transducer(TransducerBeamSearch(head, 5000, max_symbols=3), frames)
-    }
+    found = {h.tokens: h.scores["transducer"] for h in TransducerBeamSearch(head, 5000, max_symbols=3).search(frames)}
     for tokens in [(), (1,), (2, 1), (2, 2, 1)]:
         target = torch.tensor([tokens]).long().reshape(1, -1)
         joint = head(frames[None], target)
@@ -79,7 +75,7 @@ def test_greedy_follows_the_best_class(settings):
                 if best == 0:
                     break
                 tokens.append(best)
-    (found,) = search_transducer(TransducerGreedySearch(head, max_symbols=3), frames)
+    (found,) = TransducerGreedySearch(head, max_symbols=3).search(frames)
     assert found.tokens == tuple(tokens)
     assert tokens  # an empty result would prove nothing
 
@@ -88,8 +84,8 @@ def test_max_symbols_is_respected():
     head, frames = make(SETTINGS[0], 7)
     with torch.no_grad():
         head.output.bias[0] = -50.0  # blank is never the best class
-    assert len(search_transducer(TransducerGreedySearch(head, max_symbols=2), frames)[0].tokens) == 14
-    assert all(len(h.tokens) <= 14 for h in search_transducer(TransducerBeamSearch(head, 4, max_symbols=2), frames))
+    assert len(TransducerGreedySearch(head, max_symbols=2).search(frames)[0].tokens) == 14
+    assert all(len(h.tokens) <= 14 for h in TransducerBeamSearch(head, 4, max_symbols=2).search(frames))
 
 
 def test_blanks_do_not_advance_the_predictor():
@@ -122,9 +118,7 @@ def test_chunks_equal_the_complete_trial_and_states_are_values(settings, kind):
 def test_a_wider_beam_is_not_worse():
     for seed in range(5):
         head, frames = make(SETTINGS[1], 10, seed=seed, n_classes=6)
-        best = [
-            search_transducer(TransducerBeamSearch(head, width), frames)[0].scores["transducer"] for width in (1, 4, 64)
-        ]
+        best = [TransducerBeamSearch(head, width).search(frames)[0].scores["transducer"] for width in (1, 4, 64)]
         assert best[1] >= best[0] - 1e-4 and best[2] >= best[1] - 1e-4
 
 

@@ -12,8 +12,7 @@ import pytest
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.combine import combine
-from arcuate.evaluation.combine.frames import read_frames
+from arcuate.evaluation.combine import combine, read_frames
 from arcuate.files import to_json_line
 
 

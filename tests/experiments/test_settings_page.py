@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from arcuate.config import known_paths
-from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
-from arcuate.experiments.recipe_reference import list_components, to_markdown
+from arcuate.experiments.recipe import Recipe, list_components, load_recipe, recipe_names, to_markdown
 from support.cli import one_object
 from support.forking import arcuate
 

@@ -14,7 +14,7 @@ from arcuate.adaptation.evaluate import AdaptedSession, adapt_sessions, recordin
 from arcuate.adaptation.online import OnlineAdapter, make_adapter
 from arcuate.adaptation.pseudo_labels import word_labeller
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import run_recipe

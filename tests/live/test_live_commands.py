@@ -20,7 +20,7 @@ from arcuate import StreamingDecoder
 from arcuate.data.store import Store
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.evaluation.rescoring.causal import load_causal
+from arcuate.evaluation.causal import load_causal
 from arcuate.live.engine import Rescorer
 from arcuate.models.io import save_model
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words

@@ -10,7 +10,7 @@ import arcuate.evaluation.trials
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.joint import JointBeamSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
@@ -151,7 +151,7 @@ def test_documented_search_of_one_trial() -> None:
     outputs = decoder.outputs(bins, decoder.sessions[0])
     scores = outputs.log_probs["ctc"][0].numpy()
     assert (scores == decoder.log_probs(bins, decoder.sessions[0])).all()
-    best = search_joint(JointBeamSearch(model.transducer), outputs.frames[0], scores)[0]
+    best = JointBeamSearch(model.transducer).search(outputs.frames[0], scores)[0]
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
@@ -181,10 +181,9 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
     run, used = open_run(tmp_path / "run"), set()
     for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
         make = getattr(arcuate.evaluation.trials, name)
+        monkeypatch.setattr(make, "search", lambda searcher, *inputs: [EMPTY_HYPOTHESIS])
         noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
         monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
-    monkeypatch.setattr(arcuate.evaluation.trials, "search_transducer", lambda searcher, frames: [EMPTY_HYPOTHESIS])
-    monkeypatch.setattr(arcuate.evaluation.trials, "search_joint", lambda searcher, *inputs: [EMPTY_HYPOTHESIS])
     for options, made, expected in (
         ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
         ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),

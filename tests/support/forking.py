@@ -82,7 +82,7 @@ def ended(pid: int) -> int:
 
 IMPORTED_ONCE = (
     "arcuate.cli",
-    "arcuate.evaluation.combine.combine",
+    "arcuate.evaluation.combine",
     "arcuate.evaluation.decode",
     "arcuate.evaluation.evaluate",
     "arcuate.experiments.multi_seed",

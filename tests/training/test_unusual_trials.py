@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.joint import JointBeamSearch
 from arcuate.experiments.recipe import load_recipe
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.models.config import ModelConfig
@@ -69,6 +69,6 @@ def test_unusual_trials_are_decoded(odd: str) -> None:
     n_bins = ODD[odd][0]
     with torch.inference_mode():
         outputs = model.eval()(torch.randn(1, n_bins[0], 4), torch.tensor(n_bins), torch.tensor([0]))
-    found = search_joint(JointBeamSearch(model.transducer), outputs.frames[0], outputs.log_probs["ctc"][0].numpy())
+    found = JointBeamSearch(model.transducer).search(outputs.frames[0], outputs.log_probs["ctc"][0].numpy())
     assert found and math.isfinite(found[0].scores["transducer"])
     assert outputs.mode.shape == (1, 2)

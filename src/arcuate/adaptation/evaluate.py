@@ -25,7 +25,7 @@ from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import (
     ModelSource,

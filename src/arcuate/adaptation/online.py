@@ -41,7 +41,7 @@ from arcuate.adaptation.state import (
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.ctc import ctc_loss

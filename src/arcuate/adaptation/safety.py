@@ -8,7 +8,7 @@ from torch import Tensor
 
 from arcuate.adaptation.config import Safety
 from arcuate.adaptation.state import AdamMoments, DecodedTrial, ModelComparison, SessionState, confidence
-from arcuate.decoding.greedy import greedy
+from arcuate.decoding.hypothesis import greedy
 from arcuate.evaluation.metrics import score
 
 _CONFIDENCE_TRIALS = 40  # trials from which the drift of a session is estimated

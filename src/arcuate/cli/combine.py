@@ -43,8 +43,8 @@ def combine(
     as_json: Json = False,
 ) -> None:
     """Combine several decoders, by words or by frame scores."""
-    from arcuate.evaluation.combine.combine import combine as combine_sources
-    from arcuate.evaluation.combine.frames import FrameCombination
+    from arcuate.evaluation.combine import FrameCombination
+    from arcuate.evaluation.combine import combine as combine_sources
 
     with progress("combining") as report:
         result = combine_sources(

@@ -16,7 +16,7 @@ app.add_typer(_recipes_app, name="recipes")
 @_recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
     """List the packaged recipes."""
-    from arcuate.experiments.recipe_reference import list_recipes
+    from arcuate.experiments.recipe import list_recipes
 
     entries = list_recipes()
     if as_json:
@@ -32,7 +32,7 @@ def recipes_show(name: RecipeName, overrides: OverrideList = None, as_json: Json
     from rich.syntax import Syntax
 
     from arcuate.config import to_yaml
-    from arcuate.experiments.recipe_reference import describe_recipe
+    from arcuate.experiments.recipe import describe_recipe
 
     described = describe_recipe(name, overrides or [])
     if as_json:
@@ -60,7 +60,7 @@ def recipes_diff(
 ) -> None:
     """Compare two recipes, setting by setting."""
     from arcuate.config import format_value
-    from arcuate.experiments.recipe_reference import compare_recipes
+    from arcuate.experiments.recipe import compare_recipes
 
     comparison = compare_recipes(a, b)
     if as_json:
@@ -84,7 +84,7 @@ def recipes_diff(
 @_recipes_app.command("settings")
 def recipes_settings(as_json: Json = False) -> None:
     """Print every setting with its type, default, range and description, as Markdown."""
-    from arcuate.experiments.recipe_reference import list_settings, to_markdown
+    from arcuate.experiments.recipe import list_settings, to_markdown
 
     if as_json:
         emit_json({"settings": list_settings()})

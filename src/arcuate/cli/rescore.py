@@ -31,7 +31,7 @@ def rescore(
     as_json: Json = False,
 ) -> None:
     """Rescore n-best lists with a causal language model (extra: llm)."""
-    from arcuate.evaluation.rescoring.rescore import rescore as rescore_lists
+    from arcuate.evaluation.rescore import rescore as rescore_lists
 
     with progress("loading the language model") as report:
         result = rescore_lists(

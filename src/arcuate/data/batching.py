@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -201,19 +201,16 @@ def training_batches(
 
     Close the generator when done: the workers ignore signals, so a failing program would wait for them forever.
     """
-    options: dict[str, Any] = {}
-    if workers:
-        options = {
-            "num_workers": workers,
-            "persistent_workers": True,
-            "prefetch_factor": 2,
-            "worker_init_fn": _ignore_signals,
-        }
     positions = count(start) if stop is None else range(start, stop)
-    loader: DataLoader[Batch] = DataLoader(
-        data, batch_size=None, sampler=positions, collate_fn=None, pin_memory=pin_memory, **options
+    yield from DataLoader(
+        data,
+        batch_size=None,
+        sampler=positions,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        worker_init_fn=_ignore_signals,  # two batches per worker are prefetched
+        pin_memory=pin_memory,
     )
-    yield from loader
 
 
 def _ignore_signals(worker: int) -> None:

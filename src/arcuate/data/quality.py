@@ -45,7 +45,30 @@ class QualityRow:
 
 def find_problems(trial: Trial) -> list[Problem]:
     """Problems in a trial's bins, length and label."""
-    return [*_check_values(trial.bins), *_check_duration(len(trial.bins)), *_check_label(len(trial.bins), trial.tokens)]
+    problems: list[Problem] = []
+    bins, (n_bins, n_channels) = trial.bins, trial.bins.shape
+    n_bad = bins.size - int(np.isfinite(bins).sum())
+    if n_bad:
+        bad_bins = int((~np.isfinite(bins)).any(axis=1).sum())
+        problems.append(
+            Problem(NON_FINITE, n_bad, f"{n_bad} values in {bad_bins} of {n_bins} bins are NaN or infinite")
+        )
+    n_constant = int((bins == bins[0]).all(axis=0).sum()) if n_bins else n_channels
+    if n_constant > _MAX_CONSTANT_FRACTION * n_channels:
+        detail = f"{n_constant} of {n_channels} channels ({n_constant / n_channels:.0%}) are constant"
+        problems.append(Problem("constant channels", n_constant, detail))
+    seconds = round(n_bins * BIN_SECONDS, 2)
+    if seconds < _MIN_SECONDS:
+        problems.append(Problem("too short", seconds, f"{seconds:g} s, shorter than {_MIN_SECONDS * 1000:g} ms"))
+    if seconds > _MAX_SECONDS:
+        problems.append(Problem("too long", seconds, f"{seconds:g} s, longer than {_MAX_SECONDS:g} s"))
+    # A label that needs more frames than there are bins cannot be aligned by any model.
+    needed = 0 if trial.tokens is None else min_frames(trial.tokens.tolist())
+    if needed > n_bins:
+        problems.append(
+            Problem("label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins")
+        )
+    return problems
 
 
 def quality_rows(result: ReadResult, found: Iterable[Problem]) -> list[QualityRow]:
@@ -73,33 +96,6 @@ def write_quality_csv(path: Path, rows: Iterable[QualityRow]) -> None:
         table = csv.writer(stream, lineterminator="\n")
         table.writerow(field.name for field in fields(QualityRow))
         table.writerows(astuple(row) for row in rows)
-
-
-def _check_values(bins: np.ndarray) -> Iterable[Problem]:
-    n_bins, n_channels = bins.shape
-    n_bad = bins.size - int(np.isfinite(bins).sum())
-    if n_bad:
-        bad_bins = int((~np.isfinite(bins)).any(axis=1).sum())
-        yield Problem(NON_FINITE, n_bad, f"{n_bad} values in {bad_bins} of {n_bins} bins are NaN or infinite")
-    n_constant = int((bins == bins[0]).all(axis=0).sum()) if n_bins else n_channels
-    if n_constant > _MAX_CONSTANT_FRACTION * n_channels:
-        detail = f"{n_constant} of {n_channels} channels ({n_constant / n_channels:.0%}) are constant"
-        yield Problem("constant channels", n_constant, detail)
-
-
-def _check_duration(n_bins: int) -> Iterable[Problem]:
-    seconds = round(n_bins * BIN_SECONDS, 2)
-    if seconds < _MIN_SECONDS:
-        yield Problem("too short", seconds, f"{seconds:g} s, shorter than {_MIN_SECONDS * 1000:g} ms")
-    if seconds > _MAX_SECONDS:
-        yield Problem("too long", seconds, f"{seconds:g} s, longer than {_MAX_SECONDS:g} s")
-
-
-def _check_label(n_bins: int, tokens: np.ndarray | None) -> Iterable[Problem]:
-    """A label that needs more frames than there are bins cannot be aligned by any model."""
-    needed = 0 if tokens is None else min_frames(tokens.tolist())
-    if needed > n_bins:
-        yield Problem("label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins")
 
 
 # --- leakage between splits, found by content hashes ------------------------------------------------------

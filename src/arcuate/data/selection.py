@@ -30,8 +30,8 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
     `count_frames` is the frame count of the model. CTC has no path for a label longer than its frames, so training
     trials with such a label are excluded.
     """
-    _check_sizes(store, settings)
     sessions = _select_sessions(store, settings)
+    _check_sizes(store, settings, len(sessions))
     labelled = [t for t in store.trials if t.session in sessions and t.tokens is not None]
     train: list[TrialInfo] = []
     unaligned: list[TrialInfo] = []
@@ -124,13 +124,12 @@ def _select_sessions(store: Store, settings: DataConfig) -> tuple[str, ...]:
     return sessions
 
 
-def _check_sizes(store: Store, settings: DataConfig) -> None:
+def _check_sizes(store: Store, settings: DataConfig, n_sessions: int) -> None:
     if settings.channels is not None and settings.channels != store.n_channels:
         raise UserError(
             f"the recipe expects {settings.channels} channels but {store.path.name} has {store.n_channels};"
             " use a recipe of that size, or set data.channels=null to accept any number"
         )
-    n_sessions = len(_select_sessions(store, settings))
     if settings.n_sessions is not None and settings.n_sessions != n_sessions:
         raise UserError(
             f"the recipe expects {settings.n_sessions} sessions but {n_sessions} are selected from"

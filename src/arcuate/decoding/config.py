@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from arcuate.config import Settings
+from arcuate.config import Settings, parse_settings, read_yaml
 from arcuate.errors import UserError
 
 
@@ -51,10 +50,7 @@ class DecodingConfig(Settings):
 
 def read_decoding_config(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
     """Read search settings from a YAML file, with the record of `arcuate tune` if there is one."""
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise UserError(f"{path} must be a mapping of settings, such as 'lm_weight: 0.8'")
     tuned = tree.pop("tuned", None)
@@ -63,10 +59,4 @@ def read_decoding_config(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
 
 def parse_decoding_config(tree: Mapping[str, Any], where: str) -> DecodingConfig:
     """Validate search settings; `where` names their origin in error messages."""
-    try:
-        return DecodingConfig.model_validate(tree, context={"migrate": True})
-    except ValidationError as error:
-        problem = error.errors()[0]
-        setting = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(DecodingConfig.model_fields)
-        raise UserError(f"{where}: {setting}: {problem['msg']}; known settings are {known}") from None
+    return parse_settings(DecodingConfig, tree, where, noun="search settings of", migrate=True)

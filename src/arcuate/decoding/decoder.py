@@ -9,8 +9,7 @@ import torch
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import Trial
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.errors import UserError
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model

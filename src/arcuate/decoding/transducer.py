@@ -44,6 +44,11 @@ class TransducerGreedySearch:
     head: Transducer
     max_symbols: int = MAX_SYMBOLS
 
+    @torch.inference_mode()
+    def search(self, frames: Tensor) -> list[Hypothesis]:
+        """Decode the encoder frames (F, D) of a complete trial."""
+        return self.finish(self.step(self.start(), frames))
+
     def start(self) -> GreedyState:
         predicted, predictor = self.head.start(1)
         return GreedyState((), 0.0, predicted, predictor)
@@ -84,6 +89,11 @@ class TransducerBeamSearch:
     head: Transducer
     width: int = 8
     max_symbols: int = MAX_SYMBOLS
+
+    @torch.inference_mode()
+    def search(self, frames: Tensor) -> list[Hypothesis]:
+        """Decode the encoder frames (F, D) of a complete trial into an n-best list."""
+        return self.finish(self.step(self.start(), frames))
 
     def start(self) -> BeamState:
         predicted, predictor = self.head.start(1)
@@ -132,20 +142,24 @@ class TransducerBeamSearch:
 
     def _merge_levels(self, waiting: list[BeamState]) -> BeamState:
         """Sum the alignments of equal token sequences and keep the best `width` sequences."""
-        alignments = group_alignments(waiting)
-        totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
+        totals, sources = sum_alignments(waiting)
         kept = sorted(totals, key=lambda t: totals[t], reverse=True)[: self.width]
-        sources = {t: max(alignments[t])[1:] for t in kept}  # equal tokens give equal predictor states
-        return collect_hypotheses(self.head, waiting, totals, sources)
+        return collect_hypotheses(self.head, waiting, totals, {t: sources[t] for t in kept})
 
 
-def group_alignments(levels: Sequence[BeamState]) -> dict[tuple[int, ...], list[tuple[float, int, int]]]:
-    """(score, level, row) of every alignment, by token sequence."""
+def sum_alignments(
+    levels: Sequence[BeamState],
+) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], tuple[int, int]]]:
+    """Score of every token sequence over all its alignments, and the (level, row) of the best one.
+
+    Equal tokens give equal predictor states, so any alignment could provide the state.
+    """
     alignments: dict[tuple[int, ...], list[tuple[float, int, int]]] = {}
     for index, level in enumerate(levels):
         for row, (tokens, score) in enumerate(zip(level.tokens, level.scores.tolist(), strict=True)):
             alignments.setdefault(tokens, []).append((score, index, row))
-    return alignments
+    totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
+    return totals, {t: max(found)[1:] for t, found in alignments.items()}
 
 
 def collect_hypotheses(
@@ -168,17 +182,6 @@ def collect_hypotheses(
         torch.cat([predicted for predicted, _ in parts]),
         head.concatenate([state for _, state in parts]),
     )
-
-
-@torch.inference_mode()
-def search_transducer(
-    searcher: TransducerGreedySearch | TransducerBeamSearch,
-    frames: Tensor,  # (F, D) of one trial, without padding
-) -> list[Hypothesis]:
-    """Decode a complete trial into an n-best list."""
-    if isinstance(searcher, TransducerGreedySearch):  # two branches for the type checker: states differ
-        return searcher.finish(searcher.step(searcher.start(), frames))
-    return searcher.finish(searcher.step(searcher.start(), frames))
 
 
 @dataclass(frozen=True)

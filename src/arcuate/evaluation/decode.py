@@ -32,7 +32,7 @@ from arcuate.run import RunLike, open_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
+    from arcuate.decoding.joint import HeadOutputs, JointWordSearch
     from arcuate.models.transducer import Transducer
 
 _MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
@@ -109,6 +109,37 @@ class Transcription(Sequence[Transcript]):
         return to_frame(transcript.to_row(self.search.lm) for transcript in self.transcripts)
 
 
+@dataclass(frozen=True)
+class TrialSource:
+    """The trials to decode: a split of a run folder, or an .npz file of frame log-probabilities."""
+
+    source: RunLike
+    references: str | Path | None
+    split: str
+    data: str | Path | None
+    head: str = "ctc"
+    checkpoint: str = "best"
+
+
+@dataclass(frozen=True)
+class SearchSource:
+    """The models and settings of a word search, as `decode` takes them."""
+
+    lexicon: str | Path
+    lm: str | Path
+    config: str | Path | None
+    beam: int | None
+    threshold: float | None
+    words: Sequence[str] = ()
+
+    def settings(self) -> tuple[DecodingConfig, dict[str, Any]]:
+        """Settings of the file with the limits given besides it, and the record of `arcuate tune` in the file."""
+        settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
+        limits = {"beam": self.beam, "threshold": self.threshold}
+        given = {name: value for name, value in limits.items() if value is not None}
+        return parse_decoding_config(settings.model_dump() | given, "the command line"), tuned
+
+
 @dataclass(frozen=True, eq=False)
 class DecodingTask:
     """Trials and a search, loaded."""
@@ -159,20 +190,10 @@ def decode(
     """
     target = None if out is None else Path(out)
     task = open_task(
-        source,
+        TrialSource(source, references, split, data, head, checkpoint),
+        SearchSource(lexicon, lm, config, beam, threshold, words),
         target,
-        split=split,
-        lexicon=lexicon,
-        lm=lm,
-        config=config,
-        references=references,
-        beam=beam,
-        threshold=threshold,
-        words=words,
-        data=data,
-        head=head,
-        checkpoint=checkpoint,
-        progress=progress,
+        progress,
     )
     if task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress)
@@ -197,41 +218,20 @@ def decode(
 
 
 def open_task(
-    source: RunLike,
-    out: Path | None,
-    *,
-    split: str = "val",
-    lexicon: str | Path = "default",
-    lm: str | Path = "default",
-    config: str | Path | None = None,
-    references: str | Path | None = None,
-    beam: int | None = None,
-    threshold: float | None = None,
-    words: Sequence[str] = (),
-    data: str | Path | None = None,
-    head: str = "ctc",
-    checkpoint: str = "best",
-    progress: Progress | None = None,
+    trials_from: TrialSource, models: SearchSource, out: Path | None, progress: Progress | None
 ) -> DecodingTask:
-    """Load the trials, the lexicon and the language model, and build the search. Arguments as for `decode`.
+    """Load the trials, the lexicon and the language model, and build the search.
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
-    path = Path(os.fspath(source))
-    check_writable(out, path, *(None if p is None else str(p) for p in (references, config, lexicon, lm)))
-    settings, tuned = read_decoding_config(Path(config)) if config else (DecodingConfig(), {})
-    limits = {"beam": beam, "threshold": threshold}
-    given = {name: value for name, value in limits.items() if value is not None}
-    settings = parse_decoding_config(settings.model_dump() | given, "the command line")
+    path, head, lexicon, lm = Path(os.fspath(trials_from.source)), trials_from.head, models.lexicon, models.lm
+    check_writable(out, path, trials_from.references, models.config, lexicon, lm)
+    settings, tuned = models.settings()
     if head not in ("ctc", "both"):
         raise UserError(f"--head {head!r} is unknown; choose ctc or both")
     if head == "both" and not path.is_dir():
         raise UserError("--head both needs a run folder; a file of frame scores contains the CTC head only")
-    references_file = None if references is None else Path(references)
-    if path.is_dir():
-        trials = _decode_run(path, split, data, checkpoint, head, references_file, progress)
-    else:
-        trials = _read_file(path, references_file, settings)
+    trials = _score_run(path, trials_from, progress) if path.is_dir() else _read_file(path, trials_from, settings)
     entries = open_lexicon(str(lexicon), trials.classes)
     ngram = open_model(str(lm), progress)
     if tuple(entries.classes) != trials.classes:
@@ -239,7 +239,7 @@ def open_task(
             f"the classes of the lexicon {lexicon} differ from those of the frame scores; give a lexicon over"
             f" {' '.join(trials.classes[:4])} …"
         )
-    entries, weights = _add_words(entries, words)
+    entries, weights = _add_words(entries, models.words)
     search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
     if trials.boundary < 0:
         logger.info(
@@ -264,48 +264,39 @@ def open_task(
     )
     joint = None
     if trials.transducer is not None:
-        from arcuate.decoding.word_search.joint import HeadOutputs, JointWordSearch
+        from arcuate.decoding.joint import HeadOutputs, JointWordSearch
 
         outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
         joint = JointWordSearch(search, entries, trials.transducer), outputs
     return DecodingTask(search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint)
 
 
-def _read_file(path: Path, references_file: Path | None, settings: DecodingConfig) -> _Trials:
+def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Trials:
     """Read an .npz file of frame log-probabilities."""
     scores = read_log_probs(path, settings.boundary, settings.fold)
-    ids = scores.ids or tuple(str(i) for i in range(len(scores.trials)))
-    references = (
-        read_references(references_file, len(scores.trials), scores.ids)
-        if references_file
-        else [Reference(identity) for identity in ids]
-    )
+    if trials.references is not None:
+        references = read_references(Path(trials.references), len(scores.trials), scores.ids)
+    else:
+        references = [Reference(identity) for identity in scores.ids or map(str, range(len(scores.trials)))]
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
 
 
-def _decode_run(
-    path: Path,
-    split: str,
-    data: str | Path | None,
-    checkpoint: str,
-    head: str,
-    references_file: Path | None,
-    progress: Progress | None,
-) -> _Trials:
+def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
     from arcuate.data.alphabet import CLASSES, SILENCE
     from arcuate.decoding.transducer import require_transducer
     from arcuate.evaluation.evaluate import score_split
 
-    both = head == "both"
-    scored = score_split(open_run(path), split, data, checkpoint, keep_frames=both, progress=progress)
+    both = trials.head == "both"
+    run, split, data = open_run(path), trials.split, trials.data
+    scored = score_split(run, split, data, trials.checkpoint, keep_frames=both, progress=progress)
     results = scored.results
     log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
-    if references_file:
-        references = read_references(references_file, len(log_probs), [r.id for r in references])
+    if trials.references is not None:
+        references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if not both:
         return _Trials(tuple(log_probs), CLASSES, SILENCE, references)
     transducer = require_transducer(scored.model.transducer, str(path))

@@ -226,16 +226,7 @@ def find_source(run: Run, checkpoint: str) -> ModelSource:
     folder = find_checkpoint(run.path, checkpoint)
     if run.recipe_file.is_file():
         return ModelSource(run, folder, read_config(run), run.data())
-    settings = load_model_config(folder).settings
-    config = TrainingConfig(
-        front_end=settings.front_end,
-        encoder=settings.encoder,
-        transducer=settings.transducer,
-        mode=settings.mode,
-        denoiser=settings.denoiser,
-        output_init=settings.output_init,
-    )
-    return ModelSource(run, folder, config, None)
+    return ModelSource(run, folder, TrainingConfig(**dict(load_model_config(folder).settings)), None)
 
 
 def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
@@ -304,10 +295,9 @@ def write_frame_scores(path: Path, results: Sequence[TrialResult]) -> None:
 
 
 def _check_head(name: str) -> Head:
-    for head in HEAD_NAMES:
-        if head == name:
-            return head
-    raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
+    if name not in HEAD_NAMES:
+        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
+    return name
 
 
 def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) -> int | None:

@@ -1,7 +1,7 @@
 """Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +11,13 @@ import torch
 from arcuate.data.alphabet import token_names
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.joint import JointBeamSearch, search_joint
+from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.joint import JointBeamSearch
 from arcuate.decoding.transducer import (
     TransducerBeamSearch,
     TransducerGreedySearch,
     require_transducer,
     rescore,
-    search_transducer,
 )
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -138,8 +137,8 @@ def _decode_transducer(
     network = require_transducer(model.transducer, "this model")
     if head == "transducer":
         searcher = TransducerGreedySearch(network) if beam is None else TransducerBeamSearch(network, beam)
-        return search_transducer(searcher, frames)[0].tokens
-    found = search_joint(JointBeamSearch(network, beam or TRANSDUCER_BEAM), frames, log_probs)
+        return searcher.search(frames)[0].tokens
+    found = JointBeamSearch(network, beam or TRANSDUCER_BEAM).search(frames, log_probs)
     candidates = [ctc_tokens, *(h.tokens for h in found)]
     found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), candidates)
     return found[0].tokens
@@ -285,12 +284,8 @@ def session_sums(results: Sequence[TrialResult], sessions: Sequence[str]) -> tor
     sums = torch.zeros(len(sessions), len(_COUNTS) + len(LOSS_NAMES), dtype=torch.float64)
     for result in results:
         if result.score is not None:
-            counts = result.score
             row = (
-                counts.substitutions,
-                counts.insertions,
-                counts.deletions,
-                counts.length,
+                *astuple(result.score),
                 float("nan") if result.loss is None else result.loss,
                 1,
                 result.mode is not None and result.predicted_mode == result.trial.mode,

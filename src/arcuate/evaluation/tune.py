@@ -22,7 +22,7 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
-from arcuate.evaluation.decode import DecodingTask, open_task
+from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, open_task
 from arcuate.evaluation.metrics import score
 from arcuate.evaluation.transcribe import (
     Reference,
@@ -38,19 +38,12 @@ from arcuate.run import RunLike
 
 _N_BEST = 20
 _SUBSET = 150  # trials
-_STEPS = {  # the tuned weights and the size of the initial simplex along each
-    "lm_weight": 0.15,
-    "word_bonus": 0.6,
-    "silence_bonus": 1.0,
-    "missing_silence_bonus": 2.0,
-    "blank_penalty": 0.3,
-}
-_BOUNDS = {
-    "lm_weight": (0.0, 20.0),
-    "word_bonus": (-20.0, 20.0),
-    "silence_bonus": (-20.0, 20.0),
-    "missing_silence_bonus": (-60.0, 20.0),
-    "blank_penalty": (-10.0, 10.0),
+_WEIGHTS = {  # the tuned weights: size of the initial simplex along each, lowest and highest value
+    "lm_weight": (0.15, 0.0, 20.0),
+    "word_bonus": (0.6, -20.0, 20.0),
+    "silence_bonus": (1.0, -20.0, 20.0),
+    "missing_silence_bonus": (2.0, -60.0, 20.0),
+    "blank_penalty": (0.3, -10.0, 10.0),
 }
 
 
@@ -138,19 +131,8 @@ def tune(
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
     target = None if out is None else Path(out)
-    task = open_task(
-        source,
-        target,
-        split=split,
-        lexicon=lexicon,
-        lm=lm,
-        config=config,
-        references=references,
-        beam=beam,
-        threshold=threshold,
-        data=data,
-        progress=progress,
-    )
+    trials, models = TrialSource(source, references, split, data), SearchSource(lexicon, lm, config, beam, threshold)
+    task = open_task(trials, models, target, progress)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
     fit_budget = budget / (folds + 1)
@@ -285,11 +267,11 @@ class _Tuner:
         """Fit n-gram weight and word bonus on the n-best lists of a single search."""
         search = self.search.with_settings(settings)
         lists = [search.search(self.trials[i], 5 * _N_BEST) for i in chosen]
-        low, high = _BOUNDS["word_bonus"]
+        (lm_step, _, highest), (bonus_step, low, high) = _WEIGHTS["lm_weight"], _WEIGHTS["word_bonus"]
 
         def objective(values: np.ndarray) -> float:
             lm, bonus = float(values[0]), float(values[1])
-            if not (0.05 <= lm <= _BOUNDS["lm_weight"][1] and low <= bonus <= high):
+            if not (0.05 <= lm <= highest and low <= bonus <= high):
                 return 1e9
             counts = [
                 self._trial_errors(
@@ -300,7 +282,7 @@ class _Tuner:
             return self._objective(counts, chosen)
 
         start = np.array([settings.lm_weight, settings.word_bonus])
-        simplex = _initial_simplex(start, np.array([0.15, 0.6]))
+        simplex = _initial_simplex(start, np.array([lm_step, bonus_step]))
         options: Any = {"initial_simplex": simplex, "maxfev": 80, "xatol": 0.01}
         found = minimize(objective, start, method="Nelder-Mead", options=options)
         lm, bonus = (round(float(v), 3) for v in found.x)
@@ -311,12 +293,12 @@ class _Tuner:
     def _optimise(self, start: DecodingConfig, chosen: Sequence[int], name: str, scale: float = 1.0) -> DecodingConfig:
         """Optimise all weights by Nelder-Mead, with one search of the chosen trials per evaluation."""
         # Without a boundary class, the weights of silences have no effect.
-        names = [name for name in _STEPS if self.search.boundary >= 0 or "silence" not in name]
+        names = [name for name in _WEIGHTS if self.search.boundary >= 0 or "silence" not in name]
         values = np.array([getattr(start, name) for name in names])
-        steps = scale * np.array([_STEPS[name] for name in names])
+        steps = scale * np.array([_WEIGHTS[name][0] for name in names])
 
         def objective(point: np.ndarray) -> float:
-            update = {n: float(np.clip(v, *_BOUNDS[n])) for n, v in zip(names, point, strict=True)}
+            update = {n: float(np.clip(v, *_WEIGHTS[n][1:])) for n, v in zip(names, point, strict=True)}
             return self._evaluate(start.model_copy(update=update), chosen, name)
 
         simplex = _initial_simplex(values, steps)
@@ -329,12 +311,12 @@ class _Tuner:
         """The objective under some weights."""
         if time.perf_counter() > self.deadline and self.best is not None:
             raise _OutOfTime
-        rounded = settings.model_copy(update={n: round(getattr(settings, n), 3) for n in _STEPS})
+        rounded = settings.model_copy(update={n: round(getattr(settings, n), 3) for n in _WEIGHTS})
         value = self._objective(self._search_errors(rounded, chosen), chosen)
         self.n_evaluations += 1
         if self.best is None or value < self.best[0]:
             self.best = (value, rounded)
-            weights = ", ".join(f"{n} {getattr(rounded, n):g}" for n in _STEPS)
+            weights = ", ".join(f"{n} {getattr(rounded, n):g}" for n in _WEIGHTS)
             logger.info(f"{name}, evaluation {self.n_evaluations}: {100 * value:.2f} % with {weights}")
         return value
 

@@ -4,7 +4,6 @@ Every cell (arm × seed) is an ordinary run folder, so an interrupted ablation c
 workers can share one. Which factor caused a difference is judged in `arcuate.insight.ablation`.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,15 +13,15 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from arcuate.config import Overrides, override_list, to_tree, to_yaml_line
+from arcuate.config import Overrides, override_list, to_yaml_line
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.multi_seed import seed_overrides
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
-from arcuate.experiments.subprocess_train import train_in_subprocess
-from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
+from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_in_subprocess
+from arcuate.files import LockHeld, exclusive_lock, read_json
 from arcuate.progress import Progress, logger
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS
@@ -35,7 +34,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SEEDS = ("train.seed", "data.seed")
 _TRIALS = ("data.sessions", "data.max_sessions", "data.n_sessions", "data.channels", "data.dev_fraction")
 _MAX_FACTORS = 12
-_MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # settings that may differ when an ablation is continued
 _CHECKPOINTS = ("last", "best")
 _SPLITS = ("val", "dev")
 
@@ -126,7 +124,7 @@ class AblationRuns:
 
 def ablate(
     recipe: str | Path,
-    factors: Mapping[str, Overrides] | Sequence[Factor] | Sequence[str],
+    factors: Mapping[str, Overrides] | Sequence[str],
     data: str | Path,
     out: str | Path,
     *,
@@ -140,19 +138,19 @@ def ablate(
 ) -> AblationRuns:
     """Train and score every arm of an ablation with `n_seeds` seeds.
 
-    `factors` maps names to overrides, `{"eps": {"optimizer.eps": 1e-8}}`, or lists them as the command line does,
-    `["eps:optimizer.eps=1e-8"]`; `overrides` hold for every arm. `checkpoint` is the one to score: with "last", a run
-    that diverged counts as such. Calling again with the same arguments continues. Judge the result with
-    `arcuate.insight.ablation.judge_ablation(runs.experiment)`.
+    `factors` maps names to overrides, `{"eps": {"optimizer.eps": 1e-8}}`, or lists them as on the command line,
+    `["eps:optimizer.eps=1e-8"]`; `overrides`, and listed ones without a name, hold for every arm. `checkpoint` is the
+    one to score: with "last", a run that diverged counts as such. Calling again with the same arguments continues.
+    Judge the result with `arcuate.insight.ablation.judge_ablation(runs.experiment)`.
     """
+    common = override_list(overrides)
     if isinstance(factors, Mapping):
         parsed = tuple(Factor(name, tuple(override_list(changed))) for name, changed in factors.items())
-        common: tuple[str, ...] = ()
     else:
-        parsed, common = parse_factors(factors)
+        parsed, listed = parse_factors(factors)
+        common = [*common, *listed]
     experiment = Experiment(
-        *(str(recipe), (*override_list(overrides), *common), parsed, Path(data), Path(out)),
-        *(n_seeds, split, checkpoint),
+        str(recipe), tuple(common), parsed, Path(data), Path(out), n_seeds, split=split, checkpoint=checkpoint
     )
     _check_experiment(experiment)
     if dry_run:
@@ -166,14 +164,11 @@ def ablate(
 # --- Factors and arms ------------------------------------------------------------------------------------
 
 
-def parse_factors(arguments: Sequence[str | Factor]) -> tuple[tuple[Factor, ...], tuple[str, ...]]:
+def parse_factors(arguments: Sequence[str]) -> tuple[tuple[Factor, ...], tuple[str, ...]]:
     """Factors (`name:key=value,…`) and overrides for every arm (`key=value`) among command-line arguments."""
     factors: list[Factor] = []
     overrides: list[str] = []
     for argument in arguments:
-        if isinstance(argument, Factor):
-            factors.append(argument)
-            continue
         named = _NAMED.fullmatch(argument)
         if named:
             factors.append(Factor(named[1], _split_settings(named[2], argument)))
@@ -321,23 +316,13 @@ def cells(experiment: Experiment) -> list[Cell]:
 
 def open_experiment(experiment: Experiment) -> None:
     """Create or continue the folder of an ablation; the folder of a different ablation is rejected."""
-    base = to_tree(experiment.load(experiment.arms[0]))
-    identity = {
-        "recipe": {k: v for k, v in base.items() if k not in _MAY_DIFFER},
-        "factors": {f.name: list(f.overrides) for f in experiment.factors},
-        "data": Store.open(experiment.data).manifest.get("hashes"),
-    }
     file = experiment.out / "experiment.json"
-    if file.exists():
-        old, new = read_json(file), json.loads(json.dumps(identity))
-        if changed := [key for key in identity if old.get(key) != new[key]]:
-            raise UserError(
-                f"{experiment.out} is an ablation with different {' and '.join(changed)}; choose another --out"
-            )
-        return
-    if experiment.out.exists() and (not experiment.out.is_dir() or any(experiment.out.iterdir())):
-        raise UserError(f"{experiment.out} exists and is not an ablation folder; choose another --out")
-    write_json(file, identity)
+    if not file.exists():
+        check_new_folder(experiment.out, "an ablation")
+    factors = {f.name: list(f.overrides) for f in experiment.factors}
+    hashes = Store.open(experiment.data).manifest.get("hashes")
+    base = experiment.load(experiment.arms[0])
+    open_folder(file, "an ablation", base, {"factors": factors, "data": hashes})
 
 
 def is_trained(cell: Cell) -> bool:

@@ -209,8 +209,7 @@ def _parent_recipe(source: ModelSource) -> Recipe:
     """The recipe of a run, or one with the settings of an imported model."""
     if source.trained_on is not None:
         return run_recipe(source.run)
-    settings = {name: getattr(source.config, name) for name in type(source.config.model).model_fields}
-    return Recipe(name=source.run.name, **settings)
+    return Recipe(name=source.run.name, **dict(source.config.model))
 
 
 def _known_trials(source: ModelSource, store: Store, model: Model) -> tuple[TrialInfo, ...]:

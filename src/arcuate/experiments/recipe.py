@@ -1,14 +1,21 @@
-"""Recipes: one experiment as data. Loading by name or path, `extends`, overrides, comparison."""
+"""Recipes: one experiment as data. Loading by name or path, `extends` and overrides; what `arcuate recipes` prints."""
 
 import difflib
+import inspect
+import json
 import os
-from dataclasses import dataclass
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from arcuate.config import (
     Change,
@@ -17,13 +24,17 @@ from arcuate.config import (
     UniqueKeyLoader,
     apply_overrides,
     diff,
+    inner_models,
     known_paths,
     merge,
     parse_settings,
     to_tree,
 )
+from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
+from arcuate.files import fields_to_dict
 from arcuate.run import Run
+from arcuate.training.checks import coupling_warnings
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
@@ -176,3 +187,235 @@ def official_ancestor(recipe: Recipe | str | Path) -> str | None:
         if candidate in OFFICIAL:
             return str(candidate)
     return None
+
+
+# --- List, description and comparison --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RecipeEntry:
+    """One packaged recipe in the list."""
+
+    name: str
+    extends: str | None
+    summary: str | None
+
+
+@dataclass(frozen=True)
+class RecipeDescription:
+    """A resolved recipe with the size of its model."""
+
+    recipe: Recipe
+    n_parameters: int
+    n_channels: int  # for which the parameters are counted
+    n_sessions: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **to_tree(self.recipe),
+            "n_parameters": self.n_parameters,
+            "counted_at": {"channels": self.n_channels, "n_sessions": self.n_sessions},
+        }
+
+
+@dataclass(frozen=True)
+class RecipeComparison:
+    """Differences between two recipes, and warnings about settings that were changed without their partners."""
+
+    a: str
+    b: str
+    changes: tuple[Change, ...]
+    ancestor_a: str | None  # official recipe at the root
+    ancestor_b: str | None
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+def list_recipes() -> list[RecipeEntry]:
+    """The packaged recipes by name."""
+    trees = {name: read_tree(Place(name)) for name in recipe_names()}
+    return [RecipeEntry(name, tree.get("extends"), tree.get("summary")) for name, tree in trees.items()]
+
+
+def describe_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> RecipeDescription:
+    """The resolved recipe and its number of parameters at the channels and sessions of its data set."""
+    from arcuate.models.config import ModelConfig
+    from arcuate.models.model import count_parameters
+
+    recipe = load_recipe(recipe, overrides)
+    published = recipe.data.published
+    n_channels = recipe.data.channels or published.channels
+    n_sessions = recipe.data.n_sessions or published.n_sessions
+    sessions = tuple(f"session {i}" for i in range(n_sessions))
+    config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=CLASSES)
+    return RecipeDescription(recipe, count_parameters(config), n_channels, n_sessions)
+
+
+def compare_recipes(a: str | Path, b: str | Path | None = None) -> RecipeComparison:
+    """Changes from recipe `a` to `b`; without `b`, from the official recipe that `a` extends to `a`."""
+    if b is None:
+        a, b = _require_ancestor(str(a)), a
+    recipe_a, recipe_b = load_recipe(a), load_recipe(b)
+    ancestor_a, ancestor_b = official_ancestor(a), official_ancestor(b)
+    sides = {str(a): (recipe_a, ancestor_a), str(b): (recipe_b, ancestor_b)}
+    warnings = tuple(
+        f"{name}: {text}"
+        for name, (recipe, ancestor) in sides.items()
+        if ancestor
+        for text in coupling_warnings(recipe, load_recipe(ancestor), ancestor)
+    )
+    changes = tuple(diff_recipes(recipe_a, recipe_b))
+    return RecipeComparison(str(a), str(b), changes, ancestor_a, ancestor_b, warnings)
+
+
+def _require_ancestor(name: str) -> str:
+    ancestor = official_ancestor(name)
+    if ancestor is None:
+        raise UserError(f"recipe {name} does not extend an official recipe; name a second one to compare with")
+    if ancestor == name:
+        raise UserError(f"recipe {name} is an official recipe; name a second one to compare with")
+    return ancestor
+
+
+# --- Reference of all settings, collected from the settings classes ----------------------------------------
+
+_HEAD = """# Settings
+
+Every setting of a recipe. This page is generated: `arcuate recipes settings > docs/settings.md`. A test keeps it up to
+date.
+
+Settings are given in a recipe file, or on the command line as `key.sub=value`. Changing the `kind` of a component
+replaces the component: set the kind first, then the settings that it needs (`schedule.kind=constant
+schedule.lr=0.001`).
+"""
+
+
+@dataclass(frozen=True)
+class SettingEntry:
+    """One line of the reference."""
+
+    path: str
+    type: str
+    default: str
+    range: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class ComponentEntry:
+    """A settings class at its place in the recipe."""
+
+    path: str
+    kind: str | None
+    is_default: bool  # the kind that a recipe has by default
+    description: str
+    settings: tuple[SettingEntry, ...]
+
+
+def list_settings() -> list[dict[str, Any]]:
+    """All settings as plain values, as `arcuate recipes settings --json` prints them."""
+    return [{"kind": part.kind, **asdict(s)} for part in list_components() for s in part.settings]
+
+
+def list_components(
+    model: type[BaseModel] = Recipe, path: str = "", default: BaseModel | None = None
+) -> Iterator[ComponentEntry]:
+    """The recipe's own settings, then those of each component, in the order of the recipe.
+
+    `default` is the component that a recipe has by default; its values are the default values.
+    """
+    inner: list[tuple[str, type[BaseModel], Any]] = []
+    settings: list[SettingEntry] = []
+    for name, field in model.model_fields.items():
+        field_path = f"{path}.{field.alias or name}".lstrip(".")
+        models = list(inner_models(field.annotation))
+        value = getattr(default, name) if type(default) is model else field.default
+        inner += [(field_path, part, value) for part in models]
+        if not models:
+            settings.append(_describe_setting(field_path, field, value))
+    kinds = typing.get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
+    kind = kinds[0] if len(kinds) == 1 else None  # several: an ordinary setting
+    description = "" if model is Recipe else inspect.cleandoc(model.__dict__.get("__doc__") or "")
+    if settings:
+        yield ComponentEntry(path, kind, type(default) is model, description, tuple(settings))
+    for field_path, part, value in inner:
+        yield from list_components(part, field_path, value)
+
+
+def to_markdown() -> str:
+    """The page docs/settings.md."""
+    lines = [_HEAD]
+    first_path: dict[tuple[str, ...], str] = {}
+    for part in list_components():
+        names = tuple(s.path.rpartition(".")[2] for s in part.settings)
+        title = f"`{part.path}`" if part.path else "The recipe itself"
+        if part.kind:
+            title += f", kind `{part.kind}`" + (" (default)" if part.is_default else "")
+        earlier = first_path.setdefault((*names, str(part.kind), part.description), part.path)
+        if earlier != part.path and part.kind:
+            continue  # the same kinds at a second place
+        lines += [f"## {title}", ""]
+        if part.description:
+            lines += [part.description, ""]
+        lines += ["| setting | type | default | range | description |", "|---|---|---|---|---|"]
+        for s in part.settings:
+            meaning = s.meaning.replace("|", "\\|")
+            lines.append(f"| `{s.path}` | {s.type} | {s.default} | {s.range or '–'} | {meaning} |")
+        lines.append("")
+    lines.append("`session_schedule` takes the same kinds as `schedule`; null uses `schedule` for the session layers.")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_setting(path: str, field: FieldInfo, default: Any) -> SettingEntry:
+    is_required = default is PydanticUndefined
+    default_text = "required" if is_required else f"`{json.dumps(default, ensure_ascii=False)}`"
+    meaning = field.description or ("Kind of component." if path.endswith(".kind") else "")
+    limits = ", ".join(dict.fromkeys([*_limits(field.metadata), *_inner_limits(field.annotation)]))
+    return SettingEntry(path, _type_name(field.annotation), default_text, limits, meaning)
+
+
+def _type_name(annotation: Any) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type_name(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in parts)
+    if origin is typing.Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if origin is tuple:
+        inner = _type_name(parts[0])
+        return f"list of {inner}" if parts[-1] is Ellipsis else f"list of {len(parts)} × {inner}"
+    names = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
+    return names[annotation]
+
+
+def _limits(metadata: typing.Iterable[Any]) -> Iterator[str]:
+    signs = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
+    signs |= {"min_length": "length ≥ {}", "max_length": "length ≤ {}", "pattern": "`{}`"}
+    for part in metadata:
+        for name, sign in signs.items():
+            value = getattr(part, name, None)
+            if value is not None:
+                yield sign.format(_format_limit(value)).replace("|", "\\|")
+        if isinstance(part, FieldInfo):
+            yield from _limits(part.metadata)
+
+
+def _inner_limits(annotation: Any) -> Iterator[str]:
+    """Limits of a part of the type, such as the numbers in a list."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from _limits(parts[1:])
+    if typing.get_origin(annotation) is not typing.Literal:
+        for part in parts:
+            yield from _inner_limits(part)
+
+
+def _format_limit(value: Any) -> str:
+    if value == 2**63:
+        return "2^63"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

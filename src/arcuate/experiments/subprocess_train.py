@@ -1,4 +1,4 @@
-"""One training run in a subprocess (of a sweep or ablation): a crash or a kill affects that run alone."""
+"""Training in subprocesses (of sweeps and ablations): a crash or a kill affects one run alone. And their folders."""
 
 import json
 import subprocess
@@ -10,10 +10,15 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from arcuate.config import to_tree
+from arcuate.errors import UserError
+from arcuate.files import read_json, write_json
 from arcuate.run import Run
+from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 from arcuate.training.interrupts import Stop
 
 PROGRAM = (sys.executable, "-m", "arcuate")
+_MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # between workers, and when an experiment is continued
 _POLL_S = 0.25
 _GRACE_S = 120.0  # time for a training process to finish its step and save after SIGTERM
 
@@ -24,6 +29,23 @@ class SubprocessResult:
 
     result: Mapping[str, Any] | None  # `TrainResult.to_dict()`; None if it failed or was stopped
     failure: str | None  # the reason, if it failed
+
+
+def check_new_folder(folder: Path, kind: str) -> None:
+    """Reject a folder that something else has written; `kind` is "a sweep" or "an ablation"."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not {kind} folder; choose another --out")
+
+
+def open_folder(file: Path, kind: str, recipe: TrainingConfig, varied: Mapping[str, Any]) -> None:
+    """Write the identity of an experiment into its folder, or reject the folder of a different experiment."""
+    identity = {"recipe": {key: value for key, value in to_tree(recipe).items() if key not in _MAY_DIFFER}, **varied}
+    if not file.exists():
+        write_json(file, identity)
+        return
+    old, new = read_json(file), json.loads(json.dumps(identity))
+    if changed := [key for key in identity if old.get(key) != new[key]]:
+        raise UserError(f"{file.parent} is {kind} with different {' and '.join(changed)}; choose another --out")
 
 
 def train_arguments(recipe: str, data: Path, run: Path | str, overrides: Sequence[str]) -> list[str]:

@@ -13,16 +13,15 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, to_tree, to_yaml_line
+from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, read_yaml, to_yaml_line
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe
-from arcuate.experiments.subprocess_train import train_arguments, train_in_subprocess
-from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, read_json, to_frame, write_json
+from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
+from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run
 from arcuate.seeds import derive_seed
@@ -40,7 +39,6 @@ except ImportError:
 
 _INTERRUPTED = "interrupted"
 _EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
-_MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # settings that may differ between the workers of a sweep
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,9 @@ def read_space(
     if isinstance(space, Mapping):
         tree, where = dict(space), "search space"
     else:
-        tree, where = _read_file(Path(space)), str(space)
+        tree, where = read_yaml(Path(space)), str(space)
+        if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
+            raise UserError(f"{space} should name the settings to vary, such as '{_EXAMPLE}'")
     listed = override_list(overrides)
     fixed = [o.partition("=")[0].strip() for o in listed]
     known = known_paths(Recipe)
@@ -184,19 +184,6 @@ def read_space(
             if path == other or path.startswith(f"{other}."):
                 raise UserError(f"{where}: {path} is varied, but {other} is also set; leave one of them out")
     return tuple(_read_dimension(where, path, values, recipe, listed) for path, values in tree.items())
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"search space {file} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{file} is not valid YAML: {first}") from None
-    if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
-        raise UserError(f"{file} should name the settings to vary, such as '{_EXAMPLE}'")
-    return tree
 
 
 def _check_path(where: str, path: str, known: set[str]) -> None:
@@ -281,22 +268,12 @@ def open_study(plan: SweepPlan) -> optuna.Study:
     recipe, store = plan.load_recipe(), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
         raise UserError(f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1")
-    is_sweep = (plan.out / "locks" / "study").exists()
-    if not is_sweep and plan.out.exists() and (not plan.out.is_dir() or any(plan.out.iterdir())):
-        raise UserError(f"{plan.out} exists and is not a sweep folder; choose another --out")
-    identity = {
-        "recipe": {key: value for key, value in to_tree(recipe).items() if key not in _MAY_DIFFER},
-        "space": {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space},
-        "data": hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest(),
-    }
-    file = plan.out / "sweep.json"
+    if not (plan.out / "locks" / "study").exists():
+        check_new_folder(plan.out, "a sweep")
+    space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
+    hashes = hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest()
     with _study_lock(plan):
-        if file.exists():
-            old, new = read_json(file), json.loads(json.dumps(identity))
-            if changed := [key for key in identity if old.get(key) != new[key]]:
-                raise UserError(f"{plan.out} is a sweep with a different {' and '.join(changed)}; choose another --out")
-        else:
-            write_json(file, identity)
+        open_folder(plan.out / "sweep.json", "a sweep", recipe, {"space": space, "data": hashes})
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         return optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(plan.out / "study.journal"))),

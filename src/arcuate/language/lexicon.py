@@ -97,17 +97,13 @@ def _read_entries(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, lis
         line = decode_line(encoded, path, number)
         if not line.strip() or line.startswith(_COMMENT):
             continue
-        word, phones = _split_line(line)
+        # The first tab, or else the first space, separates the word from its pronunciation.
+        word, _, rest = line.strip("\r\n").partition("\t") if "\t" in line else line.strip().partition(" ")
+        word, phones = word.strip(), rest.split()
         if not known.issuperset(phones):
             phones = [_STRESS.sub(r"\1", phone) for phone in phones]
         _check_entry(path, number, word, phones, known)
         yield _VARIANT.sub("", word) or word, phones
-
-
-def _split_line(line: str) -> tuple[str, list[str]]:
-    """Split into word and pronunciation, at the first tab or else at the first space."""
-    word, _, rest = line.strip("\r\n").partition("\t") if "\t" in line else line.strip().partition(" ")
-    return word.strip(), rest.split()
 
 
 def _check_entry(path: Path, number: int, word: str, phones: list[str], known: frozenset[str]) -> None:

@@ -29,8 +29,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store, is_store
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.models.model import Model, single_session_model

@@ -15,12 +15,11 @@ from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
-from arcuate.decoding.greedy import greedy
-from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError
-from arcuate.evaluation.rescoring.causal import load_causal
+from arcuate.evaluation.causal import load_causal
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
 from arcuate.live.engine import Engine, ModelDelay, Rescorer, load_search, make_engine
 from arcuate.models.io import load_model

@@ -16,8 +16,8 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.rescoring.causal import CausalModel, score_sentences
-from arcuate.evaluation.rescoring.rescore import ScoreWeights
+from arcuate.evaluation.causal import CausalModel, score_sentences
+from arcuate.evaluation.rescore import ScoreWeights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup

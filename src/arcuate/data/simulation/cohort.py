@@ -44,6 +44,7 @@ DIFFICULTIES: dict[str, float] = {"easy": 0.6, "real": 1.0, "hard": 1.4}
 _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 
 _STAGING = ".simulating"
+_TRUTH_FIELDS = ("session", "split", "number", "block", "mode", "corpus", "text")
 _FIRST_DATE = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28)}
 _PARTICIPANT = {"b2t25": "t15", "b2t24": "t12"}
 _DAYS_FROM_IMPLANT = 25  # days from implantation to the first session
@@ -215,8 +216,13 @@ def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> tupl
             with _open_session(out, cohort, index) as write:
                 for trial in _simulate_trials(cohort, index, plan, electrodes, signal):
                     write(trial)
-                    row = _truth_row(trial)
-                    row |= {"dead": dead, "seed": cohort.seed, "difficulty": cohort.difficulty}
+                    row = {name: getattr(trial, name) for name in _TRUTH_FIELDS} | {
+                        "phonemes": trial.names,
+                        "onsets_s": [round(float(onset), 3) for onset in trial.onsets * BIN_SECONDS],
+                        "dead": dead,
+                        "seed": cohort.seed,
+                        "difficulty": cohort.difficulty,
+                    }
                     truth.write(json.dumps(row) + "\n")
                     counts[trial.split] += 1
                     n_bins += len(trial.counts)
@@ -262,21 +268,6 @@ def _open_session(out: Path, cohort: _Cohort, index: int) -> AbstractContextMana
     if cohort.layout == "b2t25":
         return write_hdf5_session(out, cohort.sessions[index])
     return write_mat_session(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
-
-
-def _truth_row(trial: SimulatedTrial) -> dict[str, object]:
-    """Ground truth of one trial."""
-    return {
-        "session": trial.session,
-        "split": trial.split,
-        "number": trial.number,
-        "block": trial.block,
-        "mode": trial.mode,
-        "corpus": trial.corpus,
-        "text": trial.text,
-        "phonemes": trial.names,
-        "onsets_s": [round(float(onset), 3) for onset in trial.onsets * BIN_SECONDS],
-    }
 
 
 def _description_rows(session: str, first: date, plan: list[PlannedTrial]) -> Iterator[tuple[object, ...]]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.data.trial import BIN_SECONDS, list_features
-from arcuate.decoding.greedy import TokenSpan, token_spans
+from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.pages import svg
 from arcuate.insight.pages.formatting import finite_int, percent

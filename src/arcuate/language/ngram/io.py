@@ -226,8 +226,8 @@ def read_sphinx(path: Path) -> NGramTables:
     tables = [
         NGramTable(
             np.arange(counts[0], dtype=np.int32)[:, None],
-            _to_nat(unigrams["prob"][:-1]),
-            _to_nat(unigrams["backoff"][:-1]),
+            _to_natural_log(unigrams["prob"][:-1]),
+            _to_natural_log(unigrams["backoff"][:-1]),
         )
     ]
     firsts, paths = unigrams["first"].astype(np.int64), tables[0].ids
@@ -237,12 +237,14 @@ def read_sphinx(path: Path) -> NGramTables:
         paths = _extend_paths(reader, paths, firsts, words, counts[0])
         log_probs = levels[2 * (k - 2)][probs]
         weights = np.zeros(len(words), np.float32) if longest else levels[2 * (k - 2) + 1][backoffs]
-        tables.append(NGramTable(np.ascontiguousarray(paths[:, ::-1]), _to_nat(log_probs), _to_nat(weights)))
+        tables.append(
+            NGramTable(np.ascontiguousarray(paths[:, ::-1]), _to_natural_log(log_probs), _to_natural_log(weights))
+        )
         firsts = children
     return add_special_words(NGramTables(_read_words(reader, counts[0]), tuple(tables), source=str(path)))
 
 
-def _to_nat(values: np.ndarray) -> np.ndarray:
+def _to_natural_log(values: np.ndarray) -> np.ndarray:
     return (values.astype(np.float64) * _LOG_BASE).astype(np.float32)
 
 

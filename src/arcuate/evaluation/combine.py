@@ -1,47 +1,53 @@
 """Combine several decoders: one text per trial from their candidates, or the mean of their frame scores."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
+from arcuate.data.alphabet import token_names
+from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs, write_log_probs
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.candidates import (
+from arcuate.evaluation.candidates import (
     CandidateList,
+    Votes,
     attach_references,
+    check_same_trials,
     mark_leakage,
+    mbr,
+    merge_decoders,
     n_systems,
     oracle_score,
     read_candidates,
+    rover,
     score_candidates,
+    vote_weights,
 )
-from arcuate.evaluation.combine.frames import FrameCombination, Mean, combine_frames
-from arcuate.evaluation.combine.linear import (
-    CAUSAL_WEIGHT,
+from arcuate.evaluation.linear import (
     NGRAM_WEIGHT,
     NGRAM_WEIGHT_WITH_CAUSAL,
-    Feature,
-    LinearChoice,
-    choose_linear,
-    feature_weights,
+    LinearWeights,
+    causal_feature,
+    choose_or_fit,
+    describe_weights,
     ngram_feature,
-    precomputed_feature,
-    read_weights,
     write_weights,
 )
-from arcuate.evaluation.combine.voting import Votes, mbr, merge_decoders, rover, vote_weights
-from arcuate.evaluation.metrics import WordMetrics, score_text, summarise_words, total
-from arcuate.evaluation.significance import Difference, score_difference
+from arcuate.evaluation.metrics import Score, WordMetrics, score, score_text, summarise_words, total
+from arcuate.evaluation.significance import Difference, bootstrap_interval, score_difference
 from arcuate.evaluation.submission import WORDS_LABEL, find_decodings, missing_decodings
 from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
 from arcuate.run import RunLike, open_run
 
+Mean = Literal["arithmetic", "geometric"]
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")
+_FLOOR = -1e4  # replaces −inf, which a single model would force on a geometric mean
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,6 @@ class CombinationMetrics:
     def to_dict(self) -> dict[str, Any]:
         single = fields_to_dict(self.single) if self.single else {}
         return self.words.to_dict() | fields_to_dict(self, "words", "single") | single
-
-
-@dataclass(frozen=True)
-class LinearWeights:
-    """Weights of the linear method and their origin."""
-
-    weights: dict[str, float]
-    weights_from: str  # packaged, fitted, or a file
-    cross_fitted: bool | None = None
-    folds: int | None = None
-    wer_fitted_on_same_trials: float | None = None  # with the weights fitted on all trials
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +107,43 @@ class WordCombination:
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
         return to_frame(self.rows())
+
+
+@dataclass(frozen=True)
+class PhonemeComparison:
+    """PER of the greedy search on the mean, against the single models."""
+
+    per: float | None
+    per_low: float | None
+    per_high: float | None
+    single_per: list[float | None]
+    best_single: int  # number of the model with the fewest errors, from 1
+    against_best_single: Difference | None  # mean minus best single model
+
+
+@dataclass(frozen=True)
+class FrameCombination:
+    """Result of `combine` with method arithmetic or geometric."""
+
+    method: Mean
+    n_models: int
+    n_trials: int
+    phonemes: PhonemeComparison | None  # None: no labels
+    out: Path | None
+
+    @property
+    def per(self) -> float | None:
+        """PER of the greedy search on the mean; None without labels."""
+        return self.phonemes.per if self.phonemes else None
+
+    def summary(self) -> str:
+        """The result in one sentence."""
+        rate = "no labels, so no PER" if self.per is None else f"greedy PER {100 * self.per:.2f} %"
+        return f"{self.method} mean of {self.n_models} models, {self.n_trials} trials: {rate}"
+
+    def to_dict(self) -> dict[str, Any]:
+        phonemes = fields_to_dict(self.phonemes) if self.phonemes else {}
+        return fields_to_dict(self, "phonemes", "out") | phonemes | ({"out": str(self.out)} if self.out else {})
 
 
 def combine(
@@ -181,9 +213,11 @@ def combine(
     linear = None
     if method == "linear":
         extra = [ngram_feature(ngram, NGRAM_WEIGHT_WITH_CAUSAL if llm else NGRAM_WEIGHT)] if ngram else []
-        extra += [_causal_feature(Path(llm), candidates, progress)] if llm else []
-        choice = _choose_linear(candidates, trial_weights, extra, fit, folds, weights)
-        texts, linear = choice.texts, _describe_weights(choice, candidates, folds, weights)
+        if llm:
+            extra.append(causal_feature(Path(llm), [text for c in candidates for text in c.texts], progress))
+        weights_file = Path(weights) if weights else None
+        choice = choose_or_fit(candidates, trial_weights, extra, fit, folds, weights_file)
+        texts, linear = choice.texts, describe_weights(choice, candidates, folds, weights_file)
         if save_file:
             labelled = sum(c.reference is not None for c in candidates)
             about = {"n_trials": labelled, "lm": names, "fitted_on": [str(path) for path in paths]}
@@ -240,45 +274,6 @@ def _have_only_frames(paths: Sequence[Path], split: str, label: str | None) -> b
     return not words and all(run.results_file(split, label, "scores.npz").is_file() for run in runs)
 
 
-def _choose_linear(
-    lists: Sequence[CandidateList],
-    votes: Sequence[np.ndarray],
-    extra: Sequence[Feature],
-    fit: bool,
-    folds: int,
-    weights: str | Path | None,
-) -> LinearChoice:
-    if not fit:
-        names, packaged = feature_weights(extra)
-        values = read_weights(Path(weights), names) if weights else np.array(packaged)
-        return choose_linear(lists, votes, extra, weights=values)
-    labelled = sum(candidates.reference is not None for candidates in lists)
-    if labelled < 2 * folds:
-        raise UserError(
-            f"--fit needs references of at least {2 * folds} trials, there are {labelled};"
-            " add --references, or leave out --fit"
-        )
-    return choose_linear(lists, votes, extra, n_folds=folds)
-
-
-def _describe_weights(
-    choice: LinearChoice, lists: Sequence[CandidateList], folds: int, weights: str | Path | None
-) -> LinearWeights:
-    by_name = dict(zip(choice.names, choice.weights.tolist(), strict=True))
-    if choice.same_trials is None:
-        return LinearWeights(by_name, str(weights) if weights else "packaged")
-    optimistic = [trial.score.words for trial in score_candidates(lists, choice.same_trials)]
-    return LinearWeights(by_name, "fitted", True, folds, total(optimistic).rate)
-
-
-def _causal_feature(path: Path, lists: Sequence[CandidateList], progress: Progress | None) -> Feature:
-    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
-
-    texts = sorted({text for candidates in lists for text in candidates.texts})
-    scores = score_sentences(load_causal(path), texts, progress=progress)
-    return precomputed_feature("causal", CAUSAL_WEIGHT, dict(zip(texts, scores.tolist(), strict=True)))
-
-
 def _name_models(lists: Sequence[CandidateList], lm: str | Path | None, llm: str | Path | None) -> str | None:
     """All language models behind a text: those of the decoders, then those of the combination."""
     decoders = " / ".join(dict.fromkeys(candidates.lm for candidates in lists if candidates.lm))
@@ -312,3 +307,108 @@ def _find_words(path: Path, split: str, label: str | None) -> Path:
     if file == run.results_file(split) and not any("nbest" in row for row in read_jsonl(file)[:1]):
         raise missing_decodings(run, split, None)
     return file
+
+
+# --- Frame scores ------------------------------------------------------------------------------------------
+
+
+def combine_frames(
+    sources: Sequence[Path], mean: Mean, split: str, label: str | None, out: Path | None
+) -> FrameCombination:
+    """Average the frame log-probabilities of runs or .npz files; score the greedy search if labels are known."""
+    if len(sources) < 2:
+        raise UserError("averaging needs at least two runs or .npz files of frame scores")
+    paths = [_find_scores(path, split, label) if path.is_dir() else path for path in sources]
+    models = [replace(read_frames(path), name=str(path)) for path in paths]
+    pooled = average(models, mean)
+    labels = _read_labels(sources[0], split, label)
+    phonemes = _compare_phonemes(models, pooled, labels) if labels else None
+    if out is not None:
+        write_log_probs(out, replace(models[0], trials=tuple(pooled)))
+    return FrameCombination(mean, len(models), len(pooled), phonemes, out)
+
+
+def read_frames(path: Path) -> FrameLogProbs:
+    """Read frame log-probabilities that name their trials."""
+    scores = read_log_probs(path)
+    if scores.ids is None:
+        raise UserError(f"{path} does not name its trials; write it with: arcuate evaluate --scores")
+    for trial, frames in zip(scores.ids, scores.trials, strict=True):
+        if np.isnan(frames).any() or np.isposinf(frames).any():
+            raise UserError(f"{path}: trial {trial} contains NaN or +inf; evaluate the model again")
+    return scores
+
+
+def average(models: Sequence[FrameLogProbs], mean: Mean) -> list[np.ndarray]:
+    """Mean log-probabilities of every trial; trials, classes and frame counts must agree."""
+    first = models[0]
+    for other in models[1:]:
+        check_same_trials(first.name, first.ids or (), other.name, other.ids or ())
+        if other.classes != first.classes:
+            raise UserError(f"the classes of {other.name} and {first.name} differ; they cannot be averaged")
+    return [mean_frames([_check_length(first, model, i) for model in models], mean) for i in range(len(first.trials))]
+
+
+def mean_frames(frames: Sequence[np.ndarray], mean: Mean) -> np.ndarray:
+    """Mean of one trial, renormalised in every frame: (F, V)"""
+    stacked = np.maximum(np.stack(frames).astype(np.float64), _FLOOR)  # (models, F, V)
+    if mean == "arithmetic":
+        pooled = np.logaddexp.reduce(stacked, axis=0) - np.log(len(frames))
+    else:
+        pooled = stacked.mean(axis=0)
+    return (pooled - np.logaddexp.reduce(pooled, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def _check_length(first: FrameLogProbs, model: FrameLogProbs, index: int) -> np.ndarray:
+    expected, frames = first.trials[index], model.trials[index]
+    if len(frames) != len(expected):
+        raise UserError(
+            f"trial {(first.ids or ())[index]} has {len(expected)} frames in {first.name} and {len(frames)} in"
+            f" {model.name}; models with different patches cannot be averaged by frame, combine their words:"
+            " --method mbr"
+        )
+    return frames
+
+
+def _find_scores(path: Path, split: str, label: str | None) -> Path:
+    file = open_run(path).results_file(split, label, "scores.npz")
+    if not file.is_file():
+        raise UserError(
+            f"{path} has no frame scores of {split}; write them with:"
+            f" arcuate evaluate {path} --split {split} --scores {file}"
+        )
+    return file
+
+
+def _read_labels(source: Path, split: str, label: str | None) -> dict[str, list[str]]:
+    """Reference phonemes by trial, from the results of the first run."""
+    if not source.is_dir():
+        return {}
+    file = open_run(source).results_file(split, label)
+    if not file.is_file():
+        return {}
+    rows = read_jsonl(file)
+    return {str(r["trial"]): r["reference"] for r in rows if "trial" in r and isinstance(r.get("reference"), list)}
+
+
+def _compare_phonemes(
+    models: Sequence[FrameLogProbs], pooled: Sequence[np.ndarray], labels: Mapping[str, list[str]]
+) -> PhonemeComparison:
+    ids = models[0].ids or ()
+
+    def score_frames(trials: Sequence[np.ndarray]) -> list[Score]:
+        return [
+            score(labels[identity], token_names(greedy(frames)))
+            for identity, frames in zip(ids, trials, strict=True)
+            if identity in labels
+        ]
+
+    single, mean = [score_frames(model.trials) for model in models], score_frames(pooled)
+    best = min(range(len(single)), key=lambda i: total(single[i]).errors)
+    return PhonemeComparison(
+        total(mean).rate,
+        *bootstrap_interval(mean),
+        [total(scores).rate for scores in single],
+        best + 1,
+        score_difference(mean, single[best]),
+    )

@@ -4,7 +4,7 @@ Weights are fitted by minimum-risk training (Smith & Eisner 2006): the expected 
 the weighted sums is minimised. Fitted weights are evaluated on trials of other folds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize
 
+from arcuate.config import read_yaml
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.candidates import CandidateList, finite_number
-from arcuate.evaluation.combine.voting import expected_errors
-from arcuate.evaluation.metrics import score
+from arcuate.evaluation.candidates import CandidateList, expected_errors, finite_number, score_candidates
+from arcuate.evaluation.metrics import score, total
 from arcuate.files import write_text
 from arcuate.language.ngram.model import LanguageModel
+from arcuate.progress import Progress
 
 # Features of the candidates themselves with their packaged weights, fitted on ten-seed lists of two participants
 # (docs/combine.md also gives the result of transferring weights between participants). Decoders delete more phonemes
@@ -75,6 +76,38 @@ class LinearChoice:
     weights: np.ndarray  # (k,) as given, or fitted on all trials
     cross_fitted: bool
     same_trials: list[str] | None = None  # chosen by the weights fitted on all trials; optimistically biased
+
+
+@dataclass(frozen=True)
+class LinearWeights:
+    """Weights of the linear method and their origin."""
+
+    weights: dict[str, float]
+    weights_from: str  # packaged, fitted, or a file
+    cross_fitted: bool | None = None
+    folds: int | None = None
+    wer_fitted_on_same_trials: float | None = None  # with the weights fitted on all trials
+
+
+def choose_or_fit(
+    lists: Sequence[CandidateList],
+    votes: Sequence[np.ndarray],
+    extra: Sequence[Feature],
+    fit: bool,
+    folds: int,
+    file: Path | None,
+) -> LinearChoice:
+    """Choose with fitted weights, or with those of a file, by default the packaged ones."""
+    if not fit:
+        names, packaged = feature_weights(extra)
+        return choose_linear(lists, votes, extra, weights=read_weights(file, names) if file else np.array(packaged))
+    labelled = sum(candidates.reference is not None for candidates in lists)
+    if labelled < 2 * folds:
+        raise UserError(
+            f"--fit needs references of at least {2 * folds} trials, there are {labelled};"
+            " add --references, or leave out --fit"
+        )
+    return choose_linear(lists, votes, extra, n_folds=folds)
 
 
 def choose_linear(
@@ -142,9 +175,14 @@ def ngram_feature(lm: LanguageModel, weight: float = NGRAM_WEIGHT) -> Feature:
     return Feature("ngram", weight, lambda texts: np.array([log_prob(text) for text in texts]))
 
 
-def precomputed_feature(name: str, weight: float, scores: Mapping[str, float]) -> Feature:
-    """Scores computed for all texts beforehand."""
-    return Feature(name, weight, lambda texts: np.array([scores[text] for text in texts]))
+def causal_feature(path: Path, texts: Iterable[str], progress: Progress | None = None) -> Feature:
+    """Natural-log probability under a causal language model, computed for all `texts` beforehand."""
+    from arcuate.evaluation.causal import load_causal, score_sentences
+
+    distinct = sorted(set(texts))
+    log_probs = score_sentences(load_causal(path), distinct, progress=progress)
+    by_text = dict(zip(distinct, log_probs.tolist(), strict=True))
+    return Feature("causal", CAUSAL_WEIGHT, lambda texts: np.array([by_text[text] for text in texts]))
 
 
 def assign_folds(groups: Sequence[str | None], n_folds: int) -> np.ndarray:
@@ -230,6 +268,17 @@ def _expected_rate(weights: np.ndarray, stack: _Stack) -> tuple[float, np.ndarra
     return float(value), stack.features.T @ pull / stack.n_words + 2 * _L2_PENALTY * weights
 
 
+def describe_weights(
+    choice: LinearChoice, lists: Sequence[CandidateList], folds: int, file: Path | None
+) -> LinearWeights:
+    """The weights behind a choice and where they come from."""
+    by_name = dict(zip(choice.names, choice.weights.tolist(), strict=True))
+    if choice.same_trials is None:
+        return LinearWeights(by_name, str(file) if file else "packaged")
+    optimistic = [trial.score.words for trial in score_candidates(lists, choice.same_trials)]
+    return LinearWeights(by_name, "fitted", True, folds, total(optimistic).rate)
+
+
 def write_weights(path: Path, choice: LinearChoice, about: Mapping[str, Any]) -> None:
     """Write weights as YAML: a number per feature, and where they come from."""
     tree = {
@@ -241,10 +290,7 @@ def write_weights(path: Path, choice: LinearChoice, about: Mapping[str, Any]) ->
 
 def read_weights(path: Path, names: Sequence[str]) -> np.ndarray:
     """Read the weights of exactly these features: (k,)"""
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as weights: {str(error).splitlines()[0]}") from None
+    tree = read_yaml(path)
     given = tree.get("weights") if isinstance(tree, dict) else None
     if not isinstance(given, dict):
         raise UserError(f"{path} has no table `weights`; write one with --save-weights")

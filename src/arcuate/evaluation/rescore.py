@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.evaluation.combine.candidates import (
+from arcuate.evaluation.candidates import (
     CandidateList,
     attach_references,
     finite_number,
@@ -21,7 +21,7 @@ from arcuate.evaluation.combine.candidates import (
     parse_rows,
     score_candidates,
 )
-from arcuate.evaluation.combine.linear import assign_folds, cross_fit, make_example
+from arcuate.evaluation.linear import assign_folds, cross_fit, make_example
 from arcuate.evaluation.metrics import WordMetrics, summarise_words, total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
@@ -261,7 +261,7 @@ def _score_causal(
     """Causal score of every entry, and the CPU time."""
     if not path.exists():
         raise UserError(f"no language model at {path}; give a model folder or a .gguf file")
-    from arcuate.evaluation.rescoring.causal import load_causal, score_sentences
+    from arcuate.evaluation.causal import load_causal, score_sentences
 
     texts = [text for entry in lists for text in entry.candidates.texts]
     started = time.process_time()

@@ -1,1 +1,0 @@
-"""Rescoring of n-best lists with a causal language model."""
