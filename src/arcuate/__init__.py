@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import diagnose as diagnose
     from arcuate.insight.drift import write_drift as write_drift
-    from arcuate.insight.ledger import list_runs as list_runs
     from arcuate.insight.ledger import write_ledger as write_ledger
     from arcuate.insight.report import write_report as write_report
+    from arcuate.insight.runs import list_runs as list_runs
     from arcuate.live.bench import bench_live as bench_live
     from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
     from arcuate.live.serve import serve as serve
@@ -64,7 +64,7 @@ _HOMES = {
     "evaluate_adaptation": "adaptation.evaluate",
     "import_checkpoint": "models.import_checkpoint",
     "judge_ablation": "insight.ablation",
-    "list_runs": "insight.ledger",
+    "list_runs": "insight.runs",
     "load": "decoding.decoder",
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",

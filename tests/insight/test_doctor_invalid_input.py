@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
+from arcuate.insight.charts import png
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
-from arcuate.insight.pages.svg import png
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate

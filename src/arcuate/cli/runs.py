@@ -11,7 +11,7 @@ from arcuate.cli.app import app
 from arcuate.cli.console import emit_json, out, percent, progress, say
 
 if TYPE_CHECKING:
-    from arcuate.insight.ledger import RunEntry
+    from arcuate.insight.runs import RunEntry
 
 _MAX_CHANGES = 4
 
@@ -24,7 +24,7 @@ def runs(
     ] = False,
 ) -> None:
     """List runs: verdict, best PER, steps, and changes relative to the parent run."""
-    from arcuate.insight.ledger import list_runs
+    from arcuate.insight.runs import list_runs
 
     with progress("reading runs") as report:
         found = list_runs(folder, progress=report)
@@ -65,7 +65,7 @@ def _steps(entry: "RunEntry") -> str:
 
 def _changes(entry: "RunEntry") -> str:
     """The parent and the first few changes relative to it."""
-    from arcuate.insight.ledger.runs import value_text
+    from arcuate.insight.runs import value_text
 
     if entry.parent is None:
         return ""

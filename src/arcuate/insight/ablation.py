@@ -25,11 +25,11 @@ from arcuate.experiments.ablation import (
     is_scored,
     overview,
 )
-from arcuate.files import to_frame, write_json, write_text
+from arcuate.files import fields_to_dict, to_frame, write_json, write_text
+from arcuate.insight import charts
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import MISSING, percent, split_name
-from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
+from arcuate.insight.formats import MISSING, percent, split_name
+from arcuate.insight.pages import Html, figure, join, muted, notice, page, scroll_table, tag
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
 from arcuate.progress import counted
 
@@ -83,13 +83,7 @@ class FactorResult:
 
     def to_dict(self) -> dict[str, Any]:
         interaction = {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
-        return {
-            "factor": self.factor,
-            "alone": self.alone.to_dict() if self.alone else None,
-            "with_others": self.with_others.to_dict() if self.with_others else None,
-            "interaction": interaction,
-            "sentence": self.sentence,
-        }
+        return {**fields_to_dict(self, "p_interaction"), "interaction": interaction}
 
 
 @dataclass(frozen=True)

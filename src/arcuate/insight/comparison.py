@@ -13,11 +13,11 @@ from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.files import check_output, to_frame, write_text
-from arcuate.insight.ledger.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import count, percent, split_name
-from arcuate.insight.pages.markup import Html, figure, join, notice, page, scroll_table, tag
+from arcuate.insight import charts
+from arcuate.insight.formats import count, percent, split_name
+from arcuate.insight.pages import Html, figure, join, notice, page, scroll_table, tag
 from arcuate.insight.report.run_data import lookup
+from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
 from arcuate.insight.scores import (
     ALPHA,
     RunScores,

@@ -22,9 +22,9 @@ from arcuate.insight.doctor.columns import (
     Collector,
     parse_column_name,
     parse_number,
+    scan_line,
     split_words,
 )
-from arcuate.insight.doctor.metadata import scan_line
 
 _BLOCK = 1 << 20  # characters
 _LONGEST_LINE = 1 << 26  # characters
