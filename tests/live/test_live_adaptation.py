@@ -22,7 +22,7 @@ from arcuate.live.adaptation import MAX_QUEUED, make_setup
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
 from arcuate.live.engine import make_engine
-from arcuate.live.messages import Chunk, Command, End
+from arcuate.live.input import Chunk, Command, End
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import ReplayTrials

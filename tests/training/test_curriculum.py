@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli.watch import TrainingDisplay
+from arcuate.cli.console import TrainingDisplay
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import train
