@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from arcuate.experiments.sweep import sweep as sweep
     from arcuate.experiments.train import train as train
     from arcuate.insight.ablation import judge_ablation as judge_ablation
+    from arcuate.insight.ablation import report_ablation as report_ablation
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import diagnose as diagnose
+    from arcuate.insight.drift import write_drift as write_drift
     from arcuate.insight.ledger import write_ledger as write_ledger
     from arcuate.insight.report import write_report as write_report
     from arcuate.insight.runs import list_runs as list_runs
@@ -67,6 +69,7 @@ _HOMES = {
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",
     "prepare": "data.prepare",
+    "report_ablation": "insight.ablation",
     "rescore": "evaluation.rescore",
     "serve": "live.serve",
     "simulate": "data.simulation",
@@ -75,6 +78,7 @@ _HOMES = {
     "train": "experiments.train",
     "train_seeds": "experiments.multi_seed",
     "tune": "evaluation.tune",
+    "write_drift": "insight.drift",
     "write_ledger": "insight.ledger",
     "write_report": "insight.report",
 }

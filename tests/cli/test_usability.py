@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from arcuate.cli.console import TimeLeft, bar, counted
-from arcuate.cli.evaluate import headline
 from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare_store
@@ -148,7 +147,7 @@ def test_one_trial_gives_no_interval() -> None:
     metrics = PhonemeMetrics(0.2, None, None, None, 1, 1, 10, 2, 0, 0, None, {}, {}, None, None, None)
     provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, "greedy", None, "ctc", None, None)
     evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
-    assert "no interval from a single trial, on 1 val trial:" in headline(evaluation)
+    assert "no interval from a single trial, on 1 val trial:" in evaluation.summary()
 
 
 def test_more_workers_than_cores_are_reported_and_not_started(

@@ -16,6 +16,7 @@ from arcuate.evaluation.significance import Contrast, contrast, difference, holm
 from arcuate.experiments.ablation import (
     BASE,
     BUT,
+    AblationRuns,
     Arm,
     ArmComparison,
     Experiment,
@@ -303,14 +304,17 @@ def _enumerate(names: Sequence[str]) -> str:
 # Output files.
 
 
-def write_ablation(result: AblationResult) -> None:
-    """Write ablation.json, ablation.html and the figures into the folder of the experiment."""
+def report_ablation(runs: AblationRuns) -> AblationResult:
+    """Judge an ablation; write ablation.json, ablation.html and the figures into its folder if any run is scored."""
+    result = judge_ablation(runs.experiment, runs.failed)
     folder = result.experiment.out
-    write_json(folder / "ablation.json", result.to_dict())
-    write_text(folder / "ablation.html", ablation_page(result))
-    write_text(folder / "arms.svg", arms_svg(result))
+    if result.runs:
+        write_json(folder / "ablation.json", result.to_dict())
+        write_text(folder / "ablation.html", ablation_page(result))
+        write_text(folder / "arms.svg", arms_svg(result))
     if result.n_comparisons:
         write_text(folder / "effects.svg", effects_svg(result))
+    return result
 
 
 def ablation_page(result: AblationResult) -> str:

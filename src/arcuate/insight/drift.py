@@ -1,18 +1,20 @@
-"""`write_drift_page`: how recordings change over sessions, as charts of similarity, channels and error rates."""
+"""`write_drift`: how recordings change over sessions, as charts of similarity, channels and error rates."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arcuate.adaptation.drift import DriftResult, SessionDrift
-from arcuate.files import write_text
+from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
+from arcuate.data.store import Store
+from arcuate.files import check_output, write_text
 from arcuate.insight import charts
 from arcuate.insight.formats import MISSING, percent, whole_percent
 from arcuate.insight.pages import Html, figure, join, legend, muted, notice, page, scroll_table, tag
 from arcuate.insight.report.errors import short_session_names
 from arcuate.progress import counted
+from arcuate.run import RunLike
 
 if TYPE_CHECKING:
     from arcuate.adaptation.evaluate import AdaptationResult, SessionResult  # imports torch
@@ -21,10 +23,14 @@ _ARRAY_STYLES = ("validation", "second", "third", "train")  # line styles, one p
 _NARROW = 80  # columns narrower than this have rotated labels
 
 
-def write_drift_page(result: DriftResult, path: str | Path) -> Path:
-    """Write a drift measurement as one self-contained HTML page."""
-    write_text(Path(path), drift_page(result))
-    return Path(path)
+def write_drift(
+    store: str | Path | Store, run: RunLike | None = None, *, out: str | Path = "drift.html", **options: Any
+) -> DriftResult:
+    """Measure drift as `measure_drift` does, with the same options, and write it to one self-contained HTML page."""
+    check_output(out, "<!doctype html>", "drift.html")
+    result = measure_drift(store, run, **options)
+    write_text(Path(out), drift_page(result))
+    return result
 
 
 def drift_page(result: DriftResult) -> str:

@@ -10,7 +10,7 @@ from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
 from arcuate.experiments.recipe import OFFICIAL, load_recipe
-from arcuate.files import read_json, write_text
+from arcuate.files import check_output, read_json, write_text
 from arcuate.insight.formats import MISSING, finite_number
 from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
 from arcuate.insight.scores import (
@@ -21,7 +21,7 @@ from arcuate.insight.scores import (
     to_arm,
 )
 from arcuate.progress import Progress, counted, percent
-from arcuate.training.checks import coupling_warnings
+from arcuate.training.config import coupling_warnings
 
 _MAX_CHANGES = 12
 _MAX_EVIDENCE = 4
@@ -31,6 +31,7 @@ _SPLITS = ("val", "dev", "test")
 
 def write_ledger(folder: str | Path, out: str | Path | None = None, *, progress: Progress | None = None) -> str:
     """Return the run diary of a folder as Markdown, and write it to `out` if that is given."""
+    check_output(out, "# Run diary", "DIARY.md")
     runs = list_runs(folder, progress=progress)
     parts = [
         f"# Run diary: {escape_markdown(runs.folder.resolve().name)}",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.files import fields_to_dict
+from arcuate.files import check_output, fields_to_dict, write_text
 from arcuate.insight.doctor.causes import Cause, find_causes, first_suggestion
 from arcuate.insight.doctor.measurements import Measurements
 from arcuate.insight.doctor.read import LogFile, read_logs
@@ -64,17 +64,28 @@ class Diagnosis:
 
 
 def diagnose(
-    path: str | Path, *, dataset: str | None = None, planned_steps: int | None = None, allow_pickle: bool = False
+    path: str | Path,
+    *,
+    dataset: str | None = None,
+    planned_steps: int | None = None,
+    html: str | Path | None = None,
+    allow_pickle: bool = False,
 ) -> Diagnosis:
     """Diagnose the run or runs in a run folder, a folder with a log, or a log file.
 
-    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given.
+    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given. `html` is a page to write.
     """
+    check_output(html, "<!doctype html", "page.html")
     if dataset is not None and dataset not in _DATASETS:
         raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
     file = read_logs(Path(path), allow_pickle)
     runs = tuple(_diagnose_log(log, file, dataset, planned_steps) for log in file.logs)
-    return runs[0] if len(runs) == 1 else _restarted(runs, file)
+    diagnosis = runs[0] if len(runs) == 1 else _restarted(runs, file)
+    if html is not None:
+        from arcuate.insight.doctor.page import diagnosis_page  # which imports this module
+
+        write_text(Path(html), diagnosis_page(diagnosis))
+    return diagnosis
 
 
 def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_steps: int | None) -> Diagnosis:

@@ -1,10 +1,7 @@
-"""`write_diagnosis_page`: the verdict, the error rate against its reference band, and the other curves."""
-
-from pathlib import Path
+"""The page of a diagnosis: the verdict, the error rate against its reference band, and the other curves."""
 
 import numpy as np
 
-from arcuate.files import write_text
 from arcuate.insight import charts
 from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
 from arcuate.insight.doctor.training_log import Series, TrainingLog
@@ -29,12 +26,6 @@ _BAND_SD = 2.0  # half the width of the reference band
 _MIN_BAND = 0.03  # fraction of the mean: the band is at least this wide on either side
 _MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
 _MAX_RUNS = 24  # maximum number of runs drawn
-
-
-def write_diagnosis_page(diagnosis: Diagnosis, path: str | Path) -> Path:
-    """Write a diagnosis as one self-contained HTML page."""
-    write_text(Path(path), diagnosis_page(diagnosis))
-    return Path(path)
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
