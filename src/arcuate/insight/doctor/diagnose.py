@@ -95,7 +95,7 @@ def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_
     best = int(per.values.argmin()) if len(per) else None
     last = float(log.per.values[-1]) if len(log.per) and np.isfinite(log.per.values[-1]) else None
     evidence = [e for f in findings for e in f.evidence]
-    causes = find_causes(lead, measurements)
+    causes = find_causes(lead, measurements, rest)
     return Diagnosis(
         primary=lead.verdict,
         secondary=secondary_verdicts(lead, rest),
@@ -176,7 +176,7 @@ def measure(
         reference = reference_level(dataset)
     if dataset and log.per.unit == "batches" and len(log.per):
         expected = expected_rate(dataset, float(log.per.steps[-1]))
-    measurements = Measurements(log, reference, expected, planned)
+    measurements = Measurements(log, reference, expected, planned, dataset)
     return measurements, dataset, tuple(reason for reason in inferences if reason)
 
 
