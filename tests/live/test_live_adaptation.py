@@ -11,8 +11,7 @@ import torch
 from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.evaluate import AdaptedSession, adapt_sessions, recording_order
-from arcuate.adaptation.online import OnlineAdapter, make_adapter
-from arcuate.adaptation.pseudo_labels import word_labeller
+from arcuate.adaptation.online import OnlineAdapter, make_adapter, word_labeller
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.word_search.search import WordSearch

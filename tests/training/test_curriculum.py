@@ -13,7 +13,7 @@ from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import train
 from arcuate.models.io import load_model
 from arcuate.run import Run
-from arcuate.training.checks import find_ineffective_settings
+from arcuate.training.config import find_ineffective_settings
 from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace

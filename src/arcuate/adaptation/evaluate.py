@@ -17,7 +17,7 @@ from arcuate.adaptation.known_sessions import (
     normalised_bins,
     start_session,
 )
-from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
+from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter, word_labeller
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.config import Overrides
 from arcuate.data.alphabet import CLASSES, SILENCE
@@ -316,7 +316,6 @@ def _load_word_labeller(
     lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None, progress: Progress | None
 ) -> Labeller:
     # Imported here: the Numba kernels cost half a second that greedy pseudo-labels do not need.
-    from arcuate.adaptation.pseudo_labels import word_labeller
     from arcuate.decoding.word_search.search import build_word_search
 
     if not isinstance(decoding, DecodingConfig):

@@ -42,10 +42,9 @@ from arcuate.models.model import Model, add_session, copy_session_layer, paramet
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run
-from arcuate.training.callbacks import Callback
+from arcuate.training.callbacks import Callback, Stop, handle_signals
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
 from arcuate.training.environment import describe_environment
-from arcuate.training.interrupts import Stop, handle_signals
 from arcuate.training.loop import train as train_loop
 from arcuate.training.schedule import Constant, Linear
 from arcuate.training.state import TrainingState

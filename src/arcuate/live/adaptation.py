@@ -20,10 +20,15 @@ from torch import Tensor
 
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, start_session
-from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
-from arcuate.adaptation.pseudo_labels import hypothesis_tokens, word_labeller
-from arcuate.adaptation.safety import is_disabled
-from arcuate.adaptation.state import DecodedTrial, SessionState
+from arcuate.adaptation.online import (
+    Labeller,
+    OnlineAdapter,
+    compute_log_probs,
+    hypothesis_tokens,
+    make_adapter,
+    word_labeller,
+)
+from arcuate.adaptation.state import DecodedTrial, SessionState, is_disabled
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics

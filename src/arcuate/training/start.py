@@ -20,7 +20,7 @@ from arcuate.training.checkpoint import (
     resumable_checkpoints,
 )
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, read_config
-from arcuate.training.distributed import Distributed
+from arcuate.training.environment import Distributed
 from arcuate.training.optim import restore_optimizer
 from arcuate.training.state import TrainingState, explain_mismatch
 

@@ -31,7 +31,7 @@ from arcuate.insight.doctor.read_formats import (
 from arcuate.insight.doctor.read_text import detect_encoding, line_blocks, read_head, read_text
 from arcuate.insight.doctor.training_log import TrainingLog, assemble_logs
 from arcuate.run import Run, open_run
-from arcuate.training.checks import coupling_warnings
+from arcuate.training.config import coupling_warnings
 
 _OTHER_FORMATS = {
     b"\x89PNG": "a PNG image",
