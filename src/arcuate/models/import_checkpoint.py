@@ -1,6 +1,6 @@
 """Import of official PyTorch checkpoints into model folders.
 
-`nejm` is the Brain-to-Text '25 baseline, `cffan` the '24 baseline, also as the saat12d fork, which can have a layer norm.
+`nejm` is the Brain-to-Text '25 baseline, `cffan` the '24 baseline, or its saat12d fork, which can have a layer norm.
 Nothing in a checkpoint is executed. Sizes are read from the tensors and checked against the training settings stored
 beside them; tensors without a use in the model are listed in `import.json`.
 """
