@@ -1,11 +1,11 @@
-"""Settings and YAML: renamed settings, and YAML text that is hostile or not made of plain values."""
+"""Settings: overrides, YAML text that is hostile or not plain, and names that changed since earlier versions."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 
-from arcuate.config import Settings, apply_override, parse_settings, parse_yaml, read_yaml
+from arcuate.config import Settings, apply_override, parse_settings, parse_yaml, read_yaml, settings_from
 from arcuate.errors import UserError
 
 
@@ -79,3 +79,31 @@ def test_override_with_a_tag_is_text() -> None:
     tree: dict = {}
     apply_override(tree, "name=!!bool maybe")
     assert tree == {"name": "!!bool maybe"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [Outer(inner=Inner(lr=0.5)), {"inner.lr": 0.5}, {"inner": {"lr": 0.5}}, ["inner.lr=0.5"], ["inner.lr=5e-1"]],
+)
+def test_settings_are_given_as_such_as_a_mapping_or_as_text(given: object) -> None:
+    assert settings_from(Outer, given, "inner.lr=1") == Outer(inner=Inner(lr=0.5))
+    assert settings_from(Outer, None, "inner.lr=1") == Outer()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["inner.lr"], "--set 'inner.lr' is not of the form key=value, such as inner.lr=1"),
+        ({"inner.lrr": 1}, "did you mean inner.lr?"),
+        ({"inner.lr": "fast"}, "inner.lr: .*; known settings are inner.lr, inner.schedule"),
+        ("inner.lr=1", "must be a mapping or a list"),
+    ],
+)
+def test_invalid_overrides_are_explained(given: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        settings_from(Outer, given, "inner.lr=1")
+
+
+def test_a_setting_of_another_option_cannot_be_overridden() -> None:
+    with pytest.raises(UserError, match="already given by --adapt"):
+        settings_from(Inner, ["schedule=restart"], "lr=1", {"schedule": "continue"})

@@ -124,10 +124,11 @@ def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
         raise UserError(f"{path} cannot be written: no permission to write in {folder}")
 
 
-def check_output(path: Path | None, begins: str, example: str) -> None:
+def check_output(path: str | Path | None, begins: str, example: str) -> None:
     """Check that `path` is new, empty or an earlier output, which starts with the text `begins`."""
     if path is None:
         return
+    path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
     if path.exists() and not path.is_file():

@@ -20,11 +20,31 @@ _INITIAL_FILES = {  # content of a run folder before the first step
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
 
+class _PathInRun:
+    """A file or folder of a run, as an attribute of `Run`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "Run", owner: type["Run"]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder and the paths in it."""
 
     path: Path
+
+    recipe_file = _PathInRun("recipe.yaml")
+    environment_file = _PathInRun("environment.json")
+    metrics_file = _PathInRun("metrics.jsonl")
+    incidents_file = _PathInRun("incidents.jsonl")
+    modes_file = _PathInRun("modes.jsonl")
+    lock_file = _PathInRun(".lock")
+    checkpoints = _PathInRun("checkpoints")
+    calibration_file = _PathInRun("calibration.json")  # the calibration curve of a calibrated run
+    report_file = _PathInRun("report.html")
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -32,43 +52,6 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.resolve().name
-
-    @property
-    def recipe_file(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def modes_file(self) -> Path:
-        return self.path / "modes.jsonl"
-
-    @property
-    def incidents_file(self) -> Path:
-        return self.path / "incidents.jsonl"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def calibration_file(self) -> Path:
-        """The calibration curve of a calibrated run."""
-        return self.path / "calibration.json"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
 
     def results_file(self, split: str, label: str | None = None, ending: str = "jsonl") -> Path:
         """Results by trial (`jsonl`), their summary (`json`) or example trials for the report (`npz`)."""

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.insight.ledger import list_runs, write_ledger
-from arcuate.insight.ledger.diary import escape_markdown
-from arcuate.insight.ledger.runs import find_runs
+from arcuate.insight.ledger import escape_markdown, write_ledger
+from arcuate.insight.runs import find_runs, list_runs
 from support.cli import NO_TORCH, assert_refused
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate

@@ -17,7 +17,7 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.live.messages import Chunk, End, Mark
+from arcuate.live.input import Chunk, End, Mark
 from support.live_parts import bins
 from support.live_serving import Served, decoder, replaying, serving
 

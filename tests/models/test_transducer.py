@@ -32,8 +32,7 @@ from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
-from arcuate.training.distributed import EncodeModule, outputs_from_tensors
-from arcuate.training.step import encode_for_training
+from arcuate.training.step import EncodeModule, outputs_from_tensors
 
 EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
@@ -76,7 +75,7 @@ def test_states_are_immutable_and_selectable(settings):
     _, state = head.start(3)
     _, state = head.step(state, torch.tensor([1, 2, 3]))
     first, _ = head.step(state, torch.tensor([4, 5, 6]))
-    chosen = head.select(state, torch.tensor([2, 2, 0]))
+    chosen = state[torch.tensor([2, 2, 0])]
     again, _ = head.step(chosen, torch.tensor([6, 6, 4]))
     torch.testing.assert_close(again, first[[2, 2, 0]], atol=1e-6, rtol=0)
     torch.testing.assert_close(head.step(state, torch.tensor([4, 5, 6]))[0], first)
@@ -124,7 +123,7 @@ def test_wrapping_as_a_module_keeps_all_outputs(settings):
     inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
         model.encode(inputs),
-        outputs_from_tensors(EncodeModule(model, encode_for_training)(inputs, False)),
+        outputs_from_tensors(EncodeModule(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import app, complete_from
-from arcuate.cli.options import (
+from arcuate.cli.app import (
     Adapt,
     AdaptSetting,
     Beam,
@@ -17,7 +16,10 @@ from arcuate.cli.options import (
     ReplayedStore,
     SessionName,
     WeightsFile,
+    app,
+    complete_from,
 )
+from arcuate.cli.console import progress
 
 
 @app.command()
@@ -72,11 +74,8 @@ def live(
     setting: AdaptSetting = None,
 ) -> None:
     """Decode live and serve a page that shows the text as speech is attempted (extra: live)."""
-    from arcuate.cli.console import progress
-    from arcuate.cli.set_option import read_adaptation
     from arcuate.live.serve import prepare_server
 
-    adaptation = read_adaptation(adapt, setting)
     with progress("loading the model, the lexicon and the language model") as report:
         server = prepare_server(
             run,
@@ -102,7 +101,8 @@ def live(
             phrase=phrase,
             stream=stream,
             redis=redis,
-            adapt=adaptation,
+            adapt=adapt,
+            adapt_settings=setting,
             progress=report,
         )
     server.run()

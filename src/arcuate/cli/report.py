@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import SPLITS, Json, app, complete_from
+from arcuate.cli.console import emit_json, out
 
 
 @app.command()
@@ -15,7 +16,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about a run."""
-    from arcuate.cli.console import emit_json, out
     from arcuate.insight.report import write_report
 
     written = write_report(run, split)

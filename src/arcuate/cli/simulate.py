@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Force, Json, app, complete_from
+from arcuate.cli.app import Force, Json, app, complete_from, split_commas
 from arcuate.cli.console import counted, emit_json, progress, say
-from arcuate.errors import UserError
 
 
 @app.command()
@@ -38,10 +37,8 @@ def simulate(
     """Simulate recordings and write them as files in the layout of a release."""
     from arcuate.data.simulation import simulate as simulate_cohort
 
-    try:
-        days = [int(part) for part in later.split(",")] if later else []
-    except ValueError:
-        raise UserError(f"--later {later!r}: expected numbers of days separated by commas, as in 5,8") from None
+    form = "numbers of days separated by commas, as in 5,8"
+    days = split_commas(later, int, "--later", form) if later else []
     with progress("simulating trials") as report:
         result = simulate_cohort(
             out,

@@ -165,7 +165,7 @@ class JointBeamSearch:
         kept = torch.from_numpy(best).to(rows.device)
         rows, classes, scores = rows[kept], classes[kept], scores[kept]
         tokens = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
-        predicted, predictor = self.head.step(self.head.select(active.predictor, rows), classes)
+        predicted, predictor = self.head.step(active.predictor[rows], classes)
         return BeamState(tokens, scores, predicted, predictor), [longer[i] for i in best.tolist()]
 
     def _merge_levels(self, levels: list[_Level], kept_frames: np.ndarray) -> JointState:
@@ -174,7 +174,7 @@ class JointBeamSearch:
         totals, sources = sum_alignments(waiting)
         ctc = {t: levels[level][1][row] for t, (level, row) in sources.items()}
         best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].partial_score)))[: self.width]
-        kept = collect_hypotheses(self.head, waiting, totals, {t: sources[t] for t in best})
+        kept = collect_hypotheses(waiting, totals, {t: sources[t] for t in best})
         return JointState(kept, *_forget([ctc[t] for t in kept.tokens], kept_frames))
 
 

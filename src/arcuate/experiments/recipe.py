@@ -34,8 +34,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict
 from arcuate.run import Run
-from arcuate.training.checks import coupling_warnings
-from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
+from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, coupling_warnings
 
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
 

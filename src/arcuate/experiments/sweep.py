@@ -25,8 +25,8 @@ from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run
 from arcuate.seeds import derive_seed
+from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.interrupts import Stop, handle_signals
 
 try:
     import optuna

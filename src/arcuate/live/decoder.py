@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.config import Adaptation, optional_adaptation
 from arcuate.adaptation.state import SessionState
+from arcuate.config import Overrides
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store
@@ -18,8 +19,9 @@ from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordState
 from arcuate.errors import UserError
+from arcuate.evaluation.causal import load_causal
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
-from arcuate.live.engine import Engine, ModelDelay, load_rescorer, load_search, make_engine
+from arcuate.live.engine import Engine, ModelDelay, Rescorer, load_search, make_engine
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
 from arcuate.models.runtime import choose_device
@@ -85,6 +87,7 @@ class StreamingDecoder:
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
         adapt: str | Adaptation | None = None,
+        adapt_settings: Overrides | None = None,
         data: str | Path | Store | None = None,
         checkpoint: str = "best",
         device: str = "cpu",
@@ -100,16 +103,18 @@ class StreamingDecoder:
         sentence.
 
         `adapt` is a method of `arcuate evaluate --adapt`: after each sentence the session layer may be updated, and
-        `session` may be new to the model. `data` is a store with known sessions against which drift is measured
-        (default: the run's own); their trials are decoded first, which `progress` reports.
+        `session` may be new to the model. `adapt_settings` change the settings of the method, as {"lr": 5e-4}. `data`
+        is a store with known sessions against which drift is measured (default: the run's own); their trials are
+        decoded first, which `progress` reports.
         """
+        adaptation = optional_adaptation(adapt, adapt_settings)
         model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
-        engine = make_engine(model, search, None if llm is None else load_rescorer(llm))
-        if adapt is not None:
-            engine = replace(engine, adaptation=load_setup(path, model, search, adapt, data, progress))
+        engine = make_engine(model, search, None if llm is None else Rescorer(load_causal(Path(llm))))
+        if adaptation is not None:
+            engine = replace(engine, adaptation=load_setup(path, model, search, adaptation, data, progress))
         if warm:
             warm_up(engine)
         return cls(engine, session, statistics)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from arcuate.models.config import Patch, SSMSettings
 from arcuate.models.convolution import depthwise_conv, project_patches
-from arcuate.models.interfaces import require_causal
+from arcuate.models.interfaces import Encoder
 
 _DT_MIN, _DT_MAX = 1e-3, 0.1  # range of the initial step sizes: from slowly to quickly decaying heads
 _CHUNK = 32  # frames per chunk of the scan; see `ssd_scan` for its effect on cost
@@ -35,8 +35,10 @@ class _MixerState:
 SSMState = tuple[_MixerState, ...]  # one per block
 
 
-class SSM(nn.Module):
+class SSM(Encoder):
     """Bins to frames: patches, then `depth` blocks."""
+
+    settings: SSMSettings
 
     def __init__(self, settings: SSMSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
@@ -47,25 +49,12 @@ class SSM(nn.Module):
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.depth))
         self.output_norm = nn.LayerNorm(settings.width)
 
-    @property
-    def n_outputs(self) -> int:
-        return self.settings.width
-
     def start(self, n_trials: int) -> SSMState:
         return tuple(cast(_Block, block).mixer.start(n_trials) for block in self.blocks)
-
-    def step(self, state: SSMState, bins: Tensor) -> tuple[Tensor, SSMState]:
-        """Frames completed by these bins, and the state after them."""
-        require_causal(self.settings.causal)
-        return self(bins, None, state)
 
     def finish(self, state: SSMState) -> Tensor:
         """No frames are held back. (B, 0, W)"""
         return state[0].conv_inputs.new_zeros(len(state[0].conv_inputs), 0, self.n_outputs)
-
-    def forward(self, bins: Tensor, n_frames: Tensor | None, state: SSMState) -> tuple[Tensor, SSMState]:
-        """Bins (B, T, C), at least one patch long -> frames (B, F, W) and the state after the last frame."""
-        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: SSMState, layers: Collection[int]

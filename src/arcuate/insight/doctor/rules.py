@@ -217,10 +217,8 @@ _RULES = (_exploded, _too_short, _collapsed, _degraded, _overfit, _plateaued, _u
 
 def _fallback(m: Measurements) -> Finding:
     """If no rule applies: healthy, unless the run ended more than 5 % above its best or at a high level."""
-    if m.loss_only:
-        return _slightly_worse(m) if m.regression > _RECOVERED else _healthy(m)
     high = m.best >= _HIGH_ANYWHERE if m.level is None else m.level >= _HIGH_DONE
-    if not high:
+    if m.loss_only or not high:
         return _slightly_worse(m) if m.regression > _RECOVERED else _healthy(m)
     if m.gain >= _FLAT and m.finished is not True and m.regression <= _RECOVERED:
         return Finding("unfinished", (_gain_text(m),))
