@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.config import parse_yaml
+from arcuate.insight.doctor.log_checks import check_log
 from arcuate.insight.doctor.measurements import CONSTANT_OUTPUT_PER, Measurements
 from arcuate.insight.doctor.recipe_checks import (
     OVERFIT,
@@ -33,20 +34,24 @@ _EPS_MATTERS = 1e-4  # below this eps nearly every gradient is larger
 _OFFICIAL_LR = {"b2t24": ("schedule.lr", 0.02), "b2t25": ("schedule.peak_lr", 0.005)}  # both with eps 0.1
 _OFFICIAL_REDUCTION = {"b2t24": "mean_per_token", "b2t25": "sum_per_trial"}
 # Scores of causes that the verdict suggests; those of the recipe are computed in `recipe_checks`.
-_FIRST, _SECOND, _THIRD, _FOURTH = 0.55, 0.45, 0.35, 0.26
+_MIN_ROWS = 10  # training rows that can be judged without evaluations
+_SAFE = 0.8  # fraction of the largest learning rate that works
+_MEAN_LR = 0.5  # mean learning rate of a decaying schedule / its peak
+_HIGH = 0.4  # an error rate that is high on any data
+_FIRST, _SECOND, _THIRD, _FOURTH, _LAST = 0.55, 0.45, 0.35, 0.26, 0.24
 
 
 def find_causes(lead: Finding, m: Measurements, rest: Sequence[Finding] = ()) -> tuple[Cause, ...]:
-    """The causes whose change is safe and not yet part of the recipe; one per factor."""
+    """The causes whose change is safe and not yet part of the recipe; one per factor that settings change."""
     step = judge_step_size(m)
-    symptoms = _symptoms(lead, rest, m)
+    symptoms = _symptoms(lead, rest, m, step)
     verdicts = (lead.verdict, *(f.verdict for f in rest if f.verdict))
-    candidates = [*check_recipe(m, symptoms, step), *_CAUSES[lead.verdict](lead, m, step)]
+    candidates = [*check_recipe(m, symptoms, step), *check_log(m, step), *_CAUSES[lead.verdict](lead, m, step)]
     found: dict[str, Cause] = {}
     for cause in sorted(candidates, key=lambda c: -c.score):
         cause = _without_current(cause, m.log.settings)
         if cause.change and not contradicts(cause, m, verdicts, step):
-            found.setdefault(cause.factor or cause.cause, cause)
+            found.setdefault(cause.factor if cause.settings else cause.cause, cause)
     return tuple(found.values())
 
 
@@ -59,9 +64,14 @@ def first_suggestion(lead: Finding, causes: tuple[Cause, ...], m: Measurements) 
     return "nothing needs to be fixed"
 
 
-def _symptoms(lead: Finding, rest: Sequence[Finding], m: Measurements) -> frozenset[str]:
-    """What is wrong with the run, in the terms of `recipe_checks`."""
+def _symptoms(lead: Finding, rest: Sequence[Finding], m: Measurements, step: StepSize) -> frozenset[str]:
+    """What is wrong with the run, in the terms of `recipe_checks`; with few evaluations, by its training rows."""
     found = set()
+    if lead.verdict == "too_short" and m.log.is_arcuate and len(m.log.train_loss.finite) >= _MIN_ROWS:
+        if step.direction == "too_large":
+            found.add(UNSTABLE)
+        if m.n and not m.loss_only and m.evaluations.values[-1] >= _HIGH:
+            found.add(SLOW)
     verdicts = {lead.verdict, *(f.verdict for f in rest)}
     learnt = m.n > 0 and m.best < CONSTANT_OUTPUT_PER and not m.loss_only
     if "exploded" in verdicts or m.log.n_rewinds or (lead.verdict == "collapsed" and learnt):
@@ -99,7 +109,14 @@ def _without_current(cause: Cause, settings: Mapping[str, Any]) -> Cause:
 
 # Safety: what a verdict forbids.
 
-_LR_UP, _CLIP_UP, _REGULARISE, _DEREGULARISE, _LONGER, _SHORTER = "lr_up", "clip_up", "more", "less", "longer", "shorter"
+_LR_UP, _CLIP_UP, _REGULARISE, _DEREGULARISE, _LONGER, _SHORTER = (
+    "lr_up",
+    "clip_up",
+    "more",
+    "less",
+    "longer",
+    "shorter",
+)
 _FORBIDDEN = {
     "exploded": {_LR_UP, _CLIP_UP},
     "degraded": {_LR_UP, _LONGER},
@@ -112,6 +129,15 @@ _STRENGTHS = (
     *("augment.white_noise_sd", "augment.offset_sd", "augment.gain_sd", "augment.random_walk_sd", "augment.speckle"),
     *("augment.time_masks.n_masks", "augment.feature_masks.n_masks", "optimizer.weight_decay.weights"),
 )
+
+
+_OFFICIAL_STRENGTHS = {
+    "encoder.dropout": 0.4,
+    "augment.white_noise_sd": 0.8,
+    "augment.offset_sd": 0.2,
+    "train.clip_norm": None,
+    "optimizer.eps": 0.1,
+}
 
 
 def contradicts(cause: Cause, m: Measurements, verdicts: Sequence[str], step: StepSize) -> bool:
@@ -131,8 +157,14 @@ def directions(cause: Cause, m: Measurements) -> set[str]:
             found |= {_LR_UP} if _raises_lr(peak, m) else set()
         elif key.endswith((".lr", ".peak_lr")):
             found |= {_LR_UP} if _raises_lr(value, m) else set()
-        found |= _direction(key, value, m.log.settings.get(key))
+        old = m.log.settings.get(key) if m.log.settings else _usual_value(key, m)
+        found |= _direction(key, value, old)
     return found
+
+
+def _usual_value(key: str, m: Measurements) -> Any:
+    """The value that the log of another trainer most likely had: its own length, else that of the official recipes."""
+    return m.log.last_step if key == "train.steps" else _OFFICIAL_STRENGTHS.get(key, 0)
 
 
 _WORD_DIRECTIONS = {"learning_rate_low": (_LR_UP,)}
@@ -155,8 +187,7 @@ def _direction(key: str, new: Any, old: Any) -> set[str]:
     if key in ("train.steps", "schedule.decay_steps", "schedule.cycle_steps"):
         return {_LONGER} if up else {_SHORTER} if down else set()
     if key in _STRENGTHS:
-        unknown = old is None and isinstance(new, (int, float))
-        return {_DEREGULARISE} if down or (unknown and new == 0) else {_REGULARISE} if up or unknown else set()
+        return {_DEREGULARISE} if down else {_REGULARISE} if up else set()
     return set()
 
 
@@ -226,7 +257,9 @@ def _stuck(m: Measurements, step: StepSize) -> list[Cause]:
     official = {"optimizer.eps": 0.1, name: lr, "loss.ctc.reduction": reduction}
     cause = "the learning rate does not match eps and the loss reduction"
     if m.log.is_arcuate:  # the packaged recipe is a better source than another model's settings
-        return [Cause(cause, unclear, "learning rate, eps and reduction of one packaged recipe", "coupling", {}, _FIRST)]
+        return [
+            Cause(cause, unclear, "learning rate, eps and reduction of one packaged recipe", "coupling", {}, _FIRST)
+        ]
     return [make_cause("learning_rate", cause, unclear, official, f", as in recipe {dataset}-gru", score=_FIRST)]
 
 
@@ -237,6 +270,9 @@ def _updates_too_small(m: Measurements, step: StepSize) -> list[Cause]:
     if peak is None or step.path is None:
         words = "a learning rate ten times higher, or a smaller eps"
         return [Cause("the updates are too small", step.because, words, "learning_rate_low", {}, _FIRST)]
+    if step.clipped:
+        cause = "gradients are clipped to almost nothing, so the updates are too small"
+        return [make_cause("clipping", cause, step.because, {"train.clip_norm": _clip_norm(m)}, score=_FIRST + 0.3)]
     wanted = GOOD_PATH / max(step.path, 1e-9)
     eps = settings.get("optimizer.eps", 0.0)
     causes = []
@@ -247,7 +283,7 @@ def _updates_too_small(m: Measurements, step: StepSize) -> list[Cause]:
         small = packaged.get("optimizer.eps", 1e-8)
         small = small if small < eps else 1e-8
         words = f", or at this eps {_assignments(higher)}: the updates have to become larger, not smaller"
-        if peak <= LARGE_STEP / 2:
+        if peak <= LARGE_STEP:
             cause = "eps is too large for the gradients, so the updates are too small"
             causes.append(make_cause("eps", cause, step.because, {"optimizer.eps": small}, words, score + 0.3))
         else:
@@ -256,7 +292,7 @@ def _updates_too_small(m: Measurements, step: StepSize) -> list[Cause]:
         return causes
     packaged_peak = packaged.get(_peak_setting(m))
     if isinstance(packaged_peak, float) and peak < packaged_peak <= LARGE_STEP:
-        higher = _with_lr(m, packaged_peak)
+        higher = _with_lr(m, max(packaged_peak, _sufficient_lr(m, step)))
         score += 0.3
     cause = "the learning rate is too low: the weights hardly move"
     return [make_cause("learning_rate", cause, step.because, higher, score=score)]
@@ -317,6 +353,8 @@ def _more_regularisation(m: Measurements) -> dict[str, Any]:
     change: dict[str, Any] = {}
     if (settings.get("augment.time_masks.n_masks") or 0) == 0:
         change |= _TIME_MASKS
+        if settings.get("augment.time_masks.max_bins") is not None:
+            change["augment.time_masks.max_bins"] = None
     if "encoder.dropout" not in settings or settings["encoder.dropout"] < 0.4:
         change["encoder.dropout"] = 0.4
     return change or {"augment.white_noise_sd": 1.0}
@@ -357,7 +395,9 @@ def _less_regularisation(m: Measurements) -> dict[str, Any]:
 
 def _larger_model(m: Measurements) -> dict[str, Any]:
     width, heads = m.log.settings.get("encoder.width"), m.log.settings.get("encoder.n_heads")
-    wider = 2 * width if isinstance(width, int) and (width >= 768 or heads) else 768 if not width else min(768, 2 * width)
+    wider = (
+        2 * width if isinstance(width, int) and (width >= 768 or heads) else 768 if not width else min(768, 2 * width)
+    )
     return {"encoder.width": wider, "front_end.session_layer.enabled": True}
 
 
@@ -391,6 +431,9 @@ def _unfinished(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
         causes.append(Cause(cause, because, f"{resume}, train.steps={steps}", "length", {}, _FIRST))
     elif unit == "batches" or m.log.is_arcuate:
         longer: dict[str, Any] = {"train.steps": steps}
+        if stages := m.log.settings.get("stages"):
+            ratio = steps / max(1, last)
+            longer["stages"] = [{**s, "steps": s["steps"] and round(ratio * s["steps"])} for s in stages]
         if (key := _length_setting(m)) and m.log.settings.get(key):
             longer[key] = steps
         words = "" if m.log.is_arcuate else ", from the last checkpoint"
@@ -409,9 +452,15 @@ def _too_short(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
         f"{m.n} in the log",
         {"train.validate_every": every},
         ", or train longer",
-        score=_THIRD if m.stuck_train_loss else _FIRST,
+        score=_LAST if m.log.is_arcuate and len(m.log.train_loss.finite) >= _MIN_ROWS else _FIRST,
     )
-    return [*(_collapsed(lead, m, step) if m.stuck_train_loss else []), few]
+    if m.stuck_train_loss:
+        return [*_collapsed(lead, m, step), few]
+    if not m.log.is_arcuate or len(m.log.train_loss.finite) < _MIN_ROWS:
+        return [few]
+    if step.direction == "too_large":
+        return [learning_rate_too_high(m, None, step), few]
+    return [*(_updates_too_small(m, step) if step.direction == "too_small" else []), few]
 
 
 def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
@@ -426,6 +475,8 @@ def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
         because = f"the guard rewound {m.log.n_rewinds} times and reduced it by a factor of {m.log.lr_scale:.2g}"
         cause = "the learning rate was too high until the guard reduced it"
         causes.append(make_cause("learning_rate", cause, because, _with_lr(m, peak * m.log.lr_scale), score=_FIRST))
+    elif m.log.settings and step.direction == "too_large" and peak is not None and peak * step.damping > LARGE_STEP:
+        causes.append(replace(learning_rate_too_high(m, None, step), score=_FIRST))
     epochs = m.epochs
     if epochs is not None and epochs >= _LONG_TRAINING_EPOCHS and not m.log.settings.get("augment.time_masks.n_masks"):
         because = (
@@ -476,13 +527,21 @@ def learning_rate_too_high(m: Measurements, step: int | None, size: StepSize) ->
     settings: dict[str, Any] = {}
     packaged = _packaged_schedule(m)
     if packaged is not None and peak is not None:
-        value, packaged_peak = packaged
+        schedule, packaged_peak = packaged
         if packaged_peak < 0.99 * peak:
             because += f"; recipe {m.log.parent} has at most {packaged_peak:g}, this run {peak:g}"
-            settings, score = value, score + 0.3 + 0.3 * min(2.0, float(np.log10(peak / packaged_peak)))
+            score += 0.3 + 0.3 * min(2.0, float(np.log10(peak / packaged_peak)))
+            best = min(max(packaged_peak, _sufficient_lr(m, size)), 0.5 * peak)
+            best = packaged_peak if best < 1.1 * packaged_peak else _rounded(best)
+            same_kind = "schedule" not in schedule
+            settings = (
+                _with_lr(m, best) if same_kind else {"schedule": {**schedule["schedule"], **_peak_of(schedule, best)}}
+            )
         else:
             score -= 0.1
     if not settings and lower:
+        if m.log.settings and m.log.settings.get("optimizer.kind") != "sgd":
+            lower = min(max(lower, _sufficient_lr(m, size)), _SAFE * LARGE_STEP / size.damping)
         settings = _with_lr(m, min(lower, 0.5 * peak) if peak else lower)
     if peak and m.log.settings and peak * size.damping > LARGE_STEP:
         score += 0.2
@@ -493,6 +552,18 @@ def learning_rate_too_high(m: Measurements, step: int | None, size: StepSize) ->
     if not lower and "schedule" not in settings:
         words = ", and a quarter of the learning rate with eps unchanged"
     return make_cause("learning_rate", cause, because, settings, words, score)
+
+
+def _peak_of(schedule: Mapping[str, Any], peak: float) -> dict[str, float]:
+    return {"lr" if "lr" in schedule["schedule"] else "peak_lr": peak}
+
+
+def _sufficient_lr(m: Measurements, size: StepSize) -> float:
+    """The learning rate at which weights can move far enough in a run of this length; at most a safe one."""
+    steps, peak = m.log.settings.get("train.steps") or 0, _peak_learning_rate(m)
+    if not steps or peak is None:
+        return 0.0
+    return min(_SAFE * LARGE_STEP, GOOD_PATH / (_MEAN_LR * steps)) / max(size.damping, 1e-3)
 
 
 def _packaged_schedule(m: Measurements) -> tuple[dict[str, Any], float] | None:
@@ -506,18 +577,18 @@ def _packaged_schedule(m: Measurements) -> tuple[dict[str, Any], float] | None:
     if not isinstance(peak, float) or peak <= 0:
         return None
     if settings.get("schedule.kind") == kind:
-        return _with_lr(m, peak, exact=True), peak
+        return {}, peak
     parts = {k.removeprefix("schedule."): v for k, v in packaged.items() if k.startswith("schedule.")}
-    lengths = ("decay_steps", "cycle_steps", "hold_steps", "warmup_steps", "period", "milestones")
-    if any(parts.get(key) for key in lengths) or any("." in key for key in parts):
+    lengths = ("decay_steps", "cycle_steps", "hold_steps", "warmup_steps", "period", "every_steps")
+    if kind == "step_decay" or any(parts.get(key) for key in lengths):
         return None  # lengths in steps belong to the length of the packaged run
     return {"schedule": {k: v for k, v in parts.items() if v is not None}}, peak
 
 
-def _with_lr(m: Measurements, value: float, exact: bool = False) -> dict[str, Any]:
+def _with_lr(m: Measurements, value: float) -> dict[str, Any]:
     """Settings of a new peak learning rate: all learning rates of the recipe scaled alike."""
     setting, peak = _peak_setting(m), _peak_learning_rate(m)
-    value = value if exact else _rounded(value)
+    value = _rounded(value)
     change: dict[str, Any] = {setting: value}
     settings = m.log.settings
     if not settings or not peak:

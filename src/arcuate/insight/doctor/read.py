@@ -34,6 +34,7 @@ from arcuate.insight.doctor.read_text import detect_encoding, is_document, line_
 from arcuate.insight.doctor.training_log import Series, TrainingLog, assemble_logs
 from arcuate.run import Run, open_run
 from arcuate.training.config import coupling_warnings
+from arcuate.training.schedule import learning_rate
 
 _OTHER_FORMATS = {
     b"\x89PNG": "a PNG image",
@@ -319,23 +320,28 @@ class _OutputMonitor:
         self.blank: list[tuple[int, bool]] = []  # step, whether the output was almost only blanks
         self.non_finite: list[int] = []  # steps whose row has a null loss, as arcuate writes a non-finite one
         self.update_ratios: list[tuple[int, float]] = []
+        self.grad_norm_max: list[tuple[int, float]] = []
+        self.n_trials = 0
 
     def add_rows(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             try:
                 if row.get("loss", 0) is None:
                     self.non_finite.append(int(row["step"]))
-                if isinstance(ratio := row.get("update_ratio"), float):
-                    self.update_ratios.append((int(row["step"]), ratio))
+                for name, values in (("update_ratio", self.update_ratios), ("grad_norm_max", self.grad_norm_max)):
+                    if isinstance(value := row.get(name), float):
+                        values.append((int(row["step"]), value))
+                self.n_trials += row["n_trials"] if row.get("split") == "train" and "n_trials" in row else 0
                 if "blank_share" in row:
                     blank = row["blank_share"] >= _BLANK_FRACTION or row["n_distinct"] <= _FEW_CLASSES
                     self.blank.append((int(row["step"]), bool(blank)))
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue  # a row without output statistics
 
-    def update_ratio(self, unit: str) -> Series:
-        steps, ratios = zip(*self.update_ratios, strict=True) if self.update_ratios else ((), ())
-        return Series(np.array(steps, dtype=float), np.array(ratios, dtype=float), unit)
+    @staticmethod
+    def to_series(points: Sequence[tuple[int, float]], unit: str) -> Series:
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        return Series(np.array(steps, dtype=float), np.array(values, dtype=float), unit)
 
     def blank_since(self) -> int | None:
         """The step since which every output was blank, if that covers at least the last third."""
@@ -365,9 +371,11 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
         log,
         is_arcuate=True,
         settings=_flat_settings(recipe) if recipe else {},
+        scheduled_lr=_scheduled_lr(recipe, log.lr) if recipe else Series(),
         parent=parent,
         parent_settings=_flat_settings(load_recipe(parent)) if parent else {},
         run_path=run.path,
+        store=data.get("path") if isinstance(data.get("path"), str) else None,
         n_parameters=_count(environment.get("n_parameters")),
         n_channels=_count(data.get("n_channels")),
         n_sessions=len(sessions) if isinstance(sessions, list) else None,
@@ -380,8 +388,19 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
 
 
 def _flat_settings(recipe: Recipe) -> dict[str, Any]:
-    """Settings by dotted path."""
-    return {name.replace("/", "."): value for name, value in flatten(to_tree(recipe)).items()}
+    """Settings by dotted path, with the lists that the checks of the recipe use."""
+    tree = to_tree(recipe)
+    flat = {name.replace("/", "."): value for name, value in flatten(tree).items()}
+    return flat | {"optimizer.betas": list(recipe.optimizer.betas), "stages": tree["stages"]}
+
+
+def _scheduled_lr(recipe: Recipe, logged: Series) -> Series:
+    """The learning rates of the schedule at the logged steps; none if it depends on validations or stages."""
+    if recipe.stages or recipe.schedule.kind == "plateau":
+        return Series()
+    steps = recipe.train.steps
+    values = [learning_rate(recipe.schedule, max(0, int(step) - 1), steps) for step in logged.steps.tolist()]
+    return Series(logged.steps, np.array(values), logged.unit)
 
 
 def packaged_parent(recipe: Recipe) -> str | None:
@@ -413,7 +432,9 @@ def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], outpu
         non_finite_steps=tuple(sorted({*given_up, *output.non_finite})),
         skipped_steps=tuple(row["step"] for row in non_finite if row.get("action") == "skip"),
         blank_since=output.blank_since(),
-        update_ratio=output.update_ratio(log.train_loss.unit),
+        update_ratio=output.to_series(output.update_ratios, log.train_loss.unit),
+        grad_norm_max=output.to_series(output.grad_norm_max, log.train_loss.unit),
+        n_trials_seen=output.n_trials or None,
         lr_scale=_last_scale(incidents),
         n_rewinds=sum(row.get("action") == "rewind" for row in incidents),
     )

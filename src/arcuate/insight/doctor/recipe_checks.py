@@ -14,6 +14,7 @@ from arcuate.insight.doctor.measurements import Measurements
 from arcuate.insight.doctor.step_size import StepSize
 from arcuate.progress import logger as _logger
 
+CERTAIN = 1.6  # score of a cause that the log proves
 STRONG = 0.6  # score above which a cause belongs to the remedy even if it is not the first
 _RELEVANT = 0.25  # score below which a setting is not mentioned
 _OF_HEALTHY = 0.5  # the same for a run with nothing wrong in its curves
@@ -81,12 +82,12 @@ _LIMITS: dict[str, _Limits] = {
     "front_end.smoothing.sd": _Limits("smoothing", None, 4.0, 2.0, "smoothing blurs neighbouring phonemes"),
     "front_end.patch.stride": _Limits("frame_rate", None, 6, 4, "there are too few frames for the phonemes of a trial"),
     "data.batching.batch_size": _Limits(
-        "batch_size", 8, None, 16, too_low="the gradient of so few trials is mostly noise",
+        "batch_size", 4, None, 16, too_low="the gradient of so few trials is mostly noise",
         explains=(UNSTABLE, STUCK, SLOW),
     ),
     "train.clip_norm": _Limits(
         "clipping", 0.1, 100.0, 1.0, "gradients are hardly ever clipped", "nearly every gradient is scaled down",
-        (UNSTABLE, SLOW),
+        (UNSTABLE, STUCK, SLOW),
     ),
     "encoder.width": _Limits("model_size", 32, None, 128, too_low="the encoder is too narrow"),
     "loss.ctc.weight": _Limits("loss_weight", 0.1, 10.0, 1.0, "the loss is scaled up", "the loss is scaled down"),
@@ -197,13 +198,9 @@ def _masks_and_gain(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause
     masked = masked_fraction(settings)
     if masked > _MAX_MASKED:
         score = _score(m, "augment.time_masks.n_masks", 0.3 + 1.5 * (masked - _MAX_MASKED), explains)
-        packaged = m.log.parent_settings
-        restored = {k: v for k in ("n_masks", "max_fraction", "max_bins", "fixed_count", "probability")
-                    if (v := packaged.get(f"augment.time_masks.{k}")) is not None}  # fmt: skip
-        fits = bool(packaged) and masked_fraction(packaged) <= _MAX_MASKED and restored.get("n_masks", 0) > 0
-        change = (
-            {f"augment.time_masks.{k}": v for k, v in restored.items()} if fits else {"augment.time_masks.n_masks": 0}
-        )
+        packaged = {k: v for k, v in m.log.parent_settings.items() if k.startswith("augment.time_masks.")}
+        fits = packaged.get("augment.time_masks.n_masks") and masked_fraction(packaged) <= _MAX_MASKED
+        change = packaged if fits else {"augment.time_masks.n_masks": 0}
         because = f"time masks hide {100 * masked:.0f} % of a trial on average; recipes that work hide at most half"
         yield make_cause("masks", "masks hide most of every trial", because, change, score=score)
     n_channels = m.log.n_channels or 256
@@ -273,12 +270,16 @@ def _schedule_shape(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause
                          score=0.4 + (0.3 if explains else 0.0))  # fmt: skip
 
 
+_MIN_BETA2 = 0.9
+
+
 def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
     """Settings with a few values, one of which rarely works."""
     settings = m.log.settings
     unstable, weak = UNSTABLE in symptoms, bool(symptoms & {STUCK, SLOW})
     if settings.get("front_end.normalise") == "none" and m.log.parent_settings.get("front_end.normalise") != "none":
-        because = f"the features are used as recorded, with a different scale per channel and block{_compared(m, 'front_end.normalise')}"
+        compared = _compared(m, "front_end.normalise")
+        because = f"the features are used as recorded, with a different scale per channel and block{compared}"
         score = _score(m, "front_end.normalise", 0.35, weak or unstable)
         change = {"front_end.normalise": packaged_value(m, "front_end.normalise", "block")}
         yield make_cause("normalisation", "the features are not normalised", because, change, score=score)
@@ -290,9 +291,11 @@ def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
         yield make_cause("session_layers", "there are no session layers", because, change, score=score)
     if settings.get("optimizer.kind") == "sgd":
         because = "plain gradient descent needs learning rates about a hundred times those of Adam, and a warm-up"
-        score = _score(m, "optimizer.kind", 0.5, weak)
-        change = {"optimizer.kind": packaged_value(m, "optimizer.kind", "adamw"), "optimizer.momentum": 0.0,
-                  "optimizer.nesterov": False}  # fmt: skip
+        score = _score(m, "optimizer.kind", 0.7, weak)
+        keys = ("eps", "weight_decay.weights", "weight_decay.biases", "weight_decay.session_layers", "absent_sessions")
+        source = settings if m.log.parent_settings.get("optimizer.kind", "sgd") == "sgd" else m.log.parent_settings
+        kept = {f"optimizer.{key}": source.get(f"optimizer.{key}") for key in keys}
+        change = {"optimizer": {"kind": packaged_value(m, "optimizer.kind", "adamw"), **_nested(kept)}}
         yield make_cause("optimizer", "the optimizer is SGD with a learning rate meant for Adam", because, change,
                          score=score)  # fmt: skip
     decay, steps = settings.get("ema.decay") or 0.0, settings.get("train.steps") or 0
@@ -306,11 +309,30 @@ def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
         change = {"train.precision.kind": "fp32", "train.precision.below_per": None}
         yield make_cause("precision", "half precision", because, change,
                          score=_score(m, "train.precision.kind", 0.3, True))  # fmt: skip
-    frozen = [key for key in settings if key.startswith("stages.") and ".train" in key]
-    if frozen and weak:
-        because = "a stage of the recipe trains only some components"
-        yield Cause("parts of the model are not trained", because, "list all components in stages.NAME.train",
-                    "frozen", {}, 0.4)  # fmt: skip
+    stages = settings.get("stages") or []
+    partial = [stage for stage in stages if stage.get("train") and "encoder" not in stage["train"]]
+    if partial and len(partial) == len(stages):
+        because = f"no stage trains the encoder; {partial[0]['name']!r} trains {', '.join(partial[0]['train'])}"
+        change = {"stages": [{**stage, "train": []} for stage in stages]}
+        yield make_cause("frozen", "the encoder is not trained", because, change, score=1.0)
+    betas = settings.get("optimizer.betas") or (0.9, 0.999)
+    if betas[1] < _MIN_BETA2 and settings.get("optimizer.kind") != "sgd":
+        because = (
+            f"the second moment is averaged over {1 / (1 - betas[1]):.0f} steps; recipes that work have 50 or more"
+        )
+        change = {"optimizer.betas": packaged_value(m, "optimizer.betas", [0.9, 0.999])}
+        yield make_cause("optimizer", "Adam forgets the scale of the gradients too fast", because, change,
+                         score=_score(m, "optimizer.betas", 0.6, weak or unstable))  # fmt: skip
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the optimizer as a tree."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        _, name, *rest = key.split(".")
+        if value is not None:
+            tree |= {name: {**tree.get(name, {}), rest[0]: value}} if rest else {name: value}
+    return tree
 
 
 def _changed(m: Measurements, symptoms: frozenset[str], step: StepSize) -> Iterator[Cause]:

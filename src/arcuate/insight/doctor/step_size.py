@@ -36,10 +36,12 @@ class StepSize:
     damping: float = 1.0  # factor on the updates due to eps
     path: float | None = None  # sum of learning rates × damping
     rising: bool = False  # gradients are not finite, or their norm rises
+    clipped: bool = False  # eps limits the updates only because gradients are clipped far below their norm
 
 
 def judge_step_size(m: Measurements) -> StepSize:
     damping, eps_text = _damping(m)
+    clipped = damping < _DAMPED and _damping(m, clip=False)[0] >= _DAMPED
     path = _path(m.log.lr, damping) if m.log.lr.unit in ("batches", "steps") else None
     rising = gradients_rise(m)
     peak = float(m.log.lr.finite.values.max()) if len(m.log.lr.finite) else None
@@ -47,7 +49,7 @@ def judge_step_size(m: Measurements) -> StepSize:
     ratio = float(np.median(m.log.update_ratio.finite.values)) if len(m.log.update_ratio.finite) else None
 
     def judged(direction: Direction, because: str) -> StepSize:
-        return StepSize(direction, because, damping, path, rising)
+        return StepSize(direction, because, damping, path, rising, clipped)
 
     if rising:
         return judged("too_large", "gradients are not finite or their norm rises")
@@ -83,15 +85,15 @@ def gradients_rise(m: Measurements) -> bool:
     return bool(late > _RISING * middle > 0)
 
 
-def _damping(m: Measurements) -> tuple[float, str]:
-    """Factor of eps on the update of a typical weight, and the numbers in words."""
+def _damping(m: Measurements, clip: bool = True) -> tuple[float, str]:
+    """Factor of eps on the update of a typical weight, and the numbers in words; `clip`: of clipped gradients."""
     settings = m.log.settings
     eps, norms = settings.get("optimizer.eps"), m.log.grad_norm.finite.values
     if not isinstance(eps, float) or not len(norms) or settings.get("optimizer.kind") == "sgd":
         return 1.0, ""
     norm = float(np.median(norms))
-    clip = settings.get("train.clip_norm")
-    norm = min(norm, clip) if isinstance(clip, (int, float)) else norm
+    max_norm = settings.get("train.clip_norm")
+    norm = min(norm, max_norm) if clip and isinstance(max_norm, (int, float)) else norm
     gradient = norm / math.sqrt(m.log.n_parameters or _DEFAULT_PARAMETERS)
     damping = gradient / (gradient + eps)
     if damping >= _DAMPED:

@@ -65,6 +65,8 @@ class TrainingLog:
     grad_norm: Series = Series()
     lr: Series = Series()
     update_ratio: Series = Series()  # norm of an update / norm of the weights (arcuate runs)
+    grad_norm_max: Series = Series()  # largest norm of each logging interval (arcuate runs)
+    scheduled_lr: Series = Series()  # learning rate of the recipe's schedule at the steps of `lr`
     error_name: str = "PER"  # what `per` contains; WER if no phoneme error rate was logged
     dataset: str | None = None  # stated by the file
     dataset_because: str = ""
@@ -75,6 +77,7 @@ class TrainingLog:
     parent: str | None = None  # packaged recipe that the recipe is derived from
     parent_settings: Mapping[str, Any] = field(default_factory=dict)
     run_path: Path | None = None
+    store: str | None = None  # path of the training data
     n_parameters: int | None = None
     n_channels: int | None = None
     n_sessions: int | None = None
