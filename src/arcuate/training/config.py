@@ -20,7 +20,7 @@ from arcuate.models.config import (
     TransducerSettings,
 )
 from arcuate.run import Run
-from arcuate.training.curriculum import Stage, StageLosses, fill_length, find_stage_problems
+from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages, fill_length, find_stage_problems
 from arcuate.training.guard import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
@@ -202,7 +202,7 @@ class TrainingConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_length(cls, tree: Any) -> Any:
-        return fill_length(tree)
+        return fill_length(drop_optional_stages(tree))
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "TrainingConfig":

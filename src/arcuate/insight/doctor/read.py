@@ -28,7 +28,7 @@ from arcuate.insight.doctor.read_formats import (
     read_mlflow,
     read_tree,
 )
-from arcuate.insight.doctor.read_text import detect_encoding, line_blocks, read_head, read_text
+from arcuate.insight.doctor.read_text import detect_encoding, is_document, line_blocks, read_head, read_text
 from arcuate.insight.doctor.training_log import TrainingLog, assemble_logs
 from arcuate.run import Run, open_run
 from arcuate.training.config import coupling_warnings
@@ -220,6 +220,11 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
     if is_mlflow(lines[:-1] or lines):
         read_mlflow(blocks, collector, path.stem)
         return "an MLflow metric file"
+    if is_document(lines):
+        raise UserError(
+            f"{path} is not a training log but a document: it consists of headings, lists and sentences, whose numbers"
+            " are not a series over steps; give the file that the trainer wrote"
+        )
     read_text(blocks, collector)
     return "printed output of a trainer"
 
