@@ -14,15 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-<<<<<<< HEAD
-from arcuate.adaptation.config import Adaptation
-from arcuate.config import parse_settings, read_yaml
-=======
-import yaml
-
 from arcuate.adaptation.config import optional_adaptation
-from arcuate.config import parse_settings
->>>>>>> main
+from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
