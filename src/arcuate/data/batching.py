@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -166,7 +166,8 @@ class Batch:
         self, change: Callable[[torch.Tensor], torch.Tensor], also: Callable[[BatchStatistics], BatchStatistics]
     ) -> "Batch":
         statistics = None if self.statistics is None else also(self.statistics)
-        return replace(self, statistics=statistics, **{name: change(getattr(self, name)) for name in _ON_DEVICE})
+        moved: dict[str, Any] = {name: change(getattr(self, name)) for name in _ON_DEVICE}
+        return replace(self, statistics=statistics, **moved)
 
 
 def collate(
