@@ -77,8 +77,8 @@ def chunked_rnnt_loss(
     """`rnnt_loss` of join(frames, predicted), without holding all logits (B, T, U + 1, V) at once. (B,)
 
     Logits are computed for about `nodes` lattice nodes at a time and recomputed in the backward pass (gradient
-    checkpointing): memory falls from B T U V to nodes V for one additional joiner pass. With the lengths `on_host`
-    nothing is read back from the device. The classes of the targets are not checked.
+    checkpointing): memory falls from B T U V to nodes V at the cost of one additional joiner pass. With the lengths
+    `on_host` nothing is read back from the device. The classes of the targets are not checked.
     """
     on_host = on_host or Lengths(n_frames.cpu(), n_tokens.cpu())
     _check_inputs((*frames.shape[:2], predicted.shape[1]), targets, on_host)

@@ -166,7 +166,7 @@ class Attention(nn.Module):
 class RelativePositionBias(nn.Module):
     """Learned attention bias per head and bucket of relative positions (T5, Raffel et al. 2020).
 
-    Different from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
+    Differences from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
     out for blocks of queries, so that cost and memory of a trial grow linearly with its length.
     """
 

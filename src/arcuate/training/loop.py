@@ -130,7 +130,7 @@ def _set_learning_rates(state: TrainingState) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """What happens between steps: rows, validations, checkpoints, and the verdicts of the guard."""
+    """Work between steps: logging, validation, checkpoints, and the response to the guard's verdicts."""
 
     state: TrainingState
     device: torch.device
