@@ -31,7 +31,9 @@ from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
+from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
+from arcuate.training.curriculum import stage_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,7 @@ def score_split(
         store,
         trials,
         batch_size=config.validate_.batch_size,
-        loss=config.loss,
+        loss=stage_loss(config.loss, checkpoint_stage(source.checkpoint, config.stages)),
         keep_log_probs=True,
         keep_frames=keep_frames,
         search=phoneme_search(validate),
