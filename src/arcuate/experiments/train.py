@@ -175,9 +175,11 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
     return {
         "path": str(store.path.resolve()),
         "layout": store.layout,
+        "features": store.manifest.get("features"),
         "n_channels": store.n_channels,
         "sessions": list(sessions),
         "hashes": store.manifest.get("hashes"),
+        "statistics": store.statistics_hash,
     }
 
 
