@@ -9,6 +9,7 @@ from arcuate.cli.app import Json, app
 from arcuate.cli.options import (
     AddedWords,
     Beam,
+    Head,
     LexiconFile,
     LmFile,
     MovedStore,
@@ -39,7 +40,7 @@ def decode(
     word: AddedWords = None,
     split: SplitName = "val",
     data: MovedStore = None,
-    head: Annotated[str, typer.Option(help="With a run folder: ctc, or both (CTC and transducer heads).")] = "ctc",
+    head: Head = None,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
@@ -82,7 +83,8 @@ def print_transcription(transcription: "Transcription") -> None:
         caveat = " (the weights were tuned on these trials)" if transcription.tuned_on_these else ""
         out.print(
             f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
-            f" CER {percent(words.cer)}; language model {transcription.search.lm}{caveat}",
+            f" CER {percent(words.cer)}; language model {transcription.search.lm}"
+            f"{_describe_head(transcription)}{caveat}",
             soft_wrap=True,
         )
     seconds = metrics.seconds_per_sentence
@@ -92,3 +94,8 @@ def print_transcription(transcription: "Transcription") -> None:
         f" {metrics.peak_rss_mb:.0f} MB{written}",
         soft_wrap=True,
     )
+
+
+def _describe_head(transcription: "Transcription") -> str:
+    head = transcription.search.head
+    return {"ctc": "", "transducer": "; transducer head", "both": "; both heads"}[head]

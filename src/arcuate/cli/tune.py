@@ -8,6 +8,7 @@ import typer
 from arcuate.cli.app import Json, app
 from arcuate.cli.options import (
     Beam,
+    Head,
     LexiconFile,
     LmFile,
     MovedStore,
@@ -35,6 +36,7 @@ def tune(
     ] = 0,
     split: SplitName = "val",
     data: MovedStore = None,
+    head: Head = None,
     as_json: Json = False,
 ) -> None:
     """Tune the search weights of `decode` on trials with references."""
@@ -57,6 +59,7 @@ def tune(
             folds=folds,
             split=split,
             data=data,
+            head=head,
             progress=report,
         )
     if as_json:

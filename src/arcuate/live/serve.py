@@ -117,6 +117,7 @@ def prepare_server(
     decoding: DecodingConfig | str | Path | None = None,
     beam: int | None = None,
     llm: str | Path | None = None,
+    head: str | None = None,
     data: str | Path | None = None,
     split: str = "val",
     session: str | None = None,
@@ -135,7 +136,8 @@ def prepare_server(
 ) -> PreparedServer:
     """Check all options, then load model, language model and source. Options are those of `arcuate live`."""
     folder = None if record is None else Path(record)
-    _check_source(source, lm, adapt)
+    _check_source(source, lm, adapt, head)
+    head = "ctc" if source == "redis-logits" else head
     _check_recording(folder, record_session)
     run = open_run(run).path
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
@@ -159,6 +161,7 @@ def prepare_server(
         adapt=adapt,
         data=data,
         llm=llm,
+        head=head,
         progress=progress,
     )
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
@@ -176,7 +179,7 @@ def prepare_server(
     return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
 
 
-def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -> None:
+def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None, head: str | None) -> None:
     if source not in _SOURCES:
         raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
@@ -185,6 +188,8 @@ def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None) -
         raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
     if source == "redis-logits" and lm is None:
         raise UserError("--source redis-logits needs a language model; remove --no-words")
+    if source == "redis-logits" and head not in (None, "ctc"):
+        raise UserError(f"--head {head} needs bins, but --source redis-logits receives CTC logits; use --head ctc")
 
 
 def _check_recording(folder: Path | None, session: str | None) -> None:
