@@ -22,7 +22,7 @@ from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import create_run
 from arcuate.seeds import derive_seed
-from arcuate.training.distributed import Distributed
+from arcuate.training.environment import Distributed
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb

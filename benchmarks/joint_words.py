@@ -21,8 +21,8 @@ from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, o
 from arcuate.evaluation.significance import score_difference
 from arcuate.evaluation.transcribe import Transcript, transcribe
 from arcuate.evaluation.tune import tune
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.rnnt import chunked_rnnt_loss
 
 N_TIMED = 30
@@ -66,6 +66,7 @@ def report(name: str, by_split: dict[str, list[Transcript]], reference: dict[str
     line = f"{name:44} val {rates[0]:5.2f}  test {rates[1]:5.2f}  both {overall:5.2f} %  {ms:6.1f} ms"
     if reference is not None:
         difference = score_difference(pooled, [s for found in reference.values() for s in scores(found)])
+        assert difference is not None
         line += (
             f"  against CTC {100 * difference.rate:+.2f} ({100 * difference.low:+.2f} to {100 * difference.high:+.2f}),"
         )
@@ -75,6 +76,7 @@ def report(name: str, by_split: dict[str, list[Transcript]], reference: dict[str
 
 def time_scoring(task: DecodingTask) -> None:
     """Exact scores of the candidates by the prefix tree, and by the losses of training."""
+    assert task.joint is not None
     search, outputs = task.joint
     head, by_tree, by_loss, n = search.head, 0.0, 0.0, 0
     for trial in outputs[:N_TIMED]:
@@ -100,7 +102,8 @@ def time_scoring(task: DecodingTask) -> None:
     count = min(N_TIMED, len(outputs))
     print(
         f"exact scores of {n / count:.0f} pronunciations: {1000 * by_tree / count:.1f} ms by prefix tree,"
-        f" {1000 * by_loss / count:.1f} ms by the losses (ratio {by_loss / by_tree:.1f})"
+        f" {1000 * by_loss / count:.1f} ms by the losses (ratio {by_loss / by_tree:.1f})",
+        flush=True,
     )
 
 

@@ -169,7 +169,7 @@ def socket(args: argparse.Namespace) -> dict[str, Any]:
     import uvicorn
     import websockets
 
-    from arcuate.live.access import Access
+    from arcuate.live.clients import Access
     from arcuate.live.config import Endpoints, LiveSettings
     from arcuate.live.server import LiveServer, make_app
     from arcuate.live.sources.replay import Replay

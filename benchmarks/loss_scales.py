@@ -16,9 +16,8 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import collate
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import compute_losses
+from arcuate.losses.combined import compute_losses, ctc_loss
 from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from arcuate.data.alphabet import CLASSES
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings, Patch, SSMSettings
 from arcuate.models.gru import GRU
 from arcuate.models.model import Model

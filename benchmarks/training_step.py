@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.data.alphabet import CLASSES
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,

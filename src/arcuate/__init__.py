@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from arcuate.experiments.sweep import sweep as sweep
     from arcuate.experiments.train import train as train
     from arcuate.insight.ablation import judge_ablation as judge_ablation
+    from arcuate.insight.ablation import report_ablation as report_ablation
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import diagnose as diagnose
-    from arcuate.insight.ledger import list_runs as list_runs
+    from arcuate.insight.drift import write_drift as write_drift
     from arcuate.insight.ledger import write_ledger as write_ledger
     from arcuate.insight.report import write_report as write_report
+    from arcuate.insight.runs import list_runs as list_runs
     from arcuate.live.bench import bench_live as bench_live
     from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
     from arcuate.live.serve import serve as serve
@@ -62,11 +64,12 @@ _HOMES = {
     "evaluate_adaptation": "adaptation.evaluate",
     "import_checkpoint": "models.import_checkpoint",
     "judge_ablation": "insight.ablation",
-    "list_runs": "insight.ledger",
+    "list_runs": "insight.runs",
     "load": "decoding.decoder",
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",
     "prepare": "data.prepare",
+    "report_ablation": "insight.ablation",
     "rescore": "evaluation.rescore",
     "serve": "live.serve",
     "simulate": "data.simulation",
@@ -75,6 +78,7 @@ _HOMES = {
     "train": "experiments.train",
     "train_seeds": "experiments.multi_seed",
     "tune": "evaluation.tune",
+    "write_drift": "insight.drift",
     "write_ledger": "insight.ledger",
     "write_report": "insight.report",
 }

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 import filelock
 import numpy as np
-import yaml
 
 from arcuate.errors import UserError
 from arcuate.progress import logger
@@ -125,10 +124,11 @@ def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
         raise UserError(f"{path} cannot be written: no permission to write in {folder}")
 
 
-def check_output(path: Path | None, begins: str, example: str) -> None:
+def check_output(path: str | Path | None, begins: str, example: str) -> None:
     """Check that `path` is new, empty or an earlier output, which starts with the text `begins`."""
     if path is None:
         return
+    path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
     if path.exists() and not path.is_file():
@@ -288,10 +288,7 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def describe_error(error: Exception) -> str:
-    """One line on why a file cannot be read: the system's message, or the parser's with its line."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        return f"{problem} (line {error.problem_mark.line + 1})" if error.problem_mark else problem
+    """One line on why a file cannot be read: the system's message or the parser's."""
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from arcuate.config import Settings, to_yaml
+from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
-from arcuate.files import describe_error, exclusive_lock, read_json, read_jsonl, write_json, write_text
+from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 _INITIAL_FILES = {  # content of a run folder before the first step
@@ -22,11 +20,31 @@ _INITIAL_FILES = {  # content of a run folder before the first step
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
 
+class _PathInRun:
+    """A file or folder of a run, as an attribute of `Run`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "Run", owner: type["Run"]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder and the paths in it."""
 
     path: Path
+
+    recipe_file = _PathInRun("recipe.yaml")
+    environment_file = _PathInRun("environment.json")
+    metrics_file = _PathInRun("metrics.jsonl")
+    incidents_file = _PathInRun("incidents.jsonl")
+    modes_file = _PathInRun("modes.jsonl")
+    lock_file = _PathInRun(".lock")
+    checkpoints = _PathInRun("checkpoints")
+    calibration_file = _PathInRun("calibration.json")  # the calibration curve of a calibrated run
+    report_file = _PathInRun("report.html")
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -35,43 +53,6 @@ class Run:
     def name(self) -> str:
         return self.path.resolve().name
 
-    @property
-    def recipe_file(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def modes_file(self) -> Path:
-        return self.path / "modes.jsonl"
-
-    @property
-    def incidents_file(self) -> Path:
-        return self.path / "incidents.jsonl"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def calibration_file(self) -> Path:
-        """The calibration curve of a calibrated run."""
-        return self.path / "calibration.json"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
-
     def results_file(self, split: str, label: str | None = None, ending: str = "jsonl") -> Path:
         """Results by trial (`jsonl`), their summary (`json`) or example trials for the report (`npz`)."""
         middle = f".{label}" if label else ""
@@ -79,10 +60,7 @@ class Run:
 
     def recipe_tree(self) -> dict[str, Any]:
         """recipe.yaml as plain values."""
-        try:
-            tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{self.recipe_file} cannot be read: {describe_error(error)}") from None
+        tree = read_yaml(self.recipe_file)
         if not isinstance(tree, dict):
             raise UserError(f"{self.recipe_file} is not a recipe")
         return tree

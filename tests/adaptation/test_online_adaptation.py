@@ -24,9 +24,9 @@ from arcuate.adaptation.online import (
     compute_log_probs,
     make_adapter,
     match_statistics,
+    word_labeller,
+    word_phonemes,
 )
-from arcuate.adaptation.pseudo_labels import word_labeller, word_phonemes
-from arcuate.adaptation.safety import compare, fall_back, fallback_reason, is_usable, step_factor, track_confidence
 from arcuate.adaptation.state import (
     AdamMoments,
     AffineLayer,
@@ -35,7 +35,13 @@ from arcuate.adaptation.state import (
     InputStatistics,
     ModelComparison,
     SessionState,
+    compare,
     confidence,
+    fall_back,
+    fallback_reason,
+    is_usable,
+    step_factor,
+    track_confidence,
 )
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.config import AugmentationConfig

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from arcuate.cli.console import TimeLeft, bar, counted
-from arcuate.cli.evaluate import headline
 from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare_store
@@ -148,7 +147,7 @@ def test_one_trial_gives_no_interval() -> None:
     metrics = PhonemeMetrics(0.2, None, None, None, 1, 1, 10, 2, 0, 0, None, {}, {}, None, None, None)
     provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, "greedy", None, "ctc", None, None)
     evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
-    assert "no interval from a single trial, on 1 val trial:" in headline(evaluation)
+    assert "no interval from a single trial, on 1 val trial:" in evaluation.summary()
 
 
 def test_more_workers_than_cores_are_reported_and_not_started(
@@ -164,7 +163,7 @@ def test_more_workers_than_cores_are_reported_and_not_started(
 
 def test_curves_are_placed_two_by_two_at_most() -> None:
     """A column takes more than a third of the width, so a third one never fits beside two."""
-    style = (files("arcuate") / "insight" / "pages" / "style.css").read_text("utf-8")
+    style = (files("arcuate") / "insight" / "styles" / "style.css").read_text("utf-8")
     (share,) = re.findall(r"\.pair \{[^}]*auto-fit, minmax\(min\(100%, max\([^,]+, (\d+)%\)\), 1fr\)", style)
     assert 100 / 3 < int(share) < 50
 

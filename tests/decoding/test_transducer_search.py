@@ -13,8 +13,8 @@ from arcuate.decoding.transducer import (
 )
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.models.transducer import Transducer
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
 

@@ -23,6 +23,7 @@ from arcuate.training.schedule import learning_rate
 
 RUNS = [f"diary-run{n:02d}" for n in range(1, 14)]
 EXACT = ["official-exact", *(f"official-exact-test{n}" for n in (1, 2, 3))]
+ATTEMPTS = ["rnn-full-4090", *(f"rnn-full-4090-attempt{n}" for n in (1, 2, 3))]
 
 
 def leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -61,7 +62,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
     return diff_recipes(less, recipe) == []
 
 
-@pytest.mark.parametrize("name", [*RUNS, *EXACT])
+@pytest.mark.parametrize("name", [*RUNS, *EXACT, *ATTEMPTS])
 def test_a_recipe_states_only_its_differences(name: str) -> None:
     own, recipe = read_tree(Place(name)), load_recipe(name)
     parent = own["extends"]
@@ -77,7 +78,7 @@ def test_a_redundant_setting_is_detected() -> None:
     assert is_redundant(own, ("schedule", "kind"), "diary-run08", recipe)
 
 
-@pytest.mark.parametrize("name", [*RUNS, *EXACT])
+@pytest.mark.parametrize("name", [*RUNS, *EXACT, *ATTEMPTS])
 def test_every_run_has_a_summary_and_notes(name: str) -> None:
     own = read_tree(Place(name))
     assert own["summary"] and "\n" not in own["summary"]
@@ -86,7 +87,7 @@ def test_every_run_has_a_summary_and_notes(name: str) -> None:
 
 
 def test_every_run_of_the_diary_has_a_recipe() -> None:
-    assert {*RUNS, *EXACT} <= set(recipe_names())
+    assert {*RUNS, *EXACT, *ATTEMPTS} <= set(recipe_names())
 
 
 # Typed a second time from the diary: peak rate, clipping, dropout, input dropout, noise, offset, LayerNorm.
@@ -205,3 +206,22 @@ def test_official_exact_and_its_three_tests() -> None:
     assert (second.augment.white_noise_sd, second.augment.offset_sd) == (0.25, 0.05)
     assert (third.schedule.peak_lr, third.session_schedule.peak_lr) == (0.002, 0.002)
     assert (third.augment.white_noise_sd, second.schedule.peak_lr) == (1.0, 0.005)
+
+
+def test_attempts_of_the_reproduction() -> None:
+    """Typed a second time from the diagnosis: its configuration, and eps in the three attempts."""
+    full, *attempts = map(load_recipe, ATTEMPTS)
+    assert (full.augment.white_noise_sd, full.augment.offset_sd) == (0.25, 0.05)
+    assert full.schedule == full.session_schedule
+    assert (full.schedule.peak_lr, full.schedule.warmup_steps) == (0.002, 2000)
+    assert (full.data.batching.batch_size, full.optimizer.fused) == (48, False)
+    assert [recipe.optimizer.eps for recipe in (full, *attempts)] == [0.1, 1e-8, 0.1, 0.1]
+    official = {c.path for c in diff_recipes(load_recipe("b2t25-gru"), full)}
+    assert not any(path.startswith(("train", "loss", "encoder", "front_end")) for path in official)
+    assert diff_recipes(attempts[1], attempts[2]) == []
+
+
+def test_run_11_validates_with_its_beam() -> None:
+    searches = {n: load_recipe(f"diary-run{n:02d}").validate_ for n in range(1, 14)}
+    assert [n for n, validate in searches.items() if validate.search == "beam"] == [11]
+    assert searches[11].beam == 20

@@ -15,7 +15,7 @@ from arcuate.experiments.recipe import (
     official_ancestor,
     recipe_names,
 )
-from arcuate.training.checks import coupling_warnings
+from arcuate.training.config import coupling_warnings
 from support.cli import one_object
 from support.forking import arcuate
 

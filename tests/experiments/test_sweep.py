@@ -13,7 +13,7 @@ import pytest
 
 from arcuate.config import to_yaml_line
 from arcuate.errors import UserError
-from arcuate.training.interrupts import Stop
+from arcuate.training.callbacks import Stop
 from support.cli import assert_refused, one_object
 from support.forking import arcuate
 

@@ -13,8 +13,7 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.run import find_checkpoint, open_run
-from arcuate.training.callbacks import Callback
-from arcuate.training.interrupts import Stop
+from arcuate.training.callbacks import Callback, Stop
 
 SMALL: dict[str, Any] = {
     "encoder.width": 16,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
+from arcuate.insight.charts import png
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
-from arcuate.insight.pages.svg import png
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
@@ -201,3 +201,50 @@ def test_huge_values_are_an_explosion(tmp_path: Path) -> None:
     done = arcuate("doctor", log, "--json")
     assert done.returncode == 0, done.stderr
     assert one_object(done.stdout)["primary"] == "exploded"
+
+
+DIARY = """# Run 6: constant learning rate
+
+- **PER**: 0.944 → 0.513 (46 % improvement, but showing signs of instability)
+- **Best PER**: 0.512 at step 4600
+- NaN gradients appear at step 4200, with a gradient norm of 17.0
+
+## Result
+
+Learning was faster than before, but the learning rate of 0.0015 became too high after step 4000.
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DIARY,
+        "PER: 0.944 -> 0.512 (best at step 4600)\n",
+        "We trained for a few days and saw PER: 0.51 at step 4600.\nThen the loss: 3.2 rose again because of a bad"
+        " batch at step 5000.\n",
+    ],
+    ids=["diary", "one line", "plain text"],
+)
+def test_documents_are_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text, "utf-8")
+    assert_refused(arcuate("doctor", tmp_path / "notes.txt"), "document", "trainer")
+
+
+@pytest.mark.shared
+def test_written_diaries_are_not_read_as_logs(shared: Path) -> None:
+    files = sorted((shared / "origin").glob("*.txt"))
+    if not files:
+        pytest.skip("the diaries (../shared/origin) are not available")
+    for file in files:
+        with pytest.raises(UserError, match="document"):
+            diagnose(file)
+
+
+def test_printed_output_with_sentences_between_its_lines_is_a_log(tmp_path: Path) -> None:
+    lines = []
+    for step in range(0, 4000, 100):
+        per = 0.2 + 0.7 * 0.9 ** (step / 100)
+        lines += [f"step {step}: val loss {3 * per:.3f} PER {per:.4f}"]
+        lines += [f"The model has improved on all of the validation trials by {step}, saving a checkpoint now"]
+    (tmp_path / "out.txt").write_text("\n".join(lines))
+    assert len(diagnose(tmp_path / "out.txt").log.per) == 40  # type: ignore[union-attr]

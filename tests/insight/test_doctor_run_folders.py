@@ -10,7 +10,7 @@ from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.causes import find_causes, without_current_settings
 from arcuate.insight.doctor.diagnose import measure
 from arcuate.insight.doctor.rules import Finding
-from arcuate.insight.ledger.runs import read_entry
+from arcuate.insight.runs import read_entry
 from support.cli import assert_refused
 from support.doctor_logs import falling, log
 from support.fabricate_runs import make_run

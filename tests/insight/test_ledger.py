@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.insight.ledger import list_runs, write_ledger
-from arcuate.insight.ledger.diary import escape_markdown
-from arcuate.insight.ledger.runs import find_runs
+from arcuate.insight.ledger import escape_markdown, write_ledger
+from arcuate.insight.runs import find_runs, list_runs
 from support.cli import NO_TORCH, assert_refused
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate
@@ -107,6 +106,15 @@ def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: 
     if kind not in ("unusual log", "empty log", "data is not a mapping"):
         assert rows["broken"]["problems"]
     assert "broken" in write_ledger(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["seed: !!bool maybe", "seed: 2024-99-99", "a: &a [*a]", "seed: !!int ''"])
+def test_one_invalid_recipe_does_not_affect_other_runs(tmp_path: Path, text: str) -> None:
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "bad", minute=1).recipe_file.write_text(text)
+    good, bad = list_runs(tmp_path)
+    assert good.verdict and not good.problems
+    assert any("recipe.yaml" in problem for problem in bad.problems)
 
 
 def test_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
-from arcuate.insight.pages.charts import MAX_POINTS, curve_of
-from arcuate.insight.pages.svg import linear_ticks, log_ticks, png
+from arcuate.insight.charts import MAX_POINTS, curve_of, linear_ticks, log_ticks, png
 from arcuate.insight.report import write_report
-from arcuate.insight.report.phonemes import EXAMPLE_WORDS, PHONEME_ORDER
+from arcuate.insight.report.errors import EXAMPLE_WORDS, PHONEME_ORDER
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
 from support.pages import Outline, check_page

@@ -11,8 +11,7 @@ import torch
 from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.evaluate import AdaptedSession, adapt_sessions, recording_order
-from arcuate.adaptation.online import OnlineAdapter, make_adapter
-from arcuate.adaptation.pseudo_labels import word_labeller
+from arcuate.adaptation.online import OnlineAdapter, make_adapter, word_labeller
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.word_search.search import WordSearch
@@ -23,7 +22,7 @@ from arcuate.live.adaptation import MAX_QUEUED, make_setup
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
 from arcuate.live.engine import make_engine
-from arcuate.live.messages import Chunk, Command, End
+from arcuate.live.input import Chunk, Command, End
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import ReplayTrials

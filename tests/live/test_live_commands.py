@@ -20,7 +20,8 @@ from arcuate import StreamingDecoder
 from arcuate.data.store import Store
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.live.engine import load_rescorer
+from arcuate.evaluation.causal import load_causal
+from arcuate.live.engine import Rescorer
 from arcuate.models.io import save_model
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from support.live_sources import SessionRunner, wait_for
@@ -188,7 +189,7 @@ def test_rescoring_reorders_hypotheses_by_the_blend(tmp_path: Path) -> None:
     if MISSING:
         pytest.skip("the extra llm is not installed")
     factory = type("Factory", (), {"mktemp": lambda self, name: tmp_path})()
-    rescorer = replace(load_rescorer(made.__wrapped__(factory)), alpha=0.7)
+    rescorer = Rescorer(load_causal(made.__wrapped__(factory)), alpha=0.7)
     nbest = [
         Hypothesis((), {"acoustic": -5.0 - k, "lm": -3.0, "bonus": 0.0}, tuple(words), total=-8.0 - k)
         for k, words in enumerate((["a"], ["b", "c"], ["d"]))
@@ -232,7 +233,7 @@ def expected_bins(store_path: Path) -> int:
 
 
 def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
-    from arcuate.live.sources.redis import RedisBins
+    from arcuate.live.sources.streams import RedisBins
 
     runner = runner_for(cohort_store)
     source = RedisBins(redis_url, runner.session.decoder.n_channels, runner.session.put, print)
@@ -245,7 +246,7 @@ def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
 
 
 def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
-    from arcuate.live.sources.lsl import LslBins
+    from arcuate.live.sources.streams import LslBins
 
     runner, name = runner_for(cohort_store), f"arcuate-docs-{os.getpid()}"
     thread = run(example("pylsl", STORE=str(cohort_store), NAME=name))

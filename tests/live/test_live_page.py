@@ -17,7 +17,7 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.live.messages import Chunk, End, Mark
+from arcuate.live.input import Chunk, End, Mark
 from support.live_parts import bins
 from support.live_serving import Served, decoder, replaying, serving
 
@@ -163,6 +163,15 @@ def test_a_second_viewer_joins_and_sees_the_same(page, browser, served: Served) 
     page.wait_for_selector("#state:not([data-state=paused])")
     assert json.loads(served.get("/healthz")[1])["viewers"] >= 2
     other.close()
+
+
+def test_the_play_button_shows_what_it_does(page) -> None:
+    assert page.is_visible("#play .pause") and not page.is_visible("#play .resume")
+    page.click("#play")
+    page.wait_for_selector("#play .resume", state="visible")
+    assert not page.is_visible("#play .pause") and page.get_attribute("#play", "aria-label") == "Resume"
+    page.click("#play")
+    page.wait_for_selector("#play .pause", state="visible")
 
 
 def test_keys_pause_speed_and_close(page) -> None:

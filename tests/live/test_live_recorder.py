@@ -10,7 +10,7 @@ from arcuate.adaptation.calibration import split_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live.config import Endpoints, LiveSettings
-from arcuate.live.messages import Chunk, End, Mark
+from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.recorder import Recorder, make_store
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay, select_trials

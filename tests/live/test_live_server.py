@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
 from arcuate.data.store import Store
-from arcuate.live.access import Access, TokenBucket, make_access
+from arcuate.live.clients import Access, TokenBucket, make_access
 from arcuate.live.sources.socket import pack_bins
 from support.live_parts import bins
 from support.live_serving import BY_TRIAL, LIMITS, Served, decoder, replaying, serving

@@ -12,10 +12,10 @@ from arcuate.data.alphabet import BLANK, CLASSES, SILENCE
 from arcuate.decoding.hypothesis import word_alternatives
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
-from arcuate.live.broadcast import Broadcaster, Viewer, parse_command
+from arcuate.live.clients import Broadcaster, Viewer, parse_command
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
-from arcuate.live.messages import Chunk, Command, End, LogProbs, Mark
+from arcuate.live.input import Chunk, Command, End, LogProbs, Mark
 from arcuate.live.session import LiveSession
 from support.live_parts import bins, small_decoder, small_search
 

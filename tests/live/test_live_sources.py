@@ -11,7 +11,7 @@ import pytest
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.live.messages import Chunk, End, Mark
+from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.sources.replay import Replay, ReplayTrials, select_trials
 from support.live_parts import bins, small_decoder
 from support.live_sources import SEARCH, SessionRunner, wait_for
@@ -49,7 +49,7 @@ def official_order(log_probs: np.ndarray) -> bytes:
 
 def test_the_end_of_a_sentence_never_overtakes_its_logits() -> None:
     """Redis numbers entries within a millisecond per stream, and long streams are read in parts."""
-    from arcuate.live.sources.redis import FINALIZE, INPUT, READ_COUNT, RESET, sort_entries
+    from arcuate.live.sources.streams import FINALIZE, INPUT, READ_COUNT, RESET, sort_entries
 
     logits = [(f"7-{i}".encode(), {}) for i in range(3)]
     mixed = [(FINALIZE.encode(), [(b"7-0", {})]), (INPUT.encode(), logits), (RESET.encode(), [(b"7-0", {})])]
@@ -61,7 +61,7 @@ def test_the_end_of_a_sentence_never_overtakes_its_logits() -> None:
 
 def test_logits_under_the_official_names_become_text(redis_url: str, client, runner: SessionRunner) -> None:
     """As a rig does for each trial: reset, logits as they arrive, finalize."""
-    from arcuate.live.sources.redis import RedisLogits
+    from arcuate.live.sources.streams import RedisLogits
 
     source = RedisLogits(redis_url, runner.session.put, runner.session.publish)
     runner.session.subscribers.append(source.on_event)
@@ -89,7 +89,7 @@ def test_logits_under_the_official_names_become_text(redis_url: str, client, run
 
 def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, runner: SessionRunner) -> None:
     """A rig takes the next entry as its answer, so a sentence dropped by a reset must not be one."""
-    from arcuate.live.sources.redis import RedisLogits
+    from arcuate.live.sources.streams import RedisLogits
 
     source = RedisLogits(redis_url, runner.session.put, runner.session.publish)
     runner.session.subscribers.append(source.on_event)
@@ -110,7 +110,7 @@ def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, 
 
 def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
     redis = pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.redis import _StreamWriter
+    from arcuate.live.sources.streams import _StreamWriter
 
     written, back = [], threading.Event()
 
@@ -135,7 +135,7 @@ def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
 
 def test_a_full_queue_of_answers_is_reported_once() -> None:
     pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.redis import _StreamWriter
+    from arcuate.live.sources.streams import _StreamWriter
 
     published: list[dict] = []
     writer = _StreamWriter(None, published.append)  # not started, so the queue fills up
@@ -148,7 +148,7 @@ def test_a_full_queue_of_answers_is_reported_once() -> None:
 
 
 def test_bins_from_a_redis_stream(redis_url: str, client, runner: SessionRunner) -> None:
-    from arcuate.live.sources.redis import RedisBins
+    from arcuate.live.sources.streams import RedisBins
 
     client.xadd("neural_bins", {"bins": bins(9, seed=7).tobytes()})  # before the source was created
     source = RedisBins(redis_url, 6, runner.session.put, runner.session.publish)
@@ -165,7 +165,7 @@ def test_bins_from_a_redis_stream(redis_url: str, client, runner: SessionRunner)
 
 
 def test_a_missing_redis_server_is_reported(redis_url: str) -> None:
-    from arcuate.live.sources.redis import connect
+    from arcuate.live.sources.streams import connect
 
     with pytest.raises(UserError, match="no Redis server answers"):
         connect("redis://127.0.0.1:1")
@@ -175,7 +175,7 @@ def test_a_missing_redis_server_is_reported(redis_url: str) -> None:
 
 
 def test_bins_from_an_lsl_stream(lsl, runner: SessionRunner) -> None:
-    from arcuate.live.sources.lsl import LslBins
+    from arcuate.live.sources.streams import LslBins
 
     name = f"arcuate-test-{os.getpid()}"
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_float32, name))
@@ -193,14 +193,14 @@ def test_bins_from_an_lsl_stream(lsl, runner: SessionRunner) -> None:
 
 
 def test_a_missing_lsl_stream_and_wrong_channels_are_reported(lsl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arcuate.live.sources import lsl as source
+    from arcuate.live.sources import streams as source
 
-    monkeypatch.setattr(source, "_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(source, "_LSL_TIMEOUT_S", 1.0)
     with pytest.raises(UserError, match="no LSL stream named"):
         source._open_inlet("missing", 6)
     name = f"arcuate-narrow-{os.getpid()}"
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 4, 50, lsl.cf_float32, name))
-    monkeypatch.setattr(source, "_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(source, "_LSL_TIMEOUT_S", 10.0)
     with pytest.raises(UserError, match="has 4 channels, but the model expects 6"):
         source._open_inlet(name, 6)
     del outlet

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 
 
 def collapse(path: tuple[int, ...]) -> tuple[int, ...]:

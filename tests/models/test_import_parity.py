@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.models.config import ModelConfig
 from arcuate.models.import_checkpoint import import_checkpoint
 from arcuate.models.io import load_model
+from arcuate.models.model import count_parameters
 from support.official_checkpoints import (
     DEPTH,
     N_CHANNELS,
@@ -97,6 +102,19 @@ def official_24(state: dict[str, np.ndarray], bins: np.ndarray, session: int) ->
     return x @ state["fc_decoder_out.weight"].T + state["fc_decoder_out.bias"]
 
 
+def fork_of_24(state: dict[str, torch.Tensor], bins: torch.Tensor, session: int) -> torch.Tensor:
+    """(T, C) block-normalised -> logits (F, 41), in the modules of torch that the fork is made of."""
+    kernel = state["gaussianSmoother.weight"]
+    padded = torch.nn.functional.pad(bins.T[None], (9, 10))  # padding "same" of an even kernel
+    smoothed = torch.nn.functional.conv1d(padded, kernel, groups=N_CHANNELS)[0].T
+    x = torch.nn.functional.softsign(smoothed @ state["dayWeights"][session] + state["dayBias"][session])
+    x = torch.nn.functional.layer_norm(x, (N_CHANNELS,), state["ln.weight"], state["ln.bias"])
+    patches = torch.nn.functional.unfold(x.T[None, :, :, None], (32, 1), stride=(4, 1)).transpose(1, 2)
+    gru = torch.nn.GRU(32 * N_CHANNELS, WIDTH, DEPTH, batch_first=True, bidirectional=True)
+    gru.load_state_dict({n.removeprefix("gru_decoder."): t for n, t in state.items() if n.startswith("gru_decoder.")})
+    return gru(patches)[0][0] @ state["fc_decoder_out.weight"].T + state["fc_decoder_out.bias"]
+
+
 def as_arrays(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.double().numpy() for name, tensor in state.items()}
 
@@ -131,3 +149,35 @@ def test_parity_24(tmp_path, bidirectional):
     for i, day in enumerate((0, 2)):
         normalised = (bins[i] - mean[i]) / (sd[i] + 1e-8)
         np.testing.assert_allclose(logits[i].numpy(), official_24(as_arrays(state), normalised, day), atol=1e-4)
+
+
+def test_parity_of_the_fork_with_layer_norm(tmp_path):
+    state = write_cffan(tmp_path / "trained", layer_norm=True)
+    names = [f"s{i}" for i in range(N_SESSIONS)]
+    imported = import_checkpoint(tmp_path / "trained", tmp_path / "model", "cffan", names)
+    model = load_model(imported.model)
+    assert sum(name.startswith("inpLayer") for name in imported.ignored) == len(imported.ignored)
+    layer = model.config.settings.front_end.session_layer
+    assert (layer.layer_norm, layer.dropout) == (True, 0.1)
+    normalised = torch.from_numpy(np.random.default_rng(4).normal(size=(71, N_CHANNELS)).astype(np.float32))
+    zeros, ones = torch.zeros(1, N_CHANNELS), torch.ones(1, N_CHANNELS)
+    statistics = BatchStatistics(zeros, ones, torch.tensor([999]))
+    with torch.inference_mode():
+        outputs = model(normalised[None], torch.tensor([71]), torch.tensor([1]), statistics)
+        logits, expected = model.head(outputs.frames)[0], fork_of_24(state, normalised, 1)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert expected.std() > 0.5
+
+
+def test_parameters_of_the_fork_at_its_full_size():
+    """135,424,553 in its log, of which 24 x 256 x 257 belong to layers that it does not use."""
+    recipe = load_recipe("diary-run12")
+    sessions = tuple(f"s{i}" for i in range(24))
+    config = ModelConfig(settings=recipe.model, n_channels=256, sessions=sessions, classes=CLASSES)
+    assert count_parameters(config) == 135_424_553 - 24 * 256 * 257
+
+
+def test_layer_norm_must_match_the_settings_of_the_fork(tmp_path):
+    write_cffan(tmp_path / "trained", layer_norm=True, use_layer_norm=False)
+    with pytest.raises(UserError, match="use_layer_norm is False"):
+        import_checkpoint(tmp_path / "trained", tmp_path / "model", "cffan")

@@ -19,10 +19,9 @@ from arcuate.models.config import (
     SmoothingSettings,
 )
 from arcuate.models.convolution import extract_patches, project_patches
-from arcuate.models.front_end import gaussian_kernel, normalise, smooth
+from arcuate.models.front_end import SessionLayer, gaussian_kernel, normalise, smooth
 from arcuate.models.gru import GRU, gru_recurrence
 from arcuate.models.model import Model, count_parameters, parameter_groups
-from arcuate.models.session_layer import SessionLayer
 
 B2T25 = ModelSettings(
     front_end=FrontEndSettings(session_layer=SessionLayerSettings(dropout=0.2)),

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import arcuate.evaluation.trials
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeamSearch
+from arcuate.decoding.joint import JointBeamSearch, JointTokenSearch
+from arcuate.decoding.transducer import TransducerGreedySearch
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
@@ -32,8 +32,7 @@ from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.run import Run, open_run
-from arcuate.training.distributed import EncodeModule, outputs_from_tensors
-from arcuate.training.step import encode_for_training
+from arcuate.training.step import EncodeModule, outputs_from_tensors
 
 EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
@@ -76,7 +75,7 @@ def test_states_are_immutable_and_selectable(settings):
     _, state = head.start(3)
     _, state = head.step(state, torch.tensor([1, 2, 3]))
     first, _ = head.step(state, torch.tensor([4, 5, 6]))
-    chosen = head.select(state, torch.tensor([2, 2, 0]))
+    chosen = state[torch.tensor([2, 2, 0])]
     again, _ = head.step(chosen, torch.tensor([6, 6, 4]))
     torch.testing.assert_close(again, first[[2, 2, 0]], atol=1e-6, rtol=0)
     torch.testing.assert_close(head.step(state, torch.tensor([4, 5, 6]))[0], first)
@@ -124,7 +123,7 @@ def test_wrapping_as_a_module_keeps_all_outputs(settings):
     inputs = ModelInputs(bins, n_bins, session, tokens)
     for outputs in (
         model.encode(inputs),
-        outputs_from_tensors(EncodeModule(model, encode_for_training)(inputs, False)),
+        outputs_from_tensors(EncodeModule(model)(inputs, False)),
     ):
         loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
@@ -179,18 +178,20 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
     train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run, used = open_run(tmp_path / "run"), set()
-    for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
-        make = getattr(arcuate.evaluation.trials, name)
-        monkeypatch.setattr(make, "search", lambda searcher, *inputs: [EMPTY_HYPOTHESIS])
-        noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
-        monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
+
+    def note(*made):
+        used.add(made)
+        return [EMPTY_HYPOTHESIS]
+
+    monkeypatch.setattr(TransducerGreedySearch, "search", lambda searcher, frames: note("greedy"))
+    monkeypatch.setattr(JointTokenSearch, "search", lambda s, trial: note("beam", s.width, s.weights.ctc))
     for options, made, expected in (
-        ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
-        ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
-        ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
+        ({"head": "transducer"}, ("beam", 8, 0.0), {"search": "beam", "beam": 8}),
+        ({"head": "transducer", "beam": 3}, ("beam", 3, 0.0), {"search": "beam", "beam": 3}),
+        ({"head": "transducer", "search": "greedy"}, ("greedy",), {"search": "greedy"}),
         (
             {"head": "both", "search": "beam", "beam": 5},
-            ("JointBeamSearch", 5),
+            ("beam", 5, 0.3),
             {"search": "beam", "beam": 5},
         ),
     ):

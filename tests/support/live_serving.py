@@ -16,8 +16,8 @@ from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
-from arcuate.live.access import Access
 from arcuate.live.adaptation import make_setup
+from arcuate.live.clients import Access
 from arcuate.live.config import Endpoints, Limits, LiveSettings
 from arcuate.live.engine import make_engine
 from arcuate.live.recorder import Recorder

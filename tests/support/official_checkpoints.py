@@ -70,8 +70,13 @@ def write_nejm(folder: Path, prefix: str = "", **changes) -> dict[str, torch.Ten
     return state
 
 
-def write_cffan(folder: Path, bidirectional: bool = True, **changes) -> dict[str, torch.Tensor]:
-    """`modelWeights` and `args` as the '24 trainer writes them, unused layers included, at a small size."""
+def write_cffan(
+    folder: Path, bidirectional: bool = True, layer_norm: bool = False, **changes
+) -> dict[str, torch.Tensor]:
+    """`modelWeights` and `args` as the '24 trainer writes them, unused layers included, at a small size.
+
+    With `layer_norm` as its saat12d fork does: a norm after the activation of the session layer, and input dropout.
+    """
     rng = np.random.default_rng(1)
     taps = np.exp(-0.5 * ((np.arange(20) - 9.5) / 2.0) ** 2)
     kernel = torch.tensor(taps / taps.sum(), dtype=torch.float32).repeat(N_CHANNELS, 1, 1)
@@ -86,6 +91,9 @@ def write_cffan(folder: Path, bidirectional: bool = True, **changes) -> dict[str
             f"inpLayer{i}.weight": draw(rng, N_CHANNELS, N_CHANNELS),
             f"inpLayer{i}.bias": draw(rng, N_CHANNELS),
         }
+    if layer_norm:
+        state |= {"ln.weight": 1 + draw(rng, N_CHANNELS), "ln.bias": draw(rng, N_CHANNELS)}
+        changes = {"use_layer_norm": True, "input_dropout": 0.1} | changes
     state["fc_decoder_out.weight"] = draw(rng, N_CLASSES, WIDTH * (1 + bidirectional))
     state["fc_decoder_out.bias"] = draw(rng, N_CLASSES)
     args = {

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.cli.watch import TrainingDisplay
+from arcuate.cli.console import TrainingDisplay
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import train
 from arcuate.models.io import load_model
 from arcuate.run import Run
-from arcuate.training.checks import find_ineffective_settings
+from arcuate.training.config import find_ineffective_settings
 from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
@@ -56,6 +56,31 @@ def test_run_length_is_the_total_of_its_stages() -> None:
     assert load_recipe("mode-ssm-small", ["train.steps=7"]).train.steps == 7
 
 
+@pytest.mark.parametrize("name", ["mode-ssm", "mode-ssm-small"])
+def test_one_setting_switches_the_denoise_stage_off(name: str) -> None:
+    without = load_recipe(name, ["denoiser.enabled=false"])
+    assert [stage.name for stage in without.stages] == ["ctc", "transducer", "mode"]
+    assert [stage.name for stage in load_recipe(name).stages] == ["ctc", "transducer", "mode", "denoise"]
+    again = load_recipe(load_recipe(name), {"denoiser.enabled": False})  # of a resolved recipe too
+    assert again == without
+    if name == "mode-ssm-small":
+        assert without.train.steps == load_recipe(name).train.steps - 100
+
+
+def test_run_without_the_denoise_stage(cohort_store: Path, tmp_path: Path) -> None:
+    run = train_stages(cohort_store, tmp_path / "run", "denoiser.enabled=false")
+    assert {row["stage"] for row in rows_of(run, "train")} == {"ctc", "transducer", "mode"}
+    assert load_model(run / "checkpoints" / "last").denoiser is None
+
+
+def test_runs_whose_stages_had_no_requirement_are_resumed(cohort_store: Path, tmp_path: Path) -> None:
+    run = Run(train_stages(cohort_store, tmp_path / "run", "train.steps=5"))
+    lines = run.recipe_file.read_text().splitlines(keepends=True)
+    run.recipe_file.write_text("".join(line for line in lines if "requires:" not in line))
+    overrides = [*SMALL, *STEPS, "train.steps=5"]
+    assert train("mode-ssm-small", cohort_store, run, overrides=overrides, resume=True).steps == 5
+
+
 def test_epochs_are_converted_to_steps() -> None:
     recipe = resolve_epochs(load_recipe("mode-ssm"), steps_per_epoch=10.4)
     assert [s.steps for s in recipe.stages] == [104, 156, 104, 52]
@@ -81,8 +106,9 @@ def test_weights_match_the_description(name: str) -> None:
         (["stages.7.steps=2"], "0 (ctc), 1 (transducer)"),
         (["stages.nosuch.steps=2"], "nosuch"),
         (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' have weight 0"),
-        (["denoiser.enabled=false"], "stages.denoise.losses.denoise=0"),
+        (["denoiser.enabled=false", "stages.denoise.requires=null"], "stages.denoise.losses.denoise=0"),
         (["denoiser.enabled=false", "stages.0.train=[denoiser, ctc]"], "does not have"),
+        (["stages.denoise.requires=memory"], "requires"),
         (["stages.0.train=[memory]"], "stages.0.train"),
         (["stages.0.train=[transducer]"], "reaches; add one of front_end, encoder, ctc"),
         (["stages.0.stps=4"], "did you mean 'stages.0.steps'"),

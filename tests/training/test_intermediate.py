@@ -7,9 +7,8 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.losses.combined import compute_losses, weighted_loss
+from arcuate.losses.combined import compute_losses, ctc_loss, weighted_loss
 from arcuate.losses.config import CTCSettings, IntermediateSettings, LossSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.models.config import (
     EncoderSettings,
     GRUSettings,
@@ -21,8 +20,7 @@ from arcuate.models.config import (
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.distributed import EncodeModule, outputs_from_tensors
-from arcuate.training.step import encode_for_training
+from arcuate.training.step import EncodeModule, outputs_from_tensors
 
 KINDS = [
     GRUSettings(width=8, depth=3, dropout=0.0),
@@ -102,7 +100,7 @@ def test_outputs_survive_the_conversion_to_tensors():
     tokens, layers = torch.tensor([[3, 4, 5], [6, 7, 0]]), (1, 2)
     inputs = ModelInputs(*batch, tokens, layers=layers)
     straight = model.encode(inputs)
-    wrapped = outputs_from_tensors(EncodeModule(model, encode_for_training)(inputs, False))
+    wrapped = outputs_from_tensors(EncodeModule(model)(inputs, False))
     assert wrapped.joint is None
     for layer in layers:
         assert torch.equal(straight.intermediate[layer], wrapped.intermediate[layer])

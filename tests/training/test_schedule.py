@@ -3,7 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.training.checks import find_ineffective_settings
+from arcuate.training.config import find_ineffective_settings
 from arcuate.training.schedule import (
     HoldDecay,
     Linear,

@@ -18,9 +18,9 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import append_jsonl
 from arcuate.run import Run, create_run
+from arcuate.training import tracking
 from arcuate.training.callbacks import CallbackList
-from arcuate.training.tracking import tracker as tracker_module
-from arcuate.training.tracking.tracker import Tracker, check_trackers, make_trackers, to_scalars
+from arcuate.training.tracking import Tracker, check_trackers, make_trackers, to_scalars
 from support.cli import assert_refused
 from support.forking import arcuate
 
@@ -132,7 +132,7 @@ def test_open_callbacks_are_closed_if_a_later_one_fails_to_open() -> None:
 def test_missing_package_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracker_module, "installed_version", lambda name: None)
+    monkeypatch.setattr(tracking, "installed_version", lambda name: None)
     for tracker in ("tensorboard", "wandb"):
         track = load_recipe("tiny", [f"track.{tracker}.enabled=true"]).track
         with pytest.raises(UserError, match=r"pip install -e '.\[track\]'"):
@@ -212,12 +212,13 @@ with open_events(Run(Path(sys.argv[1])), 0) as callback:
 
 
 def run_script(script: str, run: Run) -> str:
+    paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
         [sys.executable, "-c", script, str(run.path)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         timeout=60,
     )
     assert done.returncode == 0, done.stderr

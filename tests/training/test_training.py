@@ -12,9 +12,8 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe
 from arcuate.training.config import Ema, Precision, Swa
-from arcuate.training.distributed import Distributed
+from arcuate.training.environment import Distributed, choose_precision
 from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
-from arcuate.training.precision import choose_precision
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training
 from support.training import make_recipe, make_state
@@ -115,10 +114,10 @@ def test_mixed_precision_is_probed() -> None:
 def test_resumed_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe measures time, so its result can vary."""
     bf16 = Precision(kind="bf16")
-    monkeypatch.setattr("arcuate.training.precision._probe", lambda kind, device: 0.5)
+    monkeypatch.setattr("arcuate.training.environment._probe", lambda kind, device: 0.5)
     assert choose_precision(bf16, CPU).kind == "bf16"
     assert choose_precision(bf16, CPU, previous="fp32").kind == "fp32"
-    monkeypatch.setattr("arcuate.training.precision._probe", lambda kind, device: 2.0)
+    monkeypatch.setattr("arcuate.training.environment._probe", lambda kind, device: 2.0)
     assert choose_precision(bf16, CPU).kind == "fp32"
     assert choose_precision(bf16, CPU, previous="bf16").kind == "bf16"
 

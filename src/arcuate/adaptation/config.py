@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from arcuate.config import Settings
+from arcuate.config import Overrides, Settings, settings_from
 from arcuate.errors import UserError
 
 Method = Literal["none", "statistics", "one-step", "replay", "entropy"]
@@ -99,13 +99,22 @@ class Adaptation(Settings):
     safety: Safety = Safety()
 
 
-def resolve_adaptation(adapt: str | Adaptation) -> Adaptation:
-    """Return the settings of a method given by name, or settings as they are."""
+def resolve_adaptation(adapt: str | Adaptation, settings: Overrides | None = None) -> Adaptation:
+    """Return the settings of a method given by name, changed by `settings`, or complete settings as they are."""
     if isinstance(adapt, Adaptation):
+        if settings:
+            raise UserError("settings of adaptation are given twice; name a method, or leave the changes out")
         return adapt
     if adapt not in METHODS:
         raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
-    return Adaptation.model_validate({"method": adapt})
+    return settings_from(Adaptation, settings, "lr=5e-4", {"method": adapt})
+
+
+def optional_adaptation(adapt: str | Adaptation | None, settings: Overrides | None = None) -> Adaptation | None:
+    """`resolve_adaptation`, or None without a method."""
+    if adapt is None and settings:
+        raise UserError("--set changes settings of adaptation; name a method with --adapt, such as one-step")
+    return None if adapt is None else resolve_adaptation(adapt, settings)
 
 
 class Calibration(Settings):

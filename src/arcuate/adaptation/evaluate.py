@@ -17,8 +17,9 @@ from arcuate.adaptation.known_sessions import (
     normalised_bins,
     start_session,
 )
-from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
+from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter, word_labeller
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
+from arcuate.config import Overrides
 from arcuate.data.alphabet import CLASSES, SILENCE
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
@@ -47,7 +48,7 @@ from arcuate.language.ngram.io import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.runtime import configure_runtime
-from arcuate.progress import Progress
+from arcuate.progress import Progress, counted, percent
 from arcuate.run import Run, RunLike, open_run
 
 # --- the loop over trials ----------------------------------------------------------------------------------------
@@ -185,8 +186,22 @@ class AdaptationResult:
         """The file with one line per trial."""
         return self.run.results_file(self.provenance.split, self.provenance.label)
 
+    def summary(self) -> str:
+        """The result in one sentence."""
+        metrics, method = self.metrics, self.settings.method
+        if metrics.per is None:
+            return f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels"
+        if method == "none":
+            return f"PER {percent(metrics.per)} unadapted, {metrics.interval_text}"
+        p = "" if self.difference is None else f" (p = {self.difference.p:.4f})"
+        return (
+            f"PER {percent(metrics.per)} with {method}, {metrics.interval_text}; {percent(self.per_unadapted)}"
+            f" unadapted{p}; {1000 * (self.seconds_per_trial or 0.0):.0f} ms of adaptation per trial,"
+            f" {self.peak_rss_mb:.0f} MB"
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """The summary, as written to results/<split>.<label>.json."""
+        """The values, as written to results/<split>.<label>.json."""
         difference = self.difference
         return {
             **self.metrics.to_dict(),
@@ -212,6 +227,7 @@ def evaluate_adaptation(
     run: RunLike,
     adapt: str | Adaptation = "one-step",
     *,
+    settings: Overrides | None = None,
     split: str = "val",
     data: str | Path | None = None,
     checkpoint: str = "best",
@@ -228,12 +244,13 @@ def evaluate_adaptation(
 ) -> AdaptationResult:
     """Evaluate a run on recorded sessions with online adaptation, including sessions that are new to its model.
 
-    `adapt` is a method or its settings; `sessions` selects some of the store. With `lm` pseudo-labels come from a word
-    search with this language model, `lexicon` and `decoding` (settings, or a file of `arcuate tune`). Results are
-    written as by `evaluate`, under the label `adapt-<method>` unless another is given.
+    `adapt` is a method or its settings; `settings` change those of a method, as {"lr": 5e-4}. `sessions` selects some
+    of the store. With `lm` pseudo-labels come from a word search with this language model, `lexicon` and `decoding`
+    (settings, or a file of `arcuate tune`). Results are written as by `evaluate`, under the label `adapt-<method>`
+    unless another is given.
     """
-    settings = resolve_adaptation(adapt)
-    label = label or f"adapt-{settings.method}"
+    adaptation = resolve_adaptation(adapt, settings)
+    label = label or f"adapt-{adaptation.method}"
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     if head != "ctc":
@@ -247,9 +264,9 @@ def evaluate_adaptation(
     trials = _select_trials(source, store, split, model.config, sessions)
     log_new_sessions(store, model, trials)
     machine = configure_runtime(config.runtime, config.encoder.width, 1)
-    log_missing_reference(settings.method, bool(set(store.sessions) & set(model.config.sessions)))
+    log_missing_reference(adaptation.method, bool(set(store.sessions) & set(model.config.sessions)))
     labeller = greedy if lm is None else _load_word_labeller(lm, lexicon, decoding, progress)
-    adapter = make_adapter(model.to(machine.device), settings, config.augment, labeller)
+    adapter = make_adapter(model.to(machine.device), adaptation, config.augment, labeller)
     store.check_unchanged(trials, progress)
     adapted = adapt_sessions(adapter, store, trials, phoneme_search(validate), True, progress)
     results = [t.result for session in adapted for t in session.trials]
@@ -258,7 +275,7 @@ def evaluate_adaptation(
         opened,
         summarise(results),
         find_provenance(scored, split, label),
-        settings,
+        adaptation,
         "greedy" if lm is None else f"words of {lm}",
         *compare_with_unadapted(adapted),
         sessions=tuple(summarise_session(session) for session in adapted),
@@ -299,7 +316,6 @@ def _load_word_labeller(
     lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None, progress: Progress | None
 ) -> Labeller:
     # Imported here: the Numba kernels cost half a second that greedy pseudo-labels do not need.
-    from arcuate.adaptation.pseudo_labels import word_labeller
     from arcuate.decoding.word_search.search import build_word_search
 
     if not isinstance(decoding, DecodingConfig):

@@ -9,18 +9,25 @@ Methods:
     replay      CORP (Fan et al. 2023): as one-step, with past trials of the session in the batch, decoded again
     entropy     entropy minimisation (TENT, Wang et al. 2021) over gains and offsets of the layer's outputs
 
-All other weights stay fixed. `safety.py` decides whether a trial is used and when the layer is discarded.
+All other weights stay fixed. `state.py` decides whether a trial is used and when the layer is discarded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.adaptation.safety import (
+from arcuate.adaptation.state import (
+    AdamMoments,
+    AffineLayer,
+    DecodedTrial,
+    ExpectedConfidence,
+    InputStatistics,
+    SessionState,
     compare,
     fall_back,
     fallback_reason,
@@ -30,25 +37,23 @@ from arcuate.adaptation.safety import (
     step_factor,
     track_confidence,
 )
-from arcuate.adaptation.state import (
-    AdamMoments,
-    AffineLayer,
-    DecodedTrial,
-    ExpectedConfidence,
-    InputStatistics,
-    SessionState,
-)
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
+from arcuate.data.text import pronounce
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.errors import UserError
+from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
-from arcuate.losses.ctc import ctc_loss
 from arcuate.models.front_end import smooth
 from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
 from arcuate.seeds import derive_seed
+
+if TYPE_CHECKING:  # compiles Numba kernels, which greedy pseudo-labels do not need
+    from arcuate.decoding.word_search.search import WordSearch
 
 Labeller = Callable[[np.ndarray], Sequence[int]]  # log-probabilities (F, V) to pseudo-label tokens
 
@@ -73,8 +78,8 @@ class OnlineAdapter:
     ) -> SessionState:
         """Start a session with its own layer if the model has one, else with that of the nearest known session.
 
-        `reference` is the input of that known session (`input_statistics` of its trials), required by `statistics`.
-        `expected`: confidence on known sessions; without it, steps are not scaled down.
+        `reference` holds the `input_statistics` of that known session's trials; required by the method `statistics`.
+        `expected` is the confidence on known sessions; without it, steps are not scaled down.
         """
         if self.settings.method == "statistics" and reference is None:
             raise UserError(
@@ -298,7 +303,7 @@ def adam_step(
 ) -> tuple[AffineLayer, AdamMoments]:
     """Adam step (Kingma & Ba 2015) that moves no weight by more than `lr` and stays within `max_distance`.
 
-    With `gains` the weight gradients are those of the gains of columns, and columns keep their direction.
+    With `gains`, only a gain per column of the weight is learnt, and `gradients` holds the gradients of these gains.
     """
     n = moments.n + 1
     moved, means, squares = [], [], []
@@ -325,3 +330,62 @@ def clip_distance(layer: AffineLayer, initial: AffineLayer, max_distance: float)
     """Pull a layer back towards its initial value if it is further away than `max_distance`."""
     distance = layer.distance(initial)
     return layer if distance <= max_distance else initial.lerp(layer, max_distance / distance)
+
+
+# --- pseudo-labels through a language model: the words of the word search, converted back to phonemes ---------------
+
+_ALL_FRAMES = 1 << 30
+
+
+def word_labeller(search: "WordSearch", chunk_frames: int = _ALL_FRAMES) -> Callable[[np.ndarray], Sequence[int]]:
+    """Return a function from log-probabilities (F, V) to the tokens of the best word sequence.
+
+    The search runs in chunks of `chunk_frames`: compiled code holds the interpreter lock, and a thread that decodes in
+    real time must not wait for a complete sentence.
+    """
+
+    def label(log_probs: np.ndarray) -> Sequence[int]:
+        frames, state = reorder_classes(log_probs, CLASSES, "the trial")[0], search.start()
+        for first in range(0, len(frames), chunk_frames):
+            state = search.step(state, frames[first : first + chunk_frames])
+        return hypothesis_tokens(search, search.finish(state))
+
+    return label
+
+
+def hypothesis_tokens(search: "WordSearch", nbest: Sequence[Hypothesis]) -> Sequence[int]:
+    """Tokens of the best hypothesis, with a silence after every word; empty if it has no words."""
+    return encode(list(word_phonemes(search, nbest[0].words))) if nbest and nbest[0].words else ()
+
+
+def word_phonemes(search: "WordSearch", words: Sequence[str]) -> Iterator[str]:
+    """Phonemes of words as in training labels, or from the lexicon if it lacks that pronunciation."""
+    in_context = iter(_split_words(pronounce(" ".join(words)).names))  # homographs depend on neighbours
+    for word in words:
+        parts = [next(in_context, ()) for _ in _split_words(pronounce(word).names)]
+        known = _lexicon_pronunciations(search, word)
+        if known and tuple(phone for part in parts for phone in part) not in known:
+            parts = [known[0]]
+        for part in parts:
+            yield from part
+            yield SILENCE_NAME
+
+
+def _split_words(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Split phonemes into words at silences."""
+    ends = [i for i, name in enumerate(names) if name == SILENCE_NAME]
+    return [tuple(names[a:b]) for a, b in zip([0, *(e + 1 for e in ends)], ends, strict=False)]
+
+
+def _lexicon_pronunciations(search: "WordSearch", word: str) -> list[tuple[str, ...]]:
+    """All pronunciations of a word in the search's lexicon, shortest first."""
+    if word not in search.words:
+        return []
+    tree, found = search.tree, []
+    for node in tree.entry_nodes[tree.entry_words == search.words.index(word)].tolist():
+        phones = []
+        while node > 0:
+            phones.append(search.classes[tree.tokens[node]])
+            node = int(tree.parents[node])
+        found.append(tuple(reversed(phones)))
+    return sorted(found, key=lambda phones: (len(phones), phones))

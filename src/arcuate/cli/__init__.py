@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from arcuate.cli.app import COMMANDS, app
-from arcuate.cli.console import show_log_messages
+from arcuate.cli.console import exit_broken_pipe, show_log_messages
 from arcuate.errors import UserError
 
 __all__ = ["app", "main"]
@@ -32,8 +32,7 @@ def main() -> NoReturn:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        exit_broken_pipe()
     except OSError as error:
         if error.errno is None:
             raise

@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from arcuate.cli.app import Json, app
-from arcuate.cli.console import emit_json, out, percent, progress, say
-from arcuate.cli.options import RecipeName, StorePath
+from arcuate.cli.app import Json, RecipeName, StorePath, app
+from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
 
 if TYPE_CHECKING:
     from arcuate.experiments.ablation import AblationRuns
@@ -30,12 +27,12 @@ def ablate(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
     split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[
-        str, typer.Option(help="Checkpoint to score: last (a diverged run counts as diverged) or best.")
+        str, typer.Option(help="Checkpoint to score: last (late divergence shows in the score) or best.")
     ] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Find which change caused a difference: vary one factor at a time, in both directions, over seeds."""
+    """Find which change caused a difference: apply each factor alone, and all factors but one, over several seeds."""
     from arcuate.experiments.ablation import ablate as train_arms
 
     with progress("training") as report:
@@ -50,11 +47,9 @@ def ablate(
     if dry_run:
         emit_json(runs.to_dict()) if as_json else _print_plan(runs)
         return
-    from arcuate.insight.ablation import judge_ablation, write_ablation
+    from arcuate.insight.ablation import report_ablation
 
-    result = judge_ablation(runs.experiment, runs.failed)
-    if result.runs:
-        write_ablation(result)
+    result = report_ablation(runs)
     emit_json(result.to_dict()) if as_json else _print_result(result)
     if runs.signal is not None:
         say(f"stopped by {runs.signal.name}; run the same command again to continue")
@@ -64,30 +59,24 @@ def ablate(
 
 def _print_plan(runs: "AblationRuns") -> None:
     experiment, planned = runs.experiment, runs.to_dict()["runs"]
-    table = Table(box=None, header_style="bold")
-    for heading in ("arm", "seeds", "settings"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for arm in experiment.arms:
         seeds = ", ".join(str(row["seed"]) for row in planned if row["arm"] == arm.name)
-        settings = "\n".join(arm.overrides(experiment.factors)) or "the baseline"
-        table.add_row(*map(Text, (arm.name, seeds, settings)))
-    out.print(table)
+        rows.append((arm.name, seeds, "\n".join(arm.overrides(experiment.factors)) or "the baseline"))
+    print_table(("arm", "seeds", "settings"), rows, fold=True)
     say(f"{len(planned)} runs, {runs.n_steps:,} steps in total; dry run: nothing was written")
 
 
 def _print_result(ablation: "AblationResult") -> None:
     experiment = ablation.experiment
-    table = Table(box=None, header_style="bold", title_justify="left")
-    table.title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"
-    for heading in ("arm", "PER", "SD over seeds", "runs", "verdicts"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for arm in ablation.arms:
         values = arm.to_dict()
         sd = "–" if values["seed_sd"] is None else f"{100 * values['seed_sd']:.1f}"
         verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
-        row = (arm.arm, percent(values["per"]), sd, str(len(values["per_by_run"])), verdicts)
-        table.add_row(*map(Text, row))
-    out.print(table)
+        rows.append((arm.arm, percent(values["per"]), sd, str(len(values["per_by_run"])), verdicts))
+    title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"
+    print_table(("arm", "PER", "SD over seeds", "runs", "verdicts"), rows, title=title, fold=True)
     for factor in ablation.factors:
         out.print(factor.sentence, markup=False, soft_wrap=True)
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)

@@ -1,13 +1,15 @@
-"""The typer application: order of commands, parsing of settings, completion, options of every command."""
+"""The typer application: order of commands, parsing, completion, and the options that several commands share."""
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
 
 from arcuate import __version__
+from arcuate.errors import UserError
 
 _HELP = """Decode intracortical recordings of attempted speech to text.
 
@@ -23,6 +25,8 @@ COMMANDS = (  # in the order of the workflow; every command has a module of its 
 )
 
 SPLITS = ("val", "test", "dev", "train")
+
+T = TypeVar("T", int, str)
 
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the base class of its parsing errors
 
@@ -75,21 +79,6 @@ app = typer.Typer(
 )
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    from arcuate.experiments.recipe import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
-
-
-def complete_from(*values: str) -> Callable[[str], list[str]]:
-    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
-
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
-
-
 def _print_version(requested: bool) -> None:
     if requested:
         typer.echo(f"arcuate {__version__}")
@@ -103,3 +92,97 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    from arcuate.experiments.recipe import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def complete_method(incomplete: str) -> list[str]:
+    from arcuate.adaptation.config import METHODS
+
+    return [name for name in METHODS if name.startswith(incomplete)]
+
+
+def complete_from(*values: str) -> Callable[[str], list[str]]:
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def split_commas(text: str, kind: type[T], option: str, form: str) -> list[T]:
+    """Values separated by commas; `form` describes them in an error message."""
+    try:
+        return [kind(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} {text!r}: expected {form}") from None
+
+
+# --- Options and arguments that several commands share -------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
+
+# --- Recipes and data ------------------------------------------------------------------------------------
+
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        help="Packaged recipe, YAML file or run folder; see: arcuate recipes list.",
+        autocompletion=complete_recipe,
+    ),
+]
+OverrideList = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as train.steps=200.")
+]
+StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
+
+# --- Decoding --------------------------------------------------------------------------------------------
+
+ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
+LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
+LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
+ReferencesFile = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
+WeightsFile = Annotated[Path | None, typer.Option("--config", help="Search weights written by `arcuate tune`.")]
+Beam = Annotated[
+    int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
+]
+Threshold = Annotated[
+    float | None, typer.Option("--threshold", help="Largest score difference from the best beam entry, in nats.")
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        help="With a run folder: ctc, transducer or both; default: both if the transducer was trained.",
+        autocompletion=complete_from("ctc", "transducer", "both"),
+    ),
+]
+SplitName = Annotated[str, typer.Option("--split", help="With a run folder: val, test, dev or train.")]
+MovedStore = Annotated[
+    Path | None, typer.Option("--data", help="With a run folder: path of the store, if moved after training.")
+]
+AddedWords = Annotated[
+    list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
+]
+
+# --- Live decoding ---------------------------------------------------------------------------------------
+
+ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")]
+NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
+ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
+SessionName = Annotated[
+    str | None, typer.Option("--session", help="Session to replay; for live sources, the session whose layer is used.")
+]
+Adapt = Annotated[
+    str | None,
+    typer.Option(
+        "--adapt",
+        help="Method of online adaptation to a known or new session: none, statistics, one-step, replay or entropy.",
+        autocompletion=complete_method,
+    ),
+]
+AdaptSetting = Annotated[
+    list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
+]

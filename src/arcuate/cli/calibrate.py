@@ -1,18 +1,12 @@
 """`arcuate calibrate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from arcuate.cli.app import Json, app, complete_from
-from arcuate.cli.console import counted, emit_json, out, percent, progress, say
-from arcuate.cli.options import StorePath
-from arcuate.errors import UserError
-
-if TYPE_CHECKING:
-    from arcuate.experiments.calibrate import CalibrationResult
+from arcuate.cli.app import Json, StorePath, app, complete_from, split_commas
+from arcuate.cli.console import counted, emit_json, percent, print_table, progress, say
 
 
 @app.command()
@@ -25,7 +19,10 @@ def calibrate(
         Path | None, typer.Option("--run", help="Run folder to write; default: RUN-SESSION beside RUN.")
     ] = None,
     curve: Annotated[
-        str | None, typer.Option(help="Numbers of sentences on the curve, such as 5,10,20; or none.")
+        str | None,
+        typer.Option(
+            help="Points of the calibration curve, as numbers of sentences, such as 5,10,20; none = no curve."
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, such as other_lr_factor=0 or init=mean.")
@@ -40,17 +37,18 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Add a recording session to a trained model with a few of its labelled sentences."""
-    from arcuate.adaptation.config import Calibration
-    from arcuate.cli.set_option import read_set
     from arcuate.experiments.calibrate import calibrate as calibrate_run
 
+    points: list[int] | None = [] if curve == "none" else None
+    if curve is not None and curve != "none":
+        points = split_commas(curve, int, "--curve", "numbers of sentences, such as 5,10,20")
     with progress("calibrating") as report:
         result = calibrate_run(
             *(run, data, session),
             out=target,
             sentences=sentences,
-            curve=_parse_curve(curve),
-            settings=read_set(Calibration, setting or [], "other_lr_factor=0"),
+            curve=points,
+            settings=setting,
             checkpoint=checkpoint,
             dry_run=dry_run,
             progress=report,
@@ -62,28 +60,15 @@ def calibrate(
         say("dry run: nothing was written")
     if as_json:
         emit_json(result.to_dict())
-    elif not dry_run:
-        _print_result(result)
-
-
-def _parse_curve(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [] if text == "none" else [int(n) for n in text.split(",")]
-    except ValueError:
-        raise UserError(f"--curve expects numbers of sentences, such as 5,10,20, got {text!r}") from None
-
-
-def _print_result(result: "CalibrationResult") -> None:
-    table = Table(box=None, header_style="bold", title_justify="left")
-    table.title = f"PER of the {counted(result.n_held_out, 'sentence')} after them"
-    for name in ("sentences", "PER", "95 % interval"):
-        table.add_column(name, justify="right")
+    if as_json or dry_run:
+        return
+    rows = []
     for point in result.curve:
         interval = "–" if point.low is None else f"{percent(point.low)} to {percent(point.high)}"
-        table.add_row(str(point.sentences), percent(point.per), interval)
+        rows.append((str(point.sentences), percent(point.per), interval))
     if result.n_held_out:
-        out.print(table)
+        headings = ("sentences", "PER", "95 % interval")
+        title = f"PER of the {counted(result.n_held_out, 'sentence')} after them"
+        print_table(headings, rows, title=title, right=headings)
     say(f"wrote {result.path} with session {result.session}; its parent {result.parent} is unchanged")
     say(f"next: arcuate report {result.path}, arcuate evaluate {result.path}")

@@ -1,21 +1,22 @@
 """`arcuate combine`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from arcuate.cli.app import Json, app
-
-if TYPE_CHECKING:
-    from arcuate.evaluation.combine import FrameCombination, WordCombination
+from arcuate.cli.console import emit_json, print_table, progress
+from arcuate.cli.console import out as console
 
 
 @app.command()
 def combine(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="A .jsonl file with candidates per trial; or several runs, .jsonl or .npz files."),
+        typer.Argument(
+            help="Several runs, .jsonl or .npz files; or one .jsonl file with several candidates per trial."
+        ),
     ],
     method: Annotated[
         str, typer.Option(help="linear, mbr or rover on words; arithmetic or geometric on frame scores; or auto.")
@@ -24,8 +25,10 @@ def combine(
     label: Annotated[str | None, typer.Option(help="With runs: read results/<split>.<label>.jsonl.")] = None,
     votes: Annotated[str, typer.Option(help="Vote weights of the systems: equal or agreement.")] = "equal",
     scale: Annotated[float, typer.Option(min=0.0, help="Factor on scores before the softmax.")] = 1.0,
-    lm: Annotated[str | None, typer.Option(help="n-gram model as a feature of linear.")] = None,
-    llm: Annotated[Path | None, typer.Option(help="Causal language model as a feature of linear.")] = None,
+    lm: Annotated[str | None, typer.Option(help="With --method linear: n-gram model whose score is a feature.")] = None,
+    llm: Annotated[
+        Path | None, typer.Option(help="With --method linear: causal language model whose score is a feature.")
+    ] = None,
     fit: Annotated[
         bool,
         typer.Option(
@@ -44,7 +47,6 @@ def combine(
     as_json: Json = False,
 ) -> None:
     """Combine several decoders, by words or by frame scores."""
-    from arcuate.cli.console import emit_json, progress
     from arcuate.evaluation.combine import FrameCombination
     from arcuate.evaluation.combine import combine as combine_sources
 
@@ -68,47 +70,29 @@ def combine(
         )
     if as_json:
         emit_json(result.to_dict())
-    elif isinstance(result, FrameCombination):
-        _print_frames(result)
-    else:
-        _print_words(result)
-
-
-def _print_frames(result: "FrameCombination") -> None:
-    from arcuate.cli.console import out
-
-    rate = "no labels, so no PER" if result.per is None else f"greedy PER {100 * result.per:.2f} %"
-    out.print(f"{result.method} mean of {result.n_models} models, {result.n_trials} trials: {rate}")
-
-
-def _print_words(result: "WordCombination") -> None:
-    from rich.table import Table
-
-    from arcuate.cli.console import out
-
+        return
+    if isinstance(result, FrameCombination):
+        console.print(result.summary())
+        return
     metrics = result.metrics
     words, single = metrics.words, metrics.single
     if words.wer is None or words.cer is None:
-        out.print(f"{words.n_trials} trials combined ({result.method}); no references, so no WER")
+        console.print(f"{words.n_trials} trials combined ({result.method}); no references, so no WER")
         return
-    table = Table(box=None, header_style="bold")
-    table.add_column("")
-    table.add_column("WER", justify="right")
-    for title, rate in (
-        ("mean of the single systems", single.single_wer_mean if single else None),
-        ("best single system, chosen on these trials", single.best_single_wer if single else None),
-        ("best candidates (oracle)", metrics.oracle_wer),
-    ):
-        if rate is not None:
-            table.add_row(title, f"{100 * rate:.2f} %")
+    rates = {
+        "mean of the single systems": single.single_wer_mean if single else None,
+        "best single system, chosen on these trials": single.best_single_wer if single else None,
+        "best candidates (oracle)": metrics.oracle_wer,
+    }
     method = result.method + (", cross-fitted" if result.linear and result.linear.cross_fitted else "")
-    table.add_row(f"combined ({method}; lm: {words.lm or 'none'})", f"{100 * words.wer:.2f} %")
-    out.print(table)
+    rates[f"combined ({method}; lm: {words.lm or 'none'})"] = words.wer
+    rows = [(title, f"{100 * rate:.2f} %") for title, rate in rates.items() if rate is not None]
+    print_table(("", "WER"), rows, right=("WER",))
     low, high = words.wer_low, words.wer_high
     interval = "no interval" if low is None or high is None else f"{100 * low:.2f} to {100 * high:.2f} %"
-    out.print(f"95 % interval {interval} on {words.n_scored} trials, CER {100 * words.cer:.2f} %")
+    console.print(f"95 % interval {interval} on {words.n_scored} trials, CER {100 * words.cer:.2f} %")
     if single and (gap := single.against_best_single):
-        out.print(
+        console.print(
             f"against the best system {100 * gap.rate:+.2f} points"
             f" ({100 * gap.low:+.2f} to {100 * gap.high:+.2f}), p = {gap.p:.4f}"
         )

@@ -1,21 +1,24 @@
-"""Terminal output: messages and progress on stderr, results on stdout, JSON on one line."""
+"""Terminal output: messages and progress on stderr, results on stdout, JSON on one line, and training runs."""
 
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import TracebackType
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 from rich.text import Text
 
-from arcuate.files import check_output, to_json_line
+from arcuate.files import to_json_line
 from arcuate.progress import Progress, counted, logger, percent
+from arcuate.training.callbacks import Callback
 
-__all__ = ["check_output", "counted", "emit_json", "err", "out", "percent", "progress", "say"]
+_SAMPLE_WIDTH = 100
 
 
 class _MessageConsole(Console):
@@ -30,7 +33,7 @@ class _ResultConsole(Console):
     """Results are required: a closed stdout ends the command."""
 
     def on_broken_pipe(self) -> None:
-        _exit_broken_pipe()
+        exit_broken_pipe()
 
 
 err = _MessageConsole(stderr=True, highlight=False)
@@ -64,13 +67,30 @@ def emit_json(value: Any) -> None:
         sys.stdout.write(to_json_line(value) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        _exit_broken_pipe()
+        exit_broken_pipe()
 
 
-def _exit_broken_pipe() -> NoReturn:
+def exit_broken_pipe() -> NoReturn:
     """Exit with 128 + SIGPIPE, as the shell reports a broken pipe, and without an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    right: Collection[str] = (),
+    fold: bool = False,
+) -> None:
+    """Print a table; the headings in `right` are of right-aligned columns, and `fold` breaks long cells."""
+    table = Table(box=None, header_style="bold", title=title, title_justify="left")
+    for heading in headings:
+        justify, overflow = "right" if heading in right else "left", "fold" if fold else "ellipsis"
+        table.add_column(heading, justify=justify, overflow=overflow)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*map(Text, row))
+    out.print(table)
 
 
 class TimeLeft(TimeRemainingColumn):
@@ -98,3 +118,91 @@ def progress(description: str) -> Iterator[Progress]:
             shown.update(task, completed=done, total=total, description=activity or description)
 
         yield report
+
+
+# --- training runs ------------------------------------------------------------------------------------------
+
+
+class TrainingDisplay(Callback):
+    """Callback with a progress bar and a line per validation, incident and stage (without a terminal, per log row).
+
+    Each validation shows one decoded trial under its reference.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._loss = ""
+        self._sample: tuple[Text, ...] = ()  # printed below the next validation row
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        self._loss = ""
+
+    def report(self, done: int, total: int, description: str) -> None:
+        """Progress function: one bar after another, each until it is complete."""
+        if self._bar is None:
+            self._bar = bar()
+            self._bar.add_task(description, total=total)
+            self._bar.start()
+        self._bar.update(self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss)
+        if done >= total:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the progress bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def on_metrics(self, row: dict[str, Any]) -> None:
+        loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
+        if row["split"] != "train":
+            say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}  loss {loss}")
+            for line in self._sample:
+                err.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+            self._sample = ()
+            return
+        self._loss = f", loss {loss}"
+        if not err.is_terminal:
+            norm = "–" if row["grad_norm"] is None else f"{row['grad_norm']:.2f}"
+            say(f"step {row['step']:>6}  loss {loss}  grad norm {norm}  lr {row['lr']:.2e}")
+
+    def on_incident(self, row: dict[str, Any]) -> None:
+        after = ""
+        if "rewound_to" in row:
+            after = f" to step {row['rewound_to']}, learning rate now × {row['lr_scale']:.2g}"
+        say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
+
+    def on_stage_end(self, row: dict[str, Any]) -> None:
+        """Announce the next stage, because its losses have a different scale."""
+        n, best = row["without_improvement"], row["best_per"]
+        why = f", {counted(n, 'validation')} without improvement" if n else ""
+        best = "" if best is None else f", best PER {percent(best)}"
+        following = "" if row["next"] is None else f"; next stage: {row['next']}"
+        say(f"step {row['step']:>6}  stage {row['stage']} complete{why}{best}{following}")
+
+    def on_sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
+        self._sample = align_lines(reference, hypothesis)
+
+
+def align_lines(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Text, Text]:
+    """Reference above hypothesis, phoneme by phoneme; errors are in brackets, and red if the terminal has colour."""
+    from arcuate.data.alphabet import SILENCE_NAME
+    from arcuate.evaluation.metrics import DELETED, INSERTED, align
+
+    short = lambda phoneme: "|" if phoneme == SILENCE_NAME else phoneme
+    above, below = Text("  reference   ", style="dim"), Text("  hypothesis  ", style="dim")
+    for expected, decoded in align(reference, hypothesis):
+        wrong = expected != decoded
+        top = "" if expected == INSERTED else short(expected)
+        bottom = "-" if decoded == DELETED else short(decoded)
+        bottom = f"[{bottom}]" if wrong else f" {bottom} "
+        width = max(len(top) + 2, len(bottom))
+        above.append(f" {top} ".ljust(width), style="default")
+        below.append(bottom.ljust(width), style="bold red" if wrong else "default")
+    for line in (above, below):
+        line.rstrip()
+        line.truncate(_SAMPLE_WIDTH, overflow="ellipsis")
+    return above, below

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arcuate.cli.app import Json, app
-from arcuate.cli.options import (
+from arcuate.cli.app import (
     AddedWords,
     Beam,
     Head,
+    Json,
     LexiconFile,
     LmFile,
     MovedStore,
@@ -18,7 +18,10 @@ from arcuate.cli.options import (
     SplitName,
     Threshold,
     WeightsFile,
+    app,
 )
+from arcuate.cli.console import emit_json, progress
+from arcuate.cli.console import out as stdout
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -46,8 +49,7 @@ def decode(
     ] = "best",
     as_json: Json = False,
 ) -> None:
-    """Decode frame scores to words, with a pronunciation lexicon and a language model."""
-    from arcuate.cli.console import emit_json, progress
+    """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
     with progress("loading") as report:
@@ -73,29 +75,6 @@ def decode(
 
 def print_transcription(transcription: "Transcription") -> None:
     """Print the first texts, error rates and cost."""
-    from arcuate.cli.console import out
-    from arcuate.progress import percent
-
-    metrics, words = transcription.metrics, transcription.metrics.words
     for transcript in transcription[:3]:
-        out.print(f"  {transcript.text}", soft_wrap=True, markup=False)
-    if words.wer is not None:
-        caveat = " (the weights were tuned on these trials)" if transcription.tuned_on_these else ""
-        out.print(
-            f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
-            f" CER {percent(words.cer)}; language model {transcription.search.lm}"
-            f"{_describe_head(transcription)}{caveat}",
-            soft_wrap=True,
-        )
-    seconds = metrics.seconds_per_sentence
-    written = f"; one line per trial in {transcription.out}" if transcription.out else ""
-    out.print(
-        f"{len(transcription)} trials, {'–' if seconds is None else f'{1000 * seconds:.1f}'} ms of search per sentence,"
-        f" {metrics.peak_rss_mb:.0f} MB{written}",
-        soft_wrap=True,
-    )
-
-
-def _describe_head(transcription: "Transcription") -> str:
-    head = transcription.search.head
-    return {"ctc": "", "transducer": "; transducer head", "both": "; both heads"}[head]
+        stdout.print(f"  {transcript.text}", soft_wrap=True, markup=False)
+    stdout.print(transcription.summary(), soft_wrap=True)

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arcuate.cli.app import Json, WithSettings, app
-from arcuate.cli.console import emit_json, out, say
-from arcuate.cli.options import OverrideList
+from arcuate.cli.app import Json, OverrideList, WithSettings, app
+from arcuate.cli.console import TrainingDisplay, emit_json, out, say
+from arcuate.cli.decode import print_transcription
+from arcuate.cli.evaluate import print_evaluation
+from arcuate.cli.prepare import leakage_line, print_summary
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -21,10 +23,6 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Run the complete workflow on simulated data: simulate, prepare, train, evaluate, decode, report."""
-    from arcuate.cli.decode import print_transcription
-    from arcuate.cli.evaluate import print_evaluation
-    from arcuate.cli.prepare import leakage_line, print_summary
-    from arcuate.cli.watch import TrainingDisplay
     from arcuate.experiments.demo import run_demo
     from arcuate.insight.report import write_report
 

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from arcuate.cli.app import Json, app
+from arcuate.cli.console import emit_json, err, out, percent, print_table, say
 
 if TYPE_CHECKING:
     from arcuate.insight.doctor import Diagnosis
@@ -27,24 +30,15 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Diagnose a training run: verdict, first step affected, evidence, likely causes and remedies."""
-    from arcuate.cli.console import check_output, emit_json, err, say
     from arcuate.insight.doctor import diagnose
-    from arcuate.insight.doctor.page import write_diagnosis_page
 
-    check_output(html, "<!doctype html", "page.html")
     with err.status(f"reading {path}"):
-        diagnosis = diagnose(path, dataset=dataset, planned_steps=planned_steps, allow_pickle=allow_pickle)
+        diagnosis = diagnose(path, dataset=dataset, planned_steps=planned_steps, html=html, allow_pickle=allow_pickle)
     if html is not None:
-        say(f"page: {write_diagnosis_page(diagnosis, html)}")
-    emit_json(diagnosis.to_dict()) if as_json else print_diagnosis(diagnosis)
-
-
-def print_diagnosis(diagnosis: "Diagnosis") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from arcuate.cli.console import out, percent
-
+        say(f"page: {html}")
+    if as_json:
+        emit_json(diagnosis.to_dict())
+        return
     colour = _COLOURS.get(diagnosis.primary, "red")
     line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
     if diagnosis.since:
@@ -72,16 +66,9 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
 
 
 def _print_runs(diagnosis: "Diagnosis") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from arcuate.cli.console import out, percent
-
-    table = Table(box=None, header_style="bold")
-    for heading in ("run", "verdict", "best PER", "at step", "last PER", "last step"):
-        table.add_column(heading, justify="left" if heading in ("run", "verdict") else "right")
+    numbers = ("best PER", "at step", "last PER", "last step")
+    rows = []
     for run in diagnosis.runs:
         steps = [f"{step:,}" if step is not None else "–" for step in (run.best_step, run.last_step)]
-        cells = (run.name, run.primary, percent(run.best_per), steps[0], percent(run.last_per), steps[1])
-        table.add_row(*map(Text, cells))
-    out.print(table)
+        rows.append((run.name, run.primary, percent(run.best_per), steps[0], percent(run.last_per), steps[1]))
+    print_table(("run", "verdict", *numbers), rows, right=numbers)

@@ -1,14 +1,12 @@
 """`arcuate drift`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Json, app, complete_from
-
-if TYPE_CHECKING:
-    from arcuate.adaptation.drift import DriftResult
+from arcuate.cli.app import Json, app, complete_method
+from arcuate.cli.console import counted, emit_json, percent, print_table, progress, say
 
 
 @app.command()
@@ -20,7 +18,7 @@ def drift(
         str,
         typer.Option(
             help="With --run: adaptation method.",
-            autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
+            autocompletion=complete_method,
         ),
     ] = "one-step",
     split: Annotated[str, typer.Option(help="With --run: val, test, dev or train.")] = "val",
@@ -34,37 +32,30 @@ def drift(
     as_json: Json = False,
 ) -> None:
     """Measure how recordings change over sessions: tuning, dead channels, error rates."""
-    from arcuate.adaptation.drift import measure_drift
-    from arcuate.cli.console import check_output, emit_json, progress
-    from arcuate.insight.drift import write_drift_page
+    from arcuate.insight.drift import write_drift
 
-    check_output(out, "<!doctype html>", "drift.html")
     with progress("measuring sessions") as report:
-        result = measure_drift(
-            store, run, adapt=adapt, split=split, reference=reference, max_trials=trials, progress=report
+        result = write_drift(
+            *(store, run),
+            out=out,
+            adapt=adapt,
+            split=split,
+            reference=reference,
+            max_trials=trials,
+            progress=report,
         )
-    write_drift_page(result, out)
-    emit_json({**result.to_dict(), "page": str(out)}) if as_json else print_drift(result, out)
-
-
-def print_drift(result: "DriftResult", page: Path) -> None:
-    """Print the similarity of all sessions to the reference session."""
-    from rich.table import Table
-
-    from arcuate.cli.console import counted, percent, say
-    from arcuate.cli.console import out as console
-
-    table = Table(box=None, header_style="bold", title=f"similarity to {result.reference}", title_justify="left")
-    table.add_column("session")
-    for name in ("channels", *result.sessions[0].arrays, "flat"):
-        table.add_column(name, justify="right")
+    if as_json:
+        emit_json({**result.to_dict(), "page": str(out)})
+        return
+    numbers = ("channels", *result.sessions[0].arrays, "flat")
+    rows = []
     for row in result.sessions:
         arrays = [percent(array.subspace_similarity) for array in row.arrays.values()]
-        table.add_row(row.session, percent(row.profile_similarity), *arrays, str(len(row.flat)))
-    console.print(table)
+        rows.append((row.session, percent(row.profile_similarity), *arrays, str(len(row.flat))))
+    print_table(("session", *numbers), rows, title=f"similarity to {result.reference}", right=numbers)
     for row in result.sessions:
         if row.reordered:
             say(f"warning: the channels of {row.session} look re-ordered relative to the previous session")
         if row.newly_flat:
             say(f"{row.session}: {counted(len(row.newly_flat), 'channel')} became flat")
-    say(f"wrote {page}")
+    say(f"wrote {out}")

@@ -1,17 +1,16 @@
 """`arcuate evaluate`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arcuate.cli.app import SPLITS, Json, app, complete_from
+from arcuate.cli.app import SPLITS, AdaptSetting, Json, app, complete_from, complete_method
+from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
 
 if TYPE_CHECKING:
     from arcuate.adaptation.evaluate import AdaptationResult
     from arcuate.evaluation.evaluate import Evaluation
-    from arcuate.evaluation.trials import PhonemeMetrics
 
 
 @app.command()
@@ -34,14 +33,12 @@ def evaluate(
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Online adaptation, known and new sessions: none, statistics, one-step, replay or entropy.",
-            autocompletion=complete_from("none", "statistics", "one-step", "replay", "entropy"),
+            help="Method of online adaptation to known or new sessions: none, statistics, one-step, replay or entropy.",
+            autocompletion=complete_method,
         ),
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
-    ] = None,
+    setting: AdaptSetting = None,
     lm: Annotated[
         str | None, typer.Option(help="With --adapt: language model for decoding pseudo-labels, or `default`.")
     ] = None,
@@ -50,29 +47,23 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a run on a split: PER with confidence interval, by session and block, one line per trial."""
-    from arcuate.cli.console import emit_json, progress
-
+    options: dict[str, Any] = {
+        "split": split,
+        "data": data,
+        "checkpoint": checkpoint,
+        "label": label,
+        "search": search,
+        "beam": beam,
+        "head": head,
+        "scores": scores,
+    }
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
-        from arcuate.cli.set_option import read_adaptation
 
+        words: dict[str, Any] = {"lm": lm, "lexicon": lexicon, "decoding": config}
         with progress("checking trials") as report:
             result = evaluate_adaptation(
-                run,
-                read_adaptation(adapt, setting) or "none",
-                split=split,
-                data=data,
-                checkpoint=checkpoint,
-                label=label,
-                sessions=session or (),
-                lm=lm,
-                lexicon=lexicon,
-                decoding=config,
-                search=search,
-                beam=beam,
-                head=head,
-                scores=scores,
-                progress=report,
+                run, adapt, settings=setting, sessions=session or (), **words, **options, progress=report
             )
         emit_json(result.to_dict()) if as_json else print_adaptation(result)
         return
@@ -81,112 +72,35 @@ def evaluate(
     from arcuate.evaluation.evaluate import evaluate as evaluate_run
 
     with progress("checking trials") as report:
-        evaluation = evaluate_run(
-            run,
-            split=split,
-            data=data,
-            checkpoint=checkpoint,
-            label=label,
-            search=search,
-            beam=beam,
-            head=head,
-            scores=scores,
-            progress=report,
-        )
+        evaluation = evaluate_run(run, **options, progress=report)
     emit_json(evaluation.to_dict()) if as_json else print_evaluation(evaluation)
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
     """Print PER by session and in total."""
-    from arcuate.cli.console import out, percent, say
-
-    metrics = evaluation.metrics
+    metrics, split = evaluation.metrics, evaluation.provenance.split
     rows = [(session, percent(rate)) for session, rate in metrics.per_by_session.items()]
-    _print_sessions(evaluation.provenance.split, ("session", "PER"), rows)
+    if rows:
+        print_table(("session", "PER"), rows, title=f"PER by session ({split})", right=("PER",))
     if metrics.per_by_mode:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
         out.print(", ".join(f"{mode} {percent(rate)}" for mode, rate in metrics.per_by_mode.items()) + correct)
-    out.print(headline(evaluation), soft_wrap=True)
+    out.print(evaluation.summary(), soft_wrap=True)
     say(f"one line per trial in {evaluation.results_file}")
 
 
 def print_adaptation(result: "AdaptationResult") -> None:
     """Print PER by session, adapted and unadapted, and in total."""
-    from arcuate.cli.console import out, percent, say
-
+    names, numbers = ("session", "initial layer"), ("trials", "unadapted", "adapted", "steps", "fall-backs")
     rows = [
         (
-            row.session,
-            "its own" if row.known else row.init_session,
-            str(row.n_trials),
-            percent(row.per_unadapted),
-            percent(row.per),
-            str(row.n_steps),
-            str(row.n_fallbacks),
+            *(row.session, "its own" if row.known else row.init_session, str(row.n_trials)),
+            *(percent(row.per_unadapted), percent(row.per), str(row.n_steps), str(row.n_fallbacks)),
         )
         for row in result.sessions
     ]
-    columns = ("session", "initial layer", "trials", "unadapted", "adapted", "steps", "fall-backs")
-    _print_sessions(result.provenance.split, columns, rows)
-    out.print(adaptation_headline(result), soft_wrap=True)
+    if rows:
+        print_table((*names, *numbers), rows, title=f"PER by session ({result.provenance.split})", right=numbers)
+    out.print(result.summary(), soft_wrap=True)
     say(f"one line per trial in {result.results_file}")
-
-
-def headline(evaluation: "Evaluation") -> str:
-    """The result in one sentence."""
-    from arcuate.progress import counted, percent
-
-    metrics, split = evaluation.metrics, evaluation.provenance.split
-    if metrics.per is None:
-        return f"{counted(metrics.n_trials, f'{split} trial')} decoded; PER needs labels"
-    caveat = " (the split the checkpoint was selected on)" if evaluation.provenance.selected_on == split else ""
-    caveat = " (the training data)" if split == "train" else caveat
-    greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
-    return (
-        f"PER {percent(metrics.per)}{greedy}, {_describe_interval(metrics)}, on"
-        f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
-        f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} phonemes"
-    )
-
-
-def adaptation_headline(result: "AdaptationResult") -> str:
-    """The result in one sentence."""
-    from arcuate.progress import counted, percent
-
-    metrics, method = result.metrics, result.settings.method
-    if metrics.per is None:
-        return f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels"
-    interval = _describe_interval(metrics)
-    if method == "none":
-        return f"PER {percent(metrics.per)} unadapted, {interval}"
-    p = "" if result.difference is None else f" (p = {result.difference.p:.4f})"
-    return (
-        f"PER {percent(metrics.per)} with {method}, {interval}; {percent(result.per_unadapted)} unadapted{p};"
-        f" {1000 * (result.seconds_per_trial or 0.0):.0f} ms of adaptation per trial, {result.peak_rss_mb:.0f} MB"
-    )
-
-
-def _describe_interval(metrics: "PhonemeMetrics") -> str:
-    from arcuate.progress import percent
-
-    low, high = metrics.interval
-    if low is None:
-        return "no interval from a single trial"
-    return f"95 % interval {percent(low)} to {percent(high)}"
-
-
-def _print_sessions(split: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with one line per session; text columns are left-aligned."""
-    from rich.table import Table
-
-    from arcuate.cli.console import out
-
-    if not rows:
-        return
-    table = Table(box=None, header_style="bold", title=f"PER by session ({split})", title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("session", "initial layer") else "right")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Json, app, complete_from
+from arcuate.cli.app import Json, app, complete_from, split_commas
 from arcuate.cli.console import counted, emit_json, out, say
 
 
@@ -26,7 +26,7 @@ def import_(
     """Convert an official checkpoint into a model folder; nothing in the checkpoint is executed."""
     from arcuate.models.import_checkpoint import import_checkpoint
 
-    names = [name.strip() for name in sessions.split(",")] if sessions else None
+    names = split_commas(sessions, str, "--sessions", "session names") if sessions else None
     result = import_checkpoint(checkpoint, out_path, kind, names)
     if as_json:
         emit_json(result.to_dict())

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import app
+from arcuate.cli.console import out as console
+from arcuate.cli.console import progress, say
 
 
 @app.command()
@@ -14,11 +16,8 @@ def ledger(
     out: Annotated[Path | None, typer.Option("--out", help="Output file; default: print to stdout.")] = None,
 ) -> None:
     """Write the run diary from the run folders: purpose, changes, result, finding."""
-    from arcuate.cli.console import check_output, progress, say
-    from arcuate.cli.console import out as console
     from arcuate.insight.ledger import write_ledger
 
-    check_output(out, "# Run diary", "DIARY.md")
     with progress("reading runs") as report:
         text = write_ledger(folder, out, progress=report)
     if out is None:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import app, complete_from
-from arcuate.cli.options import (
+from arcuate.cli.app import (
     Adapt,
     AdaptSetting,
     Beam,
@@ -18,7 +17,10 @@ from arcuate.cli.options import (
     ReplayedStore,
     SessionName,
     WeightsFile,
+    app,
+    complete_from,
 )
+from arcuate.cli.console import progress
 
 
 @app.command()
@@ -63,10 +65,11 @@ def live(
         float | None, typer.Option(min=0.1, max=60.0, help="Seconds of silence that end a sentence.")
     ] = None,
     closed: Annotated[
-        bool, typer.Option("--closed", help="Decode nothing until the gate is opened on the page.")
+        bool, typer.Option("--closed", help="Start closed: decode nothing until opened on the page.")
     ] = False,
     phrase: Annotated[
-        str | None, typer.Option(help="Show nothing until this sentence is decoded or the gate is opened on the page.")
+        str | None,
+        typer.Option(help="Start closed: show nothing until this sentence is decoded or the page opens the gate."),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[str, typer.Option(help="URL of the Redis server.")] = "redis://127.0.0.1:6379",
@@ -74,11 +77,8 @@ def live(
     setting: AdaptSetting = None,
 ) -> None:
     """Decode live and serve a page that shows the text as speech is attempted (extra: live)."""
-    from arcuate.cli.console import progress
-    from arcuate.cli.set_option import read_adaptation
     from arcuate.live.serve import prepare_server
 
-    adaptation = read_adaptation(adapt, setting)
     with progress("loading the model, the lexicon and the language model") as report:
         server = prepare_server(
             run,
@@ -105,7 +105,8 @@ def live(
             phrase=phrase,
             stream=stream,
             redis=redis,
-            adapt=adaptation,
+            adapt=adapt,
+            adapt_settings=setting,
             progress=report,
         )
     server.run()

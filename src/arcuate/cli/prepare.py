@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from arcuate.cli.app import Force, Json, app
-from arcuate.cli.console import counted, emit_json, out, percent, progress, say
+from arcuate.cli.console import counted, emit_json, out, percent, print_table, progress, say
 
 if TYPE_CHECKING:
     from arcuate.data.prepare import PrepareReport
@@ -53,16 +51,13 @@ def prepare(
 
 def print_report(report: "PrepareReport", store: Path) -> None:
     if not report.written:
-        out.print(_files_table(report))
-    out.print(_splits_table(report))
+        _print_files(report)
+    _print_splits(report)
     if report.leakage is not None:
-        out.print(_leakage_table(report.leakage))
+        _print_leakage(report.leakage)
     if cases := Counter((row.reason, row.action) for row in report.quality):
-        table = Table("case", "trials", "action", box=None, header_style="bold", title="quality")
-        table.title_justify, table.columns[1].justify = "left", "right"
-        for (reason, action), n in cases.most_common():
-            table.add_row(reason, str(n), _ACTIONS[action])
-        out.print(table)
+        rows = [(reason, str(n), _ACTIONS[action]) for (reason, action), n in cases.most_common()]
+        print_table(("case", "trials", "action"), rows, title="quality", right=("trials",))
     print_summary(report, store)
 
 
@@ -97,40 +92,30 @@ def leakage_line(leakage: "Leakage") -> str:
     return f"leakage: {recordings} in two splits; {texts or 'no sentences to compare'}"
 
 
-def _files_table(report: "PrepareReport") -> Table:
+def _print_files(report: "PrepareReport") -> None:
     from arcuate.data.trial import SPLITS
 
-    table = _table("session", *SPLITS)
+    rows = []
     for session in report.sessions:
         counts = (report.files.get(f"{session}/{split}") for split in SPLITS)
-        table.add_row(escape(session), *("–" if n is None else str(n) for n in counts))
-    return table
+        rows.append((session, *("–" if n is None else str(n) for n in counts)))
+    print_table(("session", *SPLITS), rows, right=SPLITS)
 
 
-def _splits_table(report: "PrepareReport") -> Table:
+def _print_splits(report: "PrepareReport") -> None:
     from arcuate.data.trial import BIN_SECONDS
 
-    table = _table("split", "trials", "usable", "hours", "hash")
-    table.columns[4].justify = "left"
+    rows = []
     for split, counts in report.splits.items():
         hours = f"{counts['n_bins'] * BIN_SECONDS / 3600:.2f}" if "n_bins" in counts else "–"
         usable = str(counts.get("usable", "–"))
-        table.add_row(split, str(counts["trials"]), usable, hours, report.hashes.get(split, "–")[:12])
-    return table
+        rows.append((split, str(counts["trials"]), usable, hours, report.hashes.get(split, "–")[:12]))
+    print_table(("split", "trials", "usable", "hours", "hash"), rows, right=("trials", "usable", "hours"))
 
 
-def _leakage_table(leakage: "Leakage") -> Table:
-    table = _table("leakage", "n", "share")
-    for pair, n in leakage["trials"].items():
-        table.add_row(f"same recording in {pair.replace('-', ' and ')}", str(n), "")
+def _print_leakage(leakage: "Leakage") -> None:
+    rows = [(f"same recording in {pair.replace('-', ' and ')}", str(n), "") for pair, n in leakage["trials"].items()]
     for pair, overlap in leakage["texts"].items():
         share = percent(overlap["share"]) if overlap["share"] is not None else "no texts"
-        table.add_row(f"sentences of {pair}", str(overlap["n"]), share)
-    return table
-
-
-def _table(first: str, *numbers: str) -> Table:
-    table = Table(first, *numbers, box=None, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+        rows.append((f"sentences of {pair}", str(overlap["n"]), share))
+    print_table(("leakage", "n", "share"), rows, right=("n", "share"))

@@ -6,11 +6,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.app import Json, WithSettings, app, complete_recipe
-from arcuate.cli.console import emit_json, out
-from arcuate.cli.options import OverrideList, RecipeName
+from arcuate.cli.app import Json, OverrideList, RecipeName, WithSettings, app, complete_recipe
+from arcuate.cli.console import emit_json, out, print_table
 
-_recipes_app = typer.Typer(help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True)
+_recipes_app = typer.Typer(help="List the recipes, show one, diff two, list all settings.", no_args_is_help=True)
 app.add_typer(_recipes_app, name="recipes")
 
 
@@ -23,10 +22,8 @@ def recipes_list(as_json: Json = False) -> None:
     if as_json:
         emit_json({"recipes": entries})
         return
-    table = Table("recipe", "extends", "summary", box=None, header_style="bold")
-    for entry in entries:
-        table.add_row(entry.name, entry.extends or "", entry.summary or "")
-    out.print(table)
+    rows = [(entry.name, entry.extends or "", entry.summary or "") for entry in entries]
+    print_table(("recipe", "extends", "summary"), rows)
 
 
 @_recipes_app.command("show", cls=WithSettings)

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Json, app
+from arcuate.cli.console import emit_json, progress
+from arcuate.cli.console import out as stdout
 
 
 @app.command()
@@ -21,7 +23,10 @@ def rescore(
     acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
     length: Annotated[float | None, typer.Option(help="Word bonus, in nats.")] = None,
     n_best: Annotated[
-        int | None, typer.Option("--n-best", "--nbest", min=1, help="Use only the first entries of each list.")
+        int | None,
+        typer.Option(
+            "--n-best", "--nbest", min=1, help="Number of hypotheses per list to rescore, best first; default: all."
+        ),
     ] = None,
     context: Annotated[Path | None, typer.Option(help="File with a text that precedes every sentence.")] = None,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-fitting.")] = 5,
@@ -29,10 +34,7 @@ def rescore(
     as_json: Json = False,
 ) -> None:
     """Rescore n-best lists with a causal language model (extra: llm)."""
-    from arcuate.cli.console import emit_json, progress
-    from arcuate.cli.console import out as stdout
     from arcuate.evaluation.rescore import rescore as rescore_lists
-    from arcuate.progress import percent
 
     with progress("loading the language model") as report:
         result = rescore_lists(
@@ -48,21 +50,4 @@ def rescore(
             out=out,
             progress=report,
         )
-    if as_json:
-        emit_json(result.to_dict())
-        return
-    if result.wer is not None:
-        origin = "fitted on other sessions" if result.folds else result.weights_from
-        low, high = result.metrics.wer_low, result.metrics.wer_high
-        stdout.print(
-            f"WER {percent(result.wer_before)} before, {100 * result.wer:.2f} % after"
-            f" ({percent(low)} to {percent(high)}); weights {origin}; language models: {result.metrics.lm}",
-            soft_wrap=True,
-        )
-    weights = result.weights
-    stdout.print(
-        f"{len(result.texts)} trials, {result.cost.n_texts_scored} texts,"
-        f" {result.cost.seconds_per_sentence:.2f} s of CPU per sentence; alpha {weights.alpha:.2f},"
-        f" acoustic {weights.acoustic:.2f}, length {weights.length:.2f}",
-        soft_wrap=True,
-    )
+    emit_json(result.to_dict()) if as_json else stdout.print(result.summary(), soft_wrap=True)

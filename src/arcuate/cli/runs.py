@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from arcuate.cli.app import app
+from arcuate.cli.console import emit_json, out, percent, progress, say
 
 if TYPE_CHECKING:
-    from arcuate.insight.ledger import RunEntry, RunList
+    from arcuate.insight.runs import RunEntry
 
 _MAX_CHANGES = 4
 
@@ -21,22 +24,15 @@ def runs(
     ] = False,
 ) -> None:
     """List runs: verdict, best PER, steps, and changes relative to the parent run."""
-    from arcuate.cli.console import emit_json, progress
-    from arcuate.insight.ledger import list_runs
+    from arcuate.insight.runs import list_runs
 
     with progress("reading runs") as report:
         found = list_runs(folder, progress=report)
-    emit_json(found.to_dicts()) if as_json else print_runs(found)
-
-
-def print_runs(found: "RunList") -> None:
-    """One line per run with its changes below, because names and settings are long."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from arcuate.cli.console import out, say
-
+    if as_json:
+        emit_json(found.to_dicts())
+        return
     head = ("run", "verdict", "best PER", "steps")
+    # one line per run with its changes below, because names and settings are long
     table = [head, *((e.name, _verdict(e), _best(e), _steps(e)) for e in found)]
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     narrow = sum(widths) + 2 * len(widths) > out.width
@@ -58,8 +54,6 @@ def _verdict(entry: "RunEntry") -> str:
 
 
 def _best(entry: "RunEntry") -> str:
-    from arcuate.cli.console import percent
-
     step = entry.logged.best_step
     return percent(entry.logged.best_per) + (f" at {step}" if step is not None else "")
 
@@ -71,7 +65,7 @@ def _steps(entry: "RunEntry") -> str:
 
 def _changes(entry: "RunEntry") -> str:
     """The parent and the first few changes relative to it."""
-    from arcuate.insight.ledger.runs import value_text
+    from arcuate.insight.runs import value_text
 
     if entry.parent is None:
         return ""

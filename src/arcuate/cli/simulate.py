@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Force, Json, app, complete_from
+from arcuate.cli.app import Force, Json, app, complete_from, split_commas
 from arcuate.cli.console import counted, emit_json, progress, say
-from arcuate.errors import UserError
 
 
 @app.command()
@@ -30,7 +29,10 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random draws.")] = 0,
     later: Annotated[
         str,
-        typer.Option(help="Additional sessions, as days after the last session, such as 5,8.", metavar="DAYS"),
+        typer.Option(
+            help="Additional sessions: for each, the number of days after the last regular session, such as 5,8.",
+            metavar="DAYS",
+        ),
     ] = "",
     force: Force = False,
     as_json: Json = False,
@@ -38,10 +40,8 @@ def simulate(
     """Simulate recordings and write them as files in the layout of a release."""
     from arcuate.data.simulation import simulate as simulate_cohort
 
-    try:
-        days = [int(part) for part in later.split(",")] if later else []
-    except ValueError:
-        raise UserError(f"--later {later!r}: expected numbers of days separated by commas, as in 5,8") from None
+    form = "numbers of days separated by commas, as in 5,8"
+    days = split_commas(later, int, "--later", form) if later else []
     with progress("simulating trials") as report:
         result = simulate_cohort(
             out,

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from arcuate.cli.app import Json, app
+from arcuate.cli.console import emit_json
+from arcuate.cli.console import out as stdout
 
 
 @app.command()
@@ -21,8 +23,6 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Write decoded texts in the submission format of the benchmarks."""
-    from arcuate.cli.console import emit_json
-    from arcuate.cli.console import out as stdout
     from arcuate.evaluation.submission import submit as write_submission
 
     submission = write_submission(run, out, split=split, label=label, format=format_, allow_empty=allow_empty)

@@ -5,12 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from arcuate.cli.app import Json, WithSettings, app
-from arcuate.cli.console import emit_json, out, percent, say
-from arcuate.cli.options import OverrideList, RecipeName, StorePath
+from arcuate.cli.app import Json, OverrideList, RecipeName, StorePath, WithSettings, app
+from arcuate.cli.console import emit_json, out, percent, print_table, say
 
 if TYPE_CHECKING:
     from arcuate.experiments.sweep import SweepResult, SweepTrial
@@ -42,13 +39,11 @@ def sweep(
 
 
 def _print_result(result: "SweepResult") -> None:
-    table = Table(box=None, header_style="bold")
-    for heading in ("trial", "state", "PER", "settings", "reason"):
-        table.add_column(heading, overflow="fold")
-    for trial in sorted(result.trials, key=_rank):
-        settings, reason = "\n".join(trial.overrides), trial.reason or ""
-        table.add_row(*map(Text, (str(trial.number), trial.state, percent(trial.per), settings, reason)))
-    out.print(table)
+    rows = [
+        (str(t.number), t.state, percent(t.per), "\n".join(t.overrides), t.reason or "")
+        for t in sorted(result.trials, key=_rank)
+    ]
+    print_table(("trial", "state", "PER", "settings", "reason"), rows, fold=True)
     if running := sum(t.state == "running" for t in result.trials):
         say(f"{running} still running in other workers")
     if result.best is None or result.command is None:

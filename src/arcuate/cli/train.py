@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from arcuate.cli.app import Json, WithSettings, app
-from arcuate.cli.console import counted, emit_json, say
-from arcuate.cli.options import OverrideList, RecipeName, StorePath
+from arcuate.cli.app import Json, OverrideList, RecipeName, StorePath, WithSettings, app
+from arcuate.cli.console import TrainingDisplay, counted, emit_json, say
 
 
 @app.command(cls=WithSettings)
@@ -33,8 +32,6 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a recipe on prepared data."""
-    from arcuate.cli.watch import TrainingDisplay
-
     display = TrainingDisplay()
     options: dict[str, Any] = {
         "overrides": overrides or [],

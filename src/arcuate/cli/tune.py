@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Json, app
-from arcuate.cli.options import (
+from arcuate.cli.app import (
     Beam,
     Head,
+    Json,
     LexiconFile,
     LmFile,
     MovedStore,
@@ -16,7 +16,10 @@ from arcuate.cli.options import (
     ScoresPath,
     SplitName,
     Threshold,
+    app,
 )
+from arcuate.cli.console import emit_json, progress, say
+from arcuate.cli.console import out as stdout
 
 
 @app.command()
@@ -40,10 +43,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Tune the search weights of `decode` on trials with references."""
-    from arcuate.cli.console import emit_json, progress, say
-    from arcuate.cli.console import out as stdout
     from arcuate.evaluation.tune import tune as tune_weights
-    from arcuate.progress import percent
 
     with progress("loading") as report:
         tuned = tune_weights(
@@ -65,8 +65,5 @@ def tune(
     if as_json:
         emit_json(tuned.to_dict())
         return
-    stdout.print(f"WER {percent(tuned.wer)} on the trials that the weights were tuned on", soft_wrap=True)
-    if tuned.cross_fit:
-        rate = percent(tuned.cross_fit.wer_cross_fitted)
-        stdout.print(f"WER {rate} cross-fitted over {folds} folds of sessions", soft_wrap=True)
+    stdout.print(tuned.summary(), soft_wrap=True)
     say(f"wrote {out}; use it with: arcuate decode … --config {out}")

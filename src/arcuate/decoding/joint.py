@@ -40,7 +40,7 @@ from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.lattice import score_sequences
 from arcuate.decoding.transducer import MAX_SYMBOLS, TRANSDUCER_BEAM, Head, HeadWeights, rescore
 from arcuate.language.lexicon import Lexicon
-from arcuate.models.transducer import PredictorState, Transducer
+from arcuate.models.transducer import Transducer
 
 if TYPE_CHECKING:  # its Numba kernels cost half a second that a search for tokens does not need
     from arcuate.decoding.word_search.search import WordSearch, WordState
@@ -80,7 +80,7 @@ class _Beam:
     scores: np.ndarray  # (n,) of the transducer
     ctc: list[_CtcScore]
     predicted: Tensor  # (n, W)
-    predictor: PredictorState
+    predictor: Tensor  # one row per hypothesis
 
     @property
     def partial_scores(self) -> np.ndarray:
@@ -185,8 +185,8 @@ class JointBeamSearch:
         best = np.argsort(-totals, kind="stable")[: self.width]
         rows, classes = rows[best], classes[best]
         device = active.predicted.device
-        predictor = self.head.select(active.predictor, torch.from_numpy(rows).to(device))
-        predicted, predictor = self.head.step(predictor, torch.from_numpy(classes).to(device))
+        states = active.predictor[torch.from_numpy(rows).to(device)]
+        predicted, predictor = self.head.step(states, torch.from_numpy(classes).to(device))
         sequences = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
         return _Beam(sequences, scores[best], [longer[i] for i in best.tolist()], predicted, predictor)
 
@@ -202,19 +202,19 @@ class JointBeamSearch:
         ctc = [levels[level].ctc[row] for level, row in sources.values()]
         ranked = self._totals(np.array(list(totals.values())), np.array([c.partial_score for c in ctc]))
         best = sorted(np.argsort(-ranked, kind="stable")[: self.width].tolist())  # grouped by level
-        parts: list[tuple[Tensor, PredictorState]] = []
+        parts: list[tuple[Tensor, Tensor]] = []
         for index, level in enumerate(levels):
             picked = [sources[sequences[i]][1] for i in best if sources[sequences[i]][0] == index]
             if picked:
                 rows = torch.tensor(picked, device=level.predicted.device)
-                parts.append((level.predicted[rows], self.head.select(level.predictor, rows)))
+                parts.append((level.predicted[rows], level.predictor[rows]))
         shorter, frames = _forget([ctc[i] for i in best], kept_frames)
         beam = _Beam(
             [sequences[i] for i in best],
             np.array([totals[sequences[i]] for i in best]),
             shorter,
             parts[0][0] if len(parts) == 1 else torch.cat([predicted for predicted, _ in parts]),
-            parts[0][1] if len(parts) == 1 else self.head.concatenate([state for _, state in parts]),
+            parts[0][1] if len(parts) == 1 else torch.cat([state for _, state in parts]),
         )
         return JointState(beam, frames)
 

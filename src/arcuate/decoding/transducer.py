@@ -9,7 +9,7 @@ beam the scores are exact sums over all alignments with at most `max_symbols` to
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class GreedyState:
     tokens: tuple[int, ...]
     score: float  # of the greedy alignment
     predicted: Tensor  # (1, W)
-    predictor: Any
+    predictor: Tensor  # state of the prediction network, one row per hypothesis
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class BeamState:
     tokens: list[tuple[int, ...]]
     scores: Tensor  # (n,) log of the summed probability
     predicted: Tensor  # (n, W)
-    predictor: Any
+    predictor: Tensor  # state of the prediction network, one row per hypothesis
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,14 @@ class TransducerBeamSearch:
         scores, chosen = log_probs.flatten().topk(n_best)
         rows, classes = chosen // log_probs.shape[1], chosen % log_probs.shape[1]
         tokens = [(*active.tokens[row], token) for row, token in zip(rows.tolist(), classes.tolist(), strict=True)]
-        predicted, predictor = self.head.step(self.head.select(active.predictor, rows), classes)
+        predicted, predictor = self.head.step(active.predictor[rows], classes)
         return BeamState(tokens, scores, predicted, predictor)
 
     def _merge_levels(self, waiting: list[BeamState]) -> BeamState:
         """Sum the alignments of equal token sequences and keep the best `width` sequences."""
         totals, sources = sum_alignments(waiting)
         kept = sorted(totals, key=lambda t: totals[t], reverse=True)[: self.width]
-        return collect_hypotheses(self.head, waiting, totals, {t: sources[t] for t in kept})
+        return collect_hypotheses(waiting, totals, {t: sources[t] for t in kept})
 
 
 def sum_alignments(
@@ -162,7 +162,6 @@ def sum_alignments(
 
 
 def collect_hypotheses(
-    head: Transducer,
     levels: Sequence[BeamState],
     totals: Mapping[tuple[int, ...], float],
     sources: Mapping[tuple[int, ...], tuple[int, int]],
@@ -174,12 +173,12 @@ def collect_hypotheses(
         picked = [sources[t][1] for t in order if sources[t][0] == index]
         if picked:
             rows = torch.tensor(picked, device=level.scores.device)
-            parts.append((level.predicted[rows], head.select(level.predictor, rows)))
+            parts.append((level.predicted[rows], level.predictor[rows]))
     return BeamState(
         order,
         levels[0].scores.new_tensor([totals[t] for t in order]),
         torch.cat([predicted for predicted, _ in parts]),
-        head.concatenate([state for _, state in parts]),
+        torch.cat([state for _, state in parts]),
     )
 
 

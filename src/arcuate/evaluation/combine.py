@@ -136,6 +136,11 @@ class FrameCombination:
         """PER of the greedy search on the mean; None without labels."""
         return self.phonemes.per if self.phonemes else None
 
+    def summary(self) -> str:
+        """The result in one sentence."""
+        rate = "no labels, so no PER" if self.per is None else f"greedy PER {100 * self.per:.2f} %"
+        return f"{self.method} mean of {self.n_models} models, {self.n_trials} trials: {rate}"
+
     def to_dict(self) -> dict[str, Any]:
         phonemes = fields_to_dict(self.phonemes) if self.phonemes else {}
         return fields_to_dict(self, "phonemes", "out") | phonemes | ({"out": str(self.out)} if self.out else {})

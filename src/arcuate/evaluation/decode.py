@@ -27,7 +27,7 @@ from arcuate.evaluation.transcribe import (
 from arcuate.files import check_writable, fields_to_dict, to_frame, write_jsonl
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
-from arcuate.progress import Progress, logger
+from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike, open_run
 
 if TYPE_CHECKING:
@@ -86,8 +86,23 @@ class Transcription(Sequence[Transcript]):
     def __getitem__(self, index: int | slice) -> Transcript | tuple[Transcript, ...]:
         return self.transcripts[index]
 
+    def summary(self) -> str:
+        """Error rates, if there are references, and cost: one line each."""
+        words, seconds = self.metrics.words, self.metrics.seconds_per_sentence
+        caveat = " (the weights were tuned on these trials)" if self.tuned_on_these else ""
+        heads = {"ctc": "", "transducer": "; transducer", "both": "; both heads"}[self.search.head]
+        rates = (
+            f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
+            f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
+        )
+        return (
+            f"{'' if words.wer is None else rates}{len(self)} trials,"
+            f" {'–' if seconds is None else f'{1000 * seconds:.1f}'} ms of search per sentence,"
+            f" {self.metrics.peak_rss_mb:.0f} MB{f'; one line per trial in {self.out}' if self.out else ''}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """The summary."""
+        """All values but the transcripts."""
         own = fields_to_dict(self, "transcripts", "metrics", "search")
         return self.metrics.to_dict() | fields_to_dict(self.search) | own
 

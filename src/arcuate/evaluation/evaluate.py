@@ -26,7 +26,7 @@ from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
-from arcuate.progress import Progress, counted, logger
+from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 from arcuate.training.config import TrainingConfig, Validate, read_config
 
@@ -61,8 +61,22 @@ class Evaluation:
         """The file with one line per trial."""
         return self.run.results_file(self.provenance.split, self.provenance.label)
 
+    def summary(self) -> str:
+        """The result in one sentence."""
+        metrics, split = self.metrics, self.provenance.split
+        if metrics.per is None:
+            return f"{counted(metrics.n_trials, f'{split} trial')} decoded; PER needs labels"
+        caveat = " (the split the checkpoint was selected on)" if self.provenance.selected_on == split else ""
+        caveat = " (the training data)" if split == "train" else caveat
+        greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
+        return (
+            f"PER {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
+            f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
+            f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} phonemes"
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """The summary, as written to results/<split>.json."""
+        """The values, as written to results/<split>.json."""
         return {
             **self.metrics.to_dict(),
             **self.provenance.to_dict(),

@@ -25,7 +25,7 @@ from arcuate.evaluation.linear import assign_folds, cross_fit, make_example
 from arcuate.evaluation.metrics import WordMetrics, summarise_words, total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
-from arcuate.progress import Progress, logger
+from arcuate.progress import Progress, logger, percent
 
 _DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
 
@@ -97,6 +97,21 @@ class Rescoring:
     def wer(self) -> float | None:
         """Word error rate after rescoring; None without references."""
         return self.metrics.wer
+
+    def summary(self) -> str:
+        """Error rates, if there are references, then cost and weights: one line each."""
+        weights, cost, rates = self.weights, self.cost, ""
+        if self.wer is not None:
+            origin = "fitted on other sessions" if self.folds else self.weights_from
+            rates = (
+                f"WER {percent(self.wer_before)} before, {100 * self.wer:.2f} % after"
+                f" ({percent(self.metrics.wer_low)} to {percent(self.metrics.wer_high)}); weights {origin};"
+                f" language models: {self.metrics.lm}\n"
+            )
+        return (
+            f"{rates}{len(self.texts)} trials, {cost.n_texts_scored} texts, {cost.seconds_per_sentence:.2f} s of CPU"
+            f" per sentence; alpha {weights.alpha:.2f}, acoustic {weights.acoustic:.2f}, length {weights.length:.2f}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         absent = (() if self.folds else ("folds", "wer_fitted_on_same_trials")) + (() if self.out else ("out",))

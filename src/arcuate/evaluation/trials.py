@@ -20,7 +20,7 @@ from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
-from arcuate.progress import Progress
+from arcuate.progress import Progress, percent
 from arcuate.run import Run
 from arcuate.training.config import Validate
 
@@ -154,6 +154,12 @@ class PhonemeMetrics:
     @property
     def interval(self) -> tuple[float | None, float | None]:
         return self.per_low, self.per_high
+
+    @property
+    def interval_text(self) -> str:
+        if self.per_low is None:
+            return "no interval from a single trial"
+        return f"95 % interval {percent(self.per_low)} to {percent(self.per_high)}"
 
     def to_dict(self) -> dict[str, Any]:
         return fields_to_dict(self, *(name for name in _OPTIONAL if getattr(self, name) is None))

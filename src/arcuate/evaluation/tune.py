@@ -34,7 +34,7 @@ from arcuate.evaluation.transcribe import (
     transcribe,
 )
 from arcuate.files import fields_to_dict, write_text
-from arcuate.progress import Progress, logger
+from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike
 
 if TYPE_CHECKING:
@@ -96,6 +96,14 @@ class TunedWeights:
     def wer(self) -> float | None:
         """WER on the trials that the weights were tuned on."""
         return self.metrics.words.wer
+
+    def summary(self) -> str:
+        """WER on the tuning trials and, if it was measured, cross-fitted: one line each."""
+        on_tuned = f"WER {percent(self.wer)} on the trials that the weights were tuned on"
+        if self.cross_fit is None:
+            return on_tuned
+        rate = percent(self.cross_fit.wer_cross_fitted)
+        return f"{on_tuned}\nWER {rate} cross-fitted over {self.cross_fit.folds} folds of sessions"
 
     def to_dict(self) -> dict[str, Any]:
         return {

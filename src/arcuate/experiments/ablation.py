@@ -24,8 +24,8 @@ from arcuate.experiments.subprocess_train import check_new_folder, open_folder, 
 from arcuate.files import LockHeld, exclusive_lock, read_json
 from arcuate.progress import Progress, logger
 from arcuate.run import Run
+from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
-from arcuate.training.interrupts import Stop, handle_signals
 
 BASE, ALL, BUT = "base", "all", "all-but-"  # names of arms
 _EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"

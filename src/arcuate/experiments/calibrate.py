@@ -23,6 +23,7 @@ from arcuate.adaptation.calibration import (
 )
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
+from arcuate.config import Overrides, settings_from
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.config import DataConfig
 from arcuate.data.selection import select
@@ -41,10 +42,9 @@ from arcuate.models.model import Model, add_session, copy_session_layer, paramet
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run
-from arcuate.training.callbacks import Callback
+from arcuate.training.callbacks import Callback, Stop, handle_signals
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
 from arcuate.training.environment import describe_environment
-from arcuate.training.interrupts import Stop, handle_signals
 from arcuate.training.loop import train as train_loop
 from arcuate.training.schedule import Constant, Linear
 from arcuate.training.state import TrainingState
@@ -107,7 +107,7 @@ def calibrate(
     out: RunLike | None = None,
     sentences: int = 20,
     curve: Sequence[int] | None = None,
-    settings: Calibration | None = None,
+    settings: Calibration | Overrides | None = None,
     checkpoint: str = "best",
     dry_run: bool = False,
     stop: Stop | None = None,
@@ -116,7 +116,8 @@ def calibrate(
     """Add `session` of the store `data` to the model of `run`, using its first labelled `sentences`.
 
     The parent run is not changed; `out` (default: RUN-SESSION beside it) is written when complete. `curve` are the
-    numbers of sentences at which the curve is measured, in addition to none and all.
+    numbers of sentences at which the curve is measured, in addition to none and all; `settings` are complete, or
+    changes such as {"init": "mean"}.
     """
     plan = _make_plan(Path(run), data, session, out, sentences, curve, settings, checkpoint, dry_run)
     _announce(plan, sentences)
@@ -148,12 +149,12 @@ def _make_plan(
     out: RunLike | None,
     sentences: int,
     curve: Sequence[int] | None,
-    settings: Calibration | None,
+    settings: Calibration | Overrides | None,
     checkpoint: str,
     dry_run: bool,
 ) -> _Plan:
     """Check everything that can be wrong before the first step."""
-    settings = settings or Calibration()
+    settings = settings_from(Calibration, settings, "other_lr_factor=0")
     source = find_source(open_run(parent), checkpoint)
     name = f"{source.run.name}-{session}"
     run = Run(Path(out) if out is not None else parent.resolve().with_name(name))

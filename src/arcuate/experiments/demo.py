@@ -20,7 +20,7 @@ from arcuate.models.runtime import choose_device
 from arcuate.progress import Progress, logger
 from arcuate.run import Run
 from arcuate.training.callbacks import Callback
-from arcuate.training.tracking.tracker import check_trackers
+from arcuate.training.tracking import check_trackers
 
 _MARKER = ".made-by-demo"
 _SESSIONS, _TRIALS, _ELECTRODES, _DIFFICULTY, _SEED = 6, 250, 64, "real", 0

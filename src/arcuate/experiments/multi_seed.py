@@ -18,8 +18,7 @@ from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder
-from arcuate.training.callbacks import Callback
-from arcuate.training.interrupts import Stop
+from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.start import check_same_recipe
 
 

@@ -14,8 +14,8 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.files import read_json, write_json
 from arcuate.run import Run
+from arcuate.training.callbacks import Stop
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
-from arcuate.training.interrupts import Stop
 
 PROGRAM = (sys.executable, "-m", "arcuate")
 _MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # between workers, and when an experiment is continued

@@ -29,20 +29,23 @@ from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder, lock_run
-from arcuate.training.callbacks import Callback, CallbackList
-from arcuate.training.checks import coupling_warnings, find_ineffective_settings
-from arcuate.training.config import TrainingConfig
+from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
+from arcuate.training.config import TrainingConfig, coupling_warnings, find_ineffective_settings
 from arcuate.training.curriculum import describe_stages, resolve_epochs
-from arcuate.training.distributed import Distributed, init_distributed, shut_down_distributed
-from arcuate.training.environment import describe_environment
-from arcuate.training.interrupts import Stop, handle_signals
+from arcuate.training.environment import (
+    Distributed,
+    PrecisionChoice,
+    choose_precision,
+    describe_environment,
+    init_distributed,
+    shut_down_distributed,
+)
 from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, infer_modes, read_modes, write_modes
-from arcuate.training.precision import PrecisionChoice, choose_precision
 from arcuate.training.start import Start, check_not_calibrated, check_same_recipe, find_parent, start_run
 from arcuate.training.state import TrainingState
 from arcuate.training.step import make_encode
-from arcuate.training.tracking.tracker import check_trackers, make_trackers
+from arcuate.training.tracking import check_trackers, make_trackers
 
 
 @dataclass(frozen=True)

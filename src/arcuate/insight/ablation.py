@@ -16,6 +16,7 @@ from arcuate.evaluation.significance import Contrast, contrast, difference, holm
 from arcuate.experiments.ablation import (
     BASE,
     BUT,
+    AblationRuns,
     Arm,
     ArmComparison,
     Experiment,
@@ -24,11 +25,11 @@ from arcuate.experiments.ablation import (
     is_scored,
     overview,
 )
-from arcuate.files import to_frame, write_json, write_text
+from arcuate.files import fields_to_dict, to_frame, write_json, write_text
+from arcuate.insight import charts
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import MISSING, percent, split_name
-from arcuate.insight.pages.markup import Html, figure, join, muted, notice, page, scroll_table, tag
+from arcuate.insight.formats import MISSING, percent, split_name
+from arcuate.insight.pages import Html, figure, join, muted, notice, page, scroll_table, tag
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
 from arcuate.progress import counted
 
@@ -82,13 +83,7 @@ class FactorResult:
 
     def to_dict(self) -> dict[str, Any]:
         interaction = {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
-        return {
-            "factor": self.factor,
-            "alone": self.alone.to_dict() if self.alone else None,
-            "with_others": self.with_others.to_dict() if self.with_others else None,
-            "interaction": interaction,
-            "sentence": self.sentence,
-        }
+        return {**fields_to_dict(self, "p_interaction"), "interaction": interaction}
 
 
 @dataclass(frozen=True)
@@ -309,14 +304,17 @@ def _enumerate(names: Sequence[str]) -> str:
 # Output files.
 
 
-def write_ablation(result: AblationResult) -> None:
-    """Write ablation.json, ablation.html and the figures into the folder of the experiment."""
+def report_ablation(runs: AblationRuns) -> AblationResult:
+    """Judge an ablation; write ablation.json, ablation.html and the figures into its folder if any run is scored."""
+    result = judge_ablation(runs.experiment, runs.failed)
     folder = result.experiment.out
-    write_json(folder / "ablation.json", result.to_dict())
-    write_text(folder / "ablation.html", ablation_page(result))
-    write_text(folder / "arms.svg", arms_svg(result))
+    if result.runs:
+        write_json(folder / "ablation.json", result.to_dict())
+        write_text(folder / "ablation.html", ablation_page(result))
+        write_text(folder / "arms.svg", arms_svg(result))
     if result.n_comparisons:
         write_text(folder / "effects.svg", effects_svg(result))
+    return result
 
 
 def ablation_page(result: AblationResult) -> str:

@@ -12,12 +12,12 @@ from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
 from arcuate.experiments.recipe import Recipe, run_recipe
-from arcuate.files import to_frame, write_text
-from arcuate.insight.ledger.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import count, percent, split_name
-from arcuate.insight.pages.markup import Html, figure, join, notice, page, scroll_table, tag
+from arcuate.files import check_output, to_frame, write_text
+from arcuate.insight import charts
+from arcuate.insight.formats import count, percent, split_name
+from arcuate.insight.pages import Html, figure, join, notice, page, scroll_table, tag
 from arcuate.insight.report.run_data import lookup
+from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
 from arcuate.insight.scores import (
     ALPHA,
     RunScores,
@@ -153,13 +153,15 @@ def compare(
     label: str | None = None,
     over: str = "trials",
     evaluate_missing: bool = True,
+    html: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare runs with the first one on the same trials; runs that differ only in their seed form a group.
 
     A folder that contains runs stands for all of them. `over` is the sampling unit, trials or sessions. Runs without
-    results on `split` are evaluated first unless `evaluate_missing` is false.
+    results on `split` are evaluated first unless `evaluate_missing` is false. `html` is a page to write.
     """
+    check_output(html, "<!doctype html", "compare.html")
     if over not in _SAMPLING_UNITS:
         raise UserError(f"unknown sampling unit {over!r} (--over); choose {' or '.join(_SAMPLING_UNITS)}")
     opened = _open_runs(runs)
@@ -169,7 +171,10 @@ def compare(
     for run in opened:
         if evaluate_missing and not run.results_file(split, label).is_file():
             _evaluate(run, split, label, progress)
-    return _compare_scores([read_scores(run, split, label) for run in opened], over)
+    comparison = _compare_scores([read_scores(run, split, label) for run in opened], over)
+    if html is not None:
+        write_text(Path(html), comparison_page(comparison))
+    return comparison
 
 
 def _open_runs(paths: Sequence[Run | str | Path]) -> list[Run]:
@@ -308,12 +313,6 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
 
 
 # The comparison page: differences, overlaid learning curves and changed settings.
-
-
-def write_comparison_page(comparison: Comparison, path: str | Path) -> Path:
-    """Write a comparison as one self-contained HTML page."""
-    write_text(Path(path), comparison_page(comparison))
-    return Path(path)
 
 
 def comparison_page(comparison: Comparison) -> str:

@@ -1,18 +1,20 @@
-"""`write_drift_page`: how recordings change over sessions, as charts of similarity, channels and error rates."""
+"""`write_drift`: how recordings change over sessions, as charts of similarity, channels and error rates."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arcuate.adaptation.drift import DriftResult, SessionDrift
-from arcuate.files import write_text
-from arcuate.insight.pages import charts, svg
-from arcuate.insight.pages.formatting import MISSING, percent, whole_percent
-from arcuate.insight.pages.markup import Html, figure, join, legend, muted, notice, page, scroll_table, tag
-from arcuate.insight.report.sessions import short_session_names
+from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
+from arcuate.data.store import Store
+from arcuate.files import check_output, write_text
+from arcuate.insight import charts
+from arcuate.insight.formats import MISSING, percent, whole_percent
+from arcuate.insight.pages import Html, figure, join, legend, muted, notice, page, scroll_table, tag
+from arcuate.insight.report.errors import short_session_names
 from arcuate.progress import counted
+from arcuate.run import RunLike
 
 if TYPE_CHECKING:
     from arcuate.adaptation.evaluate import AdaptationResult, SessionResult  # imports torch
@@ -21,10 +23,14 @@ _ARRAY_STYLES = ("validation", "second", "third", "train")  # line styles, one p
 _NARROW = 80  # columns narrower than this have rotated labels
 
 
-def write_drift_page(result: DriftResult, path: str | Path) -> Path:
-    """Write a drift measurement as one self-contained HTML page."""
-    write_text(Path(path), drift_page(result))
-    return Path(path)
+def write_drift(
+    store: str | Path | Store, run: RunLike | None = None, *, out: str | Path = "drift.html", **options: Any
+) -> DriftResult:
+    """Measure drift as `measure_drift` does, with the same options, and write it to one self-contained HTML page."""
+    check_output(out, "<!doctype html>", "drift.html")
+    result = measure_drift(store, run, **options)
+    write_text(Path(out), drift_page(result))
+    return result
 
 
 def drift_page(result: DriftResult) -> str:
@@ -95,25 +101,24 @@ def _errors_chart(sessions: Sequence["SessionResult"]) -> Html:
     column = min(max(1040 / len(sessions), 24.0), 150.0)
     width = max(charts.LEFT + column * len(sessions) + 20, 420)
     adapted, unadapted = [row.per for row in sessions], [row.per_unadapted for row in sessions]
-    y = svg.linear_scale([v for v in (*adapted, *unadapted) if v is not None], charts.BOTTOM, charts.TOP, 0.0)
+    y = charts.linear_scale([v for v in (*adapted, *unadapted) if v is not None], 0.0)
     places = _column_centres(column, len(sessions))
     parts = [
-        svg.y_axis(y, charts.LEFT, width - 8, whole_percent),
-        svg.line(charts.LEFT, charts.BOTTOM, width - 8, charts.BOTTOM, "axis"),
+        charts.y_axis(y, charts.LEFT, width - 8, whole_percent),
+        charts.line(charts.LEFT, charts.BOTTOM, width - 8, charts.BOTTOM, "axis"),
     ]
     for rates, kind in ((unadapted, "train"), (adapted, "validation")):
         points = [(x, y(rate)) if rate is not None else None for x, rate in zip(places, rates, strict=True)]
-        parts.append(svg.path(points, f"line {kind}"))
+        parts.append(charts.path(points, f"line {kind}"))
     for x, row in zip(places, sessions, strict=True):
         if row.per is not None:
             tooltip = f"{row.session}: {percent(row.per)}, unadapted {percent(row.per_unadapted)}"
-            parts.append(svg.dot(x, y(row.per), 4.5, "point" if row.known else "best", tooltip))
-    parts += svg.column_labels(
-        places, charts.BOTTOM, short_session_names([s.session for s in sessions]), column < _NARROW
-    )
+            parts.append(charts.dot(x, y(row.per), 4.5, "point" if row.known else "best", tooltip))
+    names = short_session_names([s.session for s in sessions])
+    parts += charts.column_labels(places, charts.BOTTOM, names, column < _NARROW)
     label = f"Phoneme error rate of {counted(len(sessions), 'session')} with and without adaptation."
     height = charts.BOTTOM + (80 if column < _NARROW else 40)
-    return svg.drawing(width, height, label, *parts, style=f"max-width:{width / 16:.1f}rem")
+    return charts.drawing(width, height, label, *parts, style=f"max-width:{width / 16:.1f}rem")
 
 
 def _column_centres(column: float, n: int) -> list[float]:
@@ -146,17 +151,14 @@ def _array_style(i: int) -> str:
 def _array_chart(result: DriftResult, arrays: Sequence[str]) -> Html:
     """Subspace similarity of each array over days."""
     days = [float(i if day is None else day) for i, day in enumerate(result.days_since_first)]
-    x = svg.Scale(min(days), max(max(days), min(days) + 1.0), charts.LEFT, charts.RIGHT)
-    y = svg.Scale(0.0, 1.0, charts.BOTTOM, charts.TOP)
-    parts = [
-        svg.y_axis(y, charts.LEFT, charts.RIGHT, whole_percent),
-        svg.x_axis(x, charts.BOTTOM, "days since the first session"),
-    ]
+    x = charts.Scale(min(days), max(max(days), min(days) + 1.0), charts.LEFT, charts.RIGHT)
+    y = charts.Scale(0.0, 1.0, charts.BOTTOM, charts.TOP)
+    lines = []
     for i, name in enumerate(arrays):
         values = [row.arrays[name].subspace_similarity for row in result.sessions]
-        points = [None if value is None else (x(day), y(value)) for day, value in zip(days, values, strict=True)]
-        parts.append(svg.path(points, f"line {_array_style(i)}"))
-    return svg.drawing(charts.WIDTH, charts.HEIGHT, f"Similarity of {counted(len(arrays), 'array')} over days.", *parts)
+        lines.append(charts.path(charts.points(days, values, x, y), f"line {_array_style(i)}"))
+    label = f"Similarity of {counted(len(arrays), 'array')} over days."
+    return charts.plot(label, x, y, "days since the first session", lines, whole_percent)
 
 
 def _matrix_chart(result: DriftResult) -> Html:
@@ -164,14 +166,14 @@ def _matrix_chart(result: DriftResult) -> Html:
     side, left, top = 250.0, 92.0, 10.0
     names = short_session_names([row.session for row in result.sessions])
     step = side / len(names)
-    parts = [svg.heat_map(result.similarity, "pairs", left, top, side, side, "heat")]
+    parts = [charts.heat_map(result.similarity, "pairs", left, top, side, side, "heat")]
     every = max(1, round(14 / step))
     for i, name in list(enumerate(names))[::every]:
         centre = (i + 0.5) * step
-        parts.append(svg.text(left - 8, top + centre + 4, name, anchor="end"))
-        parts.append(svg.rotated_text(left + centre + 3, top + side + 16, name, -45, anchor="end"))
+        parts.append(charts.text(left - 8, top + centre + 4, name, anchor="end"))
+        parts.append(charts.text(left + centre + 3, top + side + 16, name, anchor="end", angle=-45))
     label = "Similarity of all pairs of sessions."
-    return svg.drawing(left + side + 60, top + side + 70, label, *parts, style="max-width:30rem")
+    return charts.drawing(left + side + 60, top + side + 70, label, *parts, style="max-width:30rem")
 
 
 # Channels.
@@ -193,16 +195,13 @@ def _channels_section(result: DriftResult) -> Html:
         " autocorrelation of channels with the previous session."
     )
     sessions = [row.session for row in result.sessions]
-    profiles = _by_channel([row.channels.profile_similarity for row in result.sessions])
-    shifts = np.minimum(np.abs(_by_channel([row.channels.mean_shift for row in result.sessions])), 1.0)
+    profiles = np.array([row.channels.profile_similarity for row in result.sessions], dtype=np.float64).T
+    shifts = np.array([row.channels.mean_shift for row in result.sessions], dtype=np.float64).T  # None becomes NaN
+    profile_chart = _channel_chart("profiles", "Similarity", profiles, sessions)
+    mean_chart = _channel_chart("means", "Mean shift", np.minimum(np.abs(shifts), 1.0), sessions)
     return join(
-        figure(
-            "Correlation profiles",
-            _channel_chart("profiles", "Similarity", profiles, sessions),
-            profile_caption,
-            wide=True,
-        ),
-        figure("Mean shifts", _channel_chart("means", "Mean shift", shifts, sessions), mean_caption, wide=True),
+        figure("Correlation profiles", profile_chart, profile_caption, wide=True),
+        figure("Mean shifts", mean_chart, mean_caption, wide=True),
         scroll_table(head, [_channel_row(row) for row in result.sessions], "numbers"),
         muted(remarks),
     )
@@ -213,20 +212,15 @@ def _channel_chart(name: str, quantity: str, values: np.ndarray, sessions: Seque
     n_channels, n_sessions = values.shape
     column = min(max(900 / n_sessions, 22.0), 110.0)
     height = float(min(max(2.4 * n_channels, 160.0), 520.0))
-    parts = [svg.heat_map(np.nan_to_num(values), name, charts.LEFT, charts.TOP, column * n_sessions, height, "heat")]
-    y = svg.Scale(0, n_channels, charts.TOP, charts.TOP + height)
-    parts += [svg.text(charts.LEFT - 8, y(tick) + 4, f"{tick:.0f}", anchor="end") for tick in y.ticks(6)]
+    parts = [charts.heat_map(np.nan_to_num(values), name, charts.LEFT, charts.TOP, column * n_sessions, height, "heat")]
+    y = charts.Scale(0, n_channels, charts.TOP, charts.TOP + height)
+    parts += [charts.text(charts.LEFT - 8, y(tick) + 4, f"{tick:.0f}", anchor="end") for tick in y.ticks(6)]
     places, names = _column_centres(column, n_sessions), short_session_names(sessions)
-    parts += svg.column_labels(places, charts.TOP + height, names, column < _NARROW)
+    parts += charts.column_labels(places, charts.TOP + height, names, column < _NARROW)
     width = charts.LEFT + column * n_sessions + 20
     label = f"{quantity} of {counted(n_channels, 'channel')} over {counted(n_sessions, 'session')}."
     bottom = charts.TOP + height + (80 if column < _NARROW else 36)
-    return svg.drawing(width, bottom, label, *parts, style=f"max-width:{width / 16:.1f}rem")
-
-
-def _by_channel(sessions: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """(channels, sessions), NaN for missing values."""
-    return np.array(sessions, dtype=np.float64).T
+    return charts.drawing(width, bottom, label, *parts, style=f"max-width:{width / 16:.1f}rem")
 
 
 def _channel_row(row: SessionDrift) -> tuple[object, ...]:

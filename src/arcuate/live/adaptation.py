@@ -18,12 +18,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from arcuate.adaptation.config import Adaptation, resolve_adaptation
+from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, start_session
-from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter
-from arcuate.adaptation.pseudo_labels import hypothesis_tokens, word_labeller
-from arcuate.adaptation.safety import is_disabled
-from arcuate.adaptation.state import DecodedTrial, SessionState
+from arcuate.adaptation.online import (
+    Labeller,
+    OnlineAdapter,
+    compute_log_probs,
+    hypothesis_tokens,
+    make_adapter,
+    word_labeller,
+)
+from arcuate.adaptation.state import DecodedTrial, SessionState, is_disabled
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
@@ -219,12 +224,12 @@ def load_setup(
     path: str | Path,
     model: Model,
     search: WordSearch | None,
-    adapt: str | Adaptation,
+    settings: Adaptation,
     data: str | Path | Store | None = None,
     progress: Progress | None = None,
 ) -> AdaptationSetup:
     """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
-    settings, run = resolve_adaptation(adapt), Run(Path(path))
+    run = Run(Path(path))
     tree = run.recipe_tree().get("augment", {}) if run.recipe_file.is_file() else {}  # a model folder has no recipe
     augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file), migrate=True)
     return make_setup(model, search, settings, augmentation, _known_store(run, model, data), progress)

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from arcuate.adaptation.config import Adaptation
 from arcuate.data.trial import BIN_MS, BIN_SECONDS
-from arcuate.decoding.config import DecodingConfig
 from arcuate.live.adaptation import AdaptationStatus
+from arcuate.live.config import DecoderOptions
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
 from arcuate.progress import Progress
@@ -36,6 +35,24 @@ class LiveBenchmark:
     beam: int | None
     adaptation: AdaptationStatus | None
 
+    def summary(self) -> str:
+        """Quantiles of the time per frame and, if the stream adapts, its updates: one line each."""
+        values, status = self.to_dict(), self.adaptation
+        stolen = values["missed_while_stolen"]
+        text = (
+            f"per frame of {self.deadline_ms:g} ms: p50 {values['frame_ms_p50']:.2f} ms,"
+            f" p99 {values['frame_ms_p99']:.2f} ms, max {values['frame_ms_max']:.2f} ms;"
+            f" {values['missed_deadlines']} of {values['n_frames']:,} deadlines missed"
+            + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
+            + f" model delay {self.delay_ms:g} ms"
+        )
+        if status is None:
+            return text
+        return (
+            f"{text}\nadaptation of {status.session} ({status.state}): {status.n_steps} updates after"
+            f" {status.n_sentences} sentences, {status.n_fallbacks} fall-backs, {status.n_skipped} sentences skipped"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.timings.summary(self.deadline_ms),
@@ -52,34 +69,18 @@ def bench_live(
     *,
     seconds: float = 60.0,
     real_time: bool = True,
-    lm: str | None = "default",
-    lexicon: str = "default",
-    decoding: DecodingConfig | str | Path | None = None,
-    beam: int | None = None,
-    head: str | None = None,
-    data: str | Path | None = None,
     split: str = "val",
-    session: str | None = None,
-    adapt: str | Adaptation | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[DecoderOptions],
 ) -> LiveBenchmark:
-    """Measure the time from the last bin of each frame to its text, on one thread, over `seconds` of recording."""
+    """Measure the time from the last bin of each frame to its text, on one thread, over `seconds` of recording.
+
+    `options` are those of `StreamingDecoder.load`.
+    """
     run = open_run(run).path
     torch.set_num_threads(1)
-    decoder = StreamingDecoder.load(
-        run,
-        lm=lm,
-        lexicon=lexicon,
-        decoding=decoding,
-        beam=beam,
-        head=head,
-        session=session,
-        adapt=adapt,
-        data=data,
-        progress=progress,
-    )
-    trials = open_replay(run, decoder, data, split, session)
-    timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, progress)
+    decoder = StreamingDecoder.load(run, **options)
+    trials = open_replay(run, decoder, options.get("data"), split, options.get("session"))
+    timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, options.get("progress"))
     decoder.wait_for_adaptation()
     search = decoder.engine.search
     return LiveBenchmark(

@@ -1,11 +1,31 @@
-"""Settings of a live session: endpointing, faults in the input, limits on clients, and the gate."""
+"""Settings of a live session: the decoder, endpointing, faults in the input, limits on clients, and the gate."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, TypedDict
 
 from pydantic import Field
 
-from arcuate.config import Settings
+from arcuate.adaptation.config import Adaptation
+from arcuate.config import Overrides, Settings
+from arcuate.decoding.config import DecodingConfig
+from arcuate.progress import Progress
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of `StreamingDecoder.load` that `serve` and `bench_live` pass on; their defaults are there."""
+
+    lm: str | None
+    lexicon: str
+    decoding: DecodingConfig | str | Path | None
+    beam: int | None
+    session: str | None
+    llm: str | Path | None
+    head: str | None
+    adapt: str | Adaptation | None
+    adapt_settings: Overrides | None
+    data: str | Path | None
+    progress: Progress | None
 
 
 class Endpoints(Settings):

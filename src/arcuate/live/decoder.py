@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.config import Adaptation, optional_adaptation
 from arcuate.adaptation.state import SessionState
+from arcuate.config import Overrides
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store
@@ -19,9 +20,10 @@ from arcuate.decoding.joint import HeadOutputs, JointTokenSearch, JointWordSearc
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.search import WordSearch, WordState
 from arcuate.errors import UserError
+from arcuate.evaluation.causal import load_causal
 from arcuate.evaluation.evaluate import choose_head, find_source
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
-from arcuate.live.engine import Engine, ModelDelay, load_rescorer, load_search, make_engine
+from arcuate.live.engine import Engine, ModelDelay, Rescorer, load_search, make_engine
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
@@ -89,6 +91,7 @@ class StreamingDecoder:
         llm: str | Path | None = None,
         head: str | None = None,
         adapt: str | Adaptation | None = None,
+        adapt_settings: Overrides | None = None,
         data: str | Path | Store | None = None,
         checkpoint: str = "best",
         device: str = "cpu",
@@ -104,21 +107,23 @@ class StreamingDecoder:
         trained transducer. `warm` decodes zeros, so that compilation does not delay the first sentence.
 
         `adapt` is a method of `arcuate evaluate --adapt`: after each sentence the session layer may be updated, and
-        `session` may be new to the model. `data` is a store with known sessions against which drift is measured
-        (default: the run's own); their trials are decoded first, which `progress` reports.
+        `session` may be new to the model. `adapt_settings` change the settings of the method, as {"lr": 5e-4}. `data`
+        is a store with known sessions against which drift is measured (default: the run's own); their trials are
+        decoded first, which `progress` reports.
         """
+        adaptation = optional_adaptation(adapt, adapt_settings)
         source = find_source(open_run(path), checkpoint)
         model = load_model(source.checkpoint).to(choose_device(device, "device"))
         chosen = choose_head(source, head)
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
-        engine = make_engine(model, search, None if llm is None else load_rescorer(llm), chosen)
+        engine = make_engine(model, search, None if llm is None else Rescorer(load_causal(Path(llm))), chosen)
         if model.transducer is not None:
             used = {"ctc": "the CTC head", "transducer": "the transducer", "both": "both heads, CTC and transducer"}
             logger.info(f"decoding with {used[chosen]}")
-        if adapt is not None:
-            engine = replace(engine, adaptation=load_setup(path, model, search, adapt, data, progress))
+        if adaptation is not None:
+            engine = replace(engine, adaptation=load_setup(path, model, search, adaptation, data, progress))
         if warm:
             warm_up(engine)
         return cls(engine, session, statistics)

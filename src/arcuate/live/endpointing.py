@@ -17,7 +17,7 @@ from arcuate.decoding.hypothesis import Hypothesis, word_alternatives
 from arcuate.evaluation.metrics import align_words
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import Partial, StreamingDecoder
-from arcuate.live.messages import Mark
+from arcuate.live.input import Mark
 
 Event = dict[str, Any]
 _ONSET_S = 0.5  # window in which onset frames are counted

@@ -18,7 +18,7 @@ from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.transducer import Head, require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.causal import CausalModel, load_causal, score_sentences
+from arcuate.evaluation.causal import CausalModel, score_sentences
 from arcuate.evaluation.rescore import ScoreWeights
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
@@ -49,10 +49,6 @@ class Rescorer:
         ]
         order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
         return [scored[i] for i in order]
-
-
-def load_rescorer(path: str | Path) -> Rescorer:
-    return Rescorer(load_causal(Path(path)))
 
 
 @dataclass(frozen=True)

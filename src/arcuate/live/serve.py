@@ -12,23 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-import yaml
-
-from arcuate.adaptation.config import Adaptation
-from arcuate.config import parse_settings
+from arcuate.adaptation.config import optional_adaptation
+from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.files import to_json_value
-from arcuate.live.access import is_local, make_access
-from arcuate.live.config import LiveSettings
-from arcuate.live.messages import Source
+from arcuate.live.clients import is_local, make_access
+from arcuate.live.config import DecoderOptions, LiveSettings
+from arcuate.live.input import Source
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
-from arcuate.progress import Progress, logger
+from arcuate.progress import logger
 from arcuate.run import open_run
 
 if TYPE_CHECKING:
@@ -112,15 +109,7 @@ def prepare_server(
     host: str = "127.0.0.1",
     port: int = 8765,
     token: str | None = None,
-    lm: str | None = "default",
-    lexicon: str = "default",
-    decoding: DecodingConfig | str | Path | None = None,
-    beam: int | None = None,
-    llm: str | Path | None = None,
-    head: str | None = None,
-    data: str | Path | None = None,
     split: str = "val",
-    session: str | None = None,
     speed: float = 1.0,
     continuous: bool = False,
     record: str | Path | None = None,
@@ -131,13 +120,18 @@ def prepare_server(
     phrase: str | None = None,
     stream: str | None = None,
     redis: str = "redis://127.0.0.1:6379",
-    adapt: str | Adaptation | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[DecoderOptions],
 ) -> PreparedServer:
-    """Check all options, then load model, language model and source. Options are those of `arcuate live`."""
+    """Check all options, then load model, language model and source.
+
+    Options are those of `arcuate live`, among them those of `StreamingDecoder.load`.
+    """
     folder = None if record is None else Path(record)
-    _check_source(source, lm, adapt, head)
-    head = "ctc" if source == "redis-logits" else head
+    data, session = options.get("data"), options.get("session")
+    options["adapt"] = optional_adaptation(options.get("adapt"), options.pop("adapt_settings", None))
+    _check_source(source, "lm" in options and options["lm"] is None, options["adapt"] is not None, options.get("head"))
+    if source == "redis-logits":
+        options["head"] = "ctc"
     _check_recording(folder, record_session)
     run = open_run(run).path
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
@@ -151,19 +145,7 @@ def prepare_server(
     from arcuate.live.sources.replay import open_replay
 
     torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
-    decoder = StreamingDecoder.load(
-        run,
-        lm=lm,
-        lexicon=lexicon,
-        decoding=decoding,
-        beam=beam,
-        session=session,
-        adapt=adapt,
-        data=data,
-        llm=llm,
-        head=head,
-        progress=progress,
-    )
+    decoder = StreamingDecoder.load(run, **options)
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
     if replay is None and data is not None:
         _seed_statistics(decoder, Store.open(Path(data)))
@@ -179,14 +161,14 @@ def prepare_server(
     return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
 
 
-def _check_source(source: str, lm: str | None, adapt: str | Adaptation | None, head: str | None) -> None:
+def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
     if source not in _SOURCES:
         raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
-    if adapt is not None and source == "redis-logits":
+    if adapts and source == "redis-logits":
         raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
-    if source == "redis-logits" and lm is None:
+    if without_words and source == "redis-logits":
         raise UserError("--source redis-logits needs a language model; remove --no-words")
     if source == "redis-logits" and head not in (None, "ctc"):
         raise UserError(f"--head {head} needs bins, but --source redis-logits receives CTC logits; use --head ctc")
@@ -222,10 +204,7 @@ def _resolve_settings(
 
 
 def _read_settings(path: Path) -> LiveSettings:
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8")) or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    tree = read_yaml(path) or {}
     return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 
@@ -259,17 +238,13 @@ def _make_source(
         from arcuate.live.sources.replay import Replay
 
         return Replay(replay, session.put, speed)
-    if name == "lsl":
-        from arcuate.live.sources.lsl import LslBins
+    from arcuate.live.sources.streams import BINS_STREAM, LslBins, RedisBins, RedisLogits
 
+    if name == "lsl":
         return LslBins(stream or "arcuate", n_channels, session.put)
     if name == "redis":
-        from arcuate.live.sources.redis import BINS_STREAM, RedisBins
-
         return RedisBins(redis, n_channels, session.put, session.publish, stream or BINS_STREAM)
     if name == "redis-logits":
-        from arcuate.live.sources.redis import RedisLogits
-
         logits = RedisLogits(redis, session.put, session.publish)
         session.subscribers.append(logits.on_event)
         return logits

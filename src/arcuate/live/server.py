@@ -14,16 +14,15 @@ from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
-from arcuate.live.access import TOKEN_COOKIE, Access, TokenBucket
-from arcuate.live.broadcast import Broadcaster, Viewer, parse_command
+from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.messages import Command, Source
+from arcuate.live.input import Command, Source
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
-from arcuate.live.sources.redis import RedisLogits
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.socket import BinReceiver
+from arcuate.live.sources.streams import RedisLogits
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
@@ -113,11 +112,10 @@ def make_app(live: LiveServer) -> FastAPI:
 
     @app.middleware("http")
     async def authorise(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        access, given = live.access, request.query_params.get("token")
-        if not access.allows_host(request.headers.get("host")):
+        given = request.query_params.get("token")
+        if not live.access.allows_host(request.headers.get("host")):
             return PlainTextResponse("unknown host name", 403)
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        accepted = access.accepts_token(given, request.cookies.get(TOKEN_COOKIE), bearer)
+        accepted = _has_token(live.access, request)
         if not accepted and request.url.path != "/healthz":
             return PlainTextResponse("a token is required: open the address that the server printed", 401)
         response = await call_next(request)
@@ -162,13 +160,16 @@ def make_app(live: LiveServer) -> FastAPI:
     return app
 
 
+def _has_token(access: Access, client: Request | WebSocket) -> bool:
+    """Whether the address, the cookie or the header has the token, if one is required."""
+    bearer = client.headers.get("authorization", "").removeprefix("Bearer ")
+    return access.accepts_token(client.query_params.get("token"), client.cookies.get(TOKEN_COOKIE), bearer)
+
+
 async def _accept(access: Access, socket: WebSocket) -> bool:
     """Accept a WebSocket, or close it if host, origin or token are not allowed."""
-    headers = socket.headers
-    host = headers.get("host")
-    bearer = headers.get("authorization", "").removeprefix("Bearer ")
-    token = access.accepts_token(socket.query_params.get("token"), socket.cookies.get(TOKEN_COOKIE), bearer)
-    if access.allows_host(host) and access.allows_origin(headers.get("origin"), host) and token:
+    host, origin = socket.headers.get("host"), socket.headers.get("origin")
+    if access.allows_host(host) and access.allows_origin(origin, host) and _has_token(access, socket):
         await socket.accept()
         return True
     await socket.close(_FORBIDDEN)

@@ -25,8 +25,7 @@ from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.endpointing import Endpointer, Event
-from arcuate.live.input_checks import InputValidator
-from arcuate.live.messages import AdaptationChanged, Chunk, Command, End, Item, LogProbs, Mark
+from arcuate.live.input import AdaptationChanged, Chunk, Command, End, InputValidator, Item, LogProbs, Mark
 from arcuate.live.recorder import Recorder
 
 _QUEUE_SIZE = 512  # items waiting to be decoded

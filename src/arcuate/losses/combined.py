@@ -1,11 +1,11 @@
-"""Losses of all heads of the model and their weighted sum, one value per trial."""
+"""Losses of all heads and their weighted sum, one value per trial; the caller sums over trials and divides once."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from arcuate.data.alphabet import BLANK
-from arcuate.losses.config import LossSettings
-from arcuate.losses.ctc import ctc_loss
+from arcuate.losses.config import CTCSettings, LossSettings
 from arcuate.losses.rnnt import chunked_rnnt_loss
 from arcuate.models.interfaces import Flow, Joint, Outputs
 
@@ -66,3 +66,23 @@ def flow_loss(flow: Flow, n_frames: Tensor) -> Tensor:
     squares = [part.float().square().mean(-1) for part in (flow.predicted - flow.target, flow.target)]
     error, scale = ((square * valid).sum(-1) for square in squares)
     return error / scale.clamp(min=1e-12)
+
+
+def ctc_loss(
+    log_probs: Tensor,  # (B, F, V)
+    n_frames: Tensor,  # (B,)
+    tokens: Tensor,  # (B, U) padded
+    n_tokens: Tensor,  # (B,)
+    settings: CTCSettings,
+) -> Tensor:
+    """CTC loss (Graves et al. 2006) of each trial, divided by its number of tokens for mean_per_token. (B,)"""
+    losses = F.ctc_loss(
+        log_probs.transpose(0, 1),
+        tokens.long(),
+        n_frames.long(),
+        n_tokens.long(),
+        blank=BLANK,
+        reduction="none",
+        zero_infinity=settings.zero_infinity,
+    )
+    return losses / n_tokens.clamp(min=1) if settings.reduction == "mean_per_token" else losses

@@ -59,7 +59,7 @@ def chunked_rnnt_loss(
     """`rnnt_loss` of join(frames, predicted), without holding all logits (B, T, U + 1, V) at once. (B,)
 
     Logits are computed for about `nodes` lattice nodes at a time and recomputed in the backward pass (gradient
-    checkpointing): memory falls from B T U V to nodes V for one additional joiner pass.
+    checkpointing): memory falls from B T U V to nodes V at the cost of one additional joiner pass.
     """
     _check_inputs((*frames.shape[:2], predicted.shape[1]), targets, n_frames, n_tokens, blank)
     length = max(1, nodes // (predicted.shape[0] * predicted.shape[1]))

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from arcuate.models.config import GRUSettings, Patch
 from arcuate.models.convolution import extract_patches, project_patches
-from arcuate.models.interfaces import require_causal
+from arcuate.models.interfaces import Encoder, require_causal
 
 _TRANSPOSE_MIN_FRAMES = 16  # minimum number of frames for which transposing the recurrent weights pays off
 _KEEP_STATE = 1e4  # pre-activation of the update gate for which sigmoid is exactly 1: the state stays unchanged
@@ -37,8 +37,13 @@ class Precomputed:
     recurrent: Tensor  # (depth, 1, 3H) recurrent products of all layers, with their biases
 
 
-class GRU(nn.Module):
-    """Bins to frames: patches, then `depth` layers in one or both directions."""
+class GRU(Encoder):
+    """Bins to frames: patches, then `depth` layers in one or both directions.
+
+    Only the backward direction uses the true lengths of the trials.
+    """
+
+    settings: GRUSettings
 
     def __init__(self, settings: GRUSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
@@ -77,13 +82,6 @@ class GRU(nn.Module):
         if self.h0 is not None:
             return self.h0.expand(shape)
         return next(self.gru.parameters()).new_zeros(shape)
-
-    def forward(self, bins: Tensor, n_frames: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Bins (B, T, C), at least one patch long -> frames (B, F, D) and the state after the last frame.
-
-        Only the backward direction uses the true lengths `n_frames`.
-        """
-        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]

@@ -1,8 +1,8 @@
 """Import of official PyTorch checkpoints into model folders.
 
-`nejm` is the Brain-to-Text '25 baseline, `cffan` the '24 baseline. Nothing in a checkpoint is executed. Sizes are read
-from the tensors and checked against the training settings stored beside them; tensors without a use in the model are
-listed in `import.json`.
+`nejm` is the Brain-to-Text '25 baseline, `cffan` the '24 baseline, or its saat12d fork, which can have a layer norm.
+Nothing in a checkpoint is executed. Sizes are read from the tensors and checked against the training settings stored
+beside them; tensors without a use in the model are listed in `import.json`.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
+from arcuate.config import read_yaml
 from arcuate.data.alphabet import CLASSES, N_CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
@@ -187,6 +187,10 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
     for i in range(n_sessions):
         weights[f"front_end.session_layer.weights.{i}"] = weights_by_session[i].clone()
         weights[f"front_end.session_layer.biases.{i}"] = biases_by_session[i].clone()
+    layer_norm = "ln.weight" in tensors.remaining  # of the fork, after the activation of the session layer
+    for name in ("weight", "bias") if layer_norm else ():
+        weights[f"front_end.session_layer.layer_norm.{name}"] = tensors.take(f"ln.{name}")
+    args.expect("use_layer_norm", layer_norm)
     weights["head.weight"] = tensors.take("fc_decoder_out.weight")
     weights["head.bias"] = tensors.take("fc_decoder_out.bias")
     args.expect("nInputFeatures", n_channels)
@@ -201,7 +205,8 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
     if not np.allclose(kernel, gaussian_kernel(smoothing), atol=1e-5):
         raise UserError(f"{file}: gaussianSmoother.weight is not a Gaussian kernel with gaussianSmoothWidth of args")
     patch = Patch(bins=n_bins, stride=args.get("strideLen"))
-    front_end = FrontEndSettings(normalise="block", smoothing=smoothing, patch=patch)
+    session_layer = SessionLayerSettings(layer_norm=layer_norm, dropout=args.get("input_dropout", 0.0))
+    front_end = FrontEndSettings(normalise="block", smoothing=smoothing, session_layer=session_layer, patch=patch)
     settings = ModelSettings(front_end=front_end, encoder=encoder, output_init="default")
     default = T12_SESSIONS if n_sessions == len(T12_SESSIONS) else [f"session-{i:02d}" for i in range(n_sessions)]
     names = sessions or default
@@ -329,10 +334,7 @@ class _Args:
 
     @staticmethod
     def read_yaml(file: Path) -> "_Args":
-        try:
-            return _Args(_require_file(file), yaml.safe_load(file.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"{file} is not valid YAML; copy the file written by the training again") from error
+        return _Args(file, read_yaml(_require_file(file)))
 
     def find(self, path: str) -> Any:
         node: Any = self.tree

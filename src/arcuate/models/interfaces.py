@@ -2,40 +2,50 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.errors import UserError
+from arcuate.models.config import AnyEncoderSettings
 
 EncoderState: TypeAlias = Any  # a tensor or frozen dataclass of tensors; opaque outside its encoder
 
 
-class Encoder(Protocol):
+class Encoder(nn.Module):
     """Bins to frames for complete trials and as a stream."""
+
+    settings: AnyEncoderSettings
 
     @property
     def n_outputs(self) -> int:
         """Width D of a frame."""
+        return self.settings.width
 
     def start(self, n_trials: int) -> EncoderState:
         """State before the first frame."""
+        raise NotImplementedError
 
     def step(self, state: EncoderState, bins: Tensor) -> tuple[Tensor, EncoderState]:
         """Bins of complete patches (B, T, C) -> frames (B, F, D) that later bins cannot change, and the state."""
+        require_causal(self.settings.causal)
+        return self(bins, None, state)
 
     def finish(self, state: EncoderState) -> Tensor:
         """Frames held back for future context. (B, F, D)"""
+        raise NotImplementedError
 
-    def __call__(self, bins: Tensor, n_frames: Tensor | None, state: EncoderState) -> tuple[Tensor, EncoderState]:
-        """Complete trials (B, T, C) with their true lengths -> all frames (B, F, D), and the state after them."""
+    def forward(self, bins: Tensor, n_frames: Tensor | None, state: EncoderState) -> tuple[Tensor, EncoderState]:
+        """Trials (B, T, C), at least one patch long, and their true lengths -> all frames (B, F, D), and the state."""
+        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: EncoderState, layers: Collection[int]
     ) -> tuple[Tensor, EncoderState, dict[int, Tensor]]:
         """The same, and the outputs of some inner layers (1 = the first) as inputs for the output layer."""
+        raise NotImplementedError
 
 
 def require_causal(causal: bool) -> None:

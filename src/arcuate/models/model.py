@@ -16,11 +16,10 @@ from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import GRUSettings, ModelConfig, ModelSettings, SSMSettings, TransformerSettings
 from arcuate.models.denoiser import Denoiser, DenoiserState
-from arcuate.models.front_end import FrontEnd, FrontEndState, normalise
+from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise
 from arcuate.models.gru import GRU
 from arcuate.models.interfaces import EncoderState, ModelInputs, Outputs, require_causal
 from arcuate.models.mode import ModeState, SpeakingMode
-from arcuate.models.session_layer import SessionLayer
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
 from arcuate.models.transformer import Transformer

@@ -1,9 +1,9 @@
 """Selective state-space encoder: Mamba-2 / SSD (Dao & Gu 2024), linear in time with a state of constant size.
 
-A block is a short causal convolution, input-dependent decay, input and output maps (the selective scan), and a gate.
-Different from the published block: expansion 1 (inner width equals outer width), layer norm instead of RMS norm after
-the gate, and in the bidirectional model half of the heads run backwards in time. `ssd_scan` is the recurrence, computed
-in chunks; the rest of the file is the network around it.
+A block is a short causal convolution, the selective scan (with input-dependent decay, input map and output map), and a
+gate. Differences from the published block: expansion 1 (inner width equals outer width), layer norm instead of RMS norm
+after the gate, and in the bidirectional model half of the heads run backwards in time. `ssd_scan` is the recurrence,
+computed in chunks; the rest of the file is the network around it.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from arcuate.models.config import Patch, SSMSettings
 from arcuate.models.convolution import depthwise_conv, project_patches
-from arcuate.models.interfaces import require_causal
+from arcuate.models.interfaces import Encoder
 
 _DT_MIN, _DT_MAX = 1e-3, 0.1  # range of the initial step sizes: from slowly to quickly decaying heads
 _CHUNK = 32  # frames per chunk of the scan; see `ssd_scan` for its effect on cost
@@ -35,8 +35,10 @@ class _MixerState:
 SSMState = tuple[_MixerState, ...]  # one per block
 
 
-class SSM(nn.Module):
+class SSM(Encoder):
     """Bins to frames: patches, then `depth` blocks."""
+
+    settings: SSMSettings
 
     def __init__(self, settings: SSMSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
@@ -47,25 +49,12 @@ class SSM(nn.Module):
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.depth))
         self.output_norm = nn.LayerNorm(settings.width)
 
-    @property
-    def n_outputs(self) -> int:
-        return self.settings.width
-
     def start(self, n_trials: int) -> SSMState:
         return tuple(cast(_Block, block).mixer.start(n_trials) for block in self.blocks)
-
-    def step(self, state: SSMState, bins: Tensor) -> tuple[Tensor, SSMState]:
-        """Frames completed by these bins, and the state after them."""
-        require_causal(self.settings.causal)
-        return self(bins, None, state)
 
     def finish(self, state: SSMState) -> Tensor:
         """No frames are held back. (B, 0, W)"""
         return state[0].conv_inputs.new_zeros(len(state[0].conv_inputs), 0, self.n_outputs)
-
-    def forward(self, bins: Tensor, n_frames: Tensor | None, state: SSMState) -> tuple[Tensor, SSMState]:
-        """Bins (B, T, C), at least one patch long -> frames (B, F, W) and the state after the last frame."""
-        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: SSMState, layers: Collection[int]
@@ -220,7 +209,7 @@ def ssd_scan(
 
 
 class _SSDScan(torch.autograd.Function):
-    """Frames are viewed as chunks (B, K, L, ...); only frame-by-frame products are computed per head.
+    """Frames are viewed as chunks (B, K, L, ...); only the (L, L) products within a chunk need a matrix per head.
 
     Backward pass. Let s_t be the sum of log decays over all frames up to t. The decay from j to i enters as
     exp(s_i) exp(-s_j), so s_t acts only as a factor on the output of frame t and as an inverse factor on its input:

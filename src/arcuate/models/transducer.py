@@ -4,9 +4,6 @@ The prediction network advances only when a token is emitted, never on a blank. 
 joined with every frame: logits = output(tanh(frame + prediction)).
 """
 
-from dataclasses import dataclass
-from typing import TypeAlias
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,17 +15,11 @@ from arcuate.models.interfaces import Joint
 _START = BLANK  # start-of-sequence token of the prediction network, whose inputs never contain a blank
 
 
-@dataclass(frozen=True)
-class _LSTMState:
-    hidden: Tensor  # (depth, n, W)
-    cell: Tensor  # (depth, n, W)
-
-
-PredictorState: TypeAlias = Tensor | _LSTMState  # the last tokens (n, context), or the state of the LSTM
-
-
 class Transducer(nn.Module):
-    """Prediction network and joiner for the loss (`forward`) and for searches (`start`, `step`, `log_probs`)."""
+    """Prediction network and joiner for the loss (`forward`) and for searches (`start`, `step`, `log_probs`).
+
+    The state of the prediction network is a tensor with one row per hypothesis: `state[rows]` selects hypotheses.
+    """
 
     def __init__(self, settings: TransducerSettings, n_inputs: int, n_classes: int) -> None:
         super().__init__()
@@ -43,23 +34,15 @@ class Transducer(nn.Module):
         predicted = self.predictor_proj(self.predictor(tokens))
         return Joint(self.encoder_proj(frames), predicted, self.output.weight, self.output.bias)
 
-    def start(self, n: int) -> tuple[Tensor, PredictorState]:
+    def start(self, n: int) -> tuple[Tensor, Tensor]:
         """Projected predictions (n, W) before the first token, and the state after them."""
         predicted, state = self.predictor.start(n)
         return self.predictor_proj(predicted), state
 
-    def step(self, state: PredictorState, tokens: Tensor) -> tuple[Tensor, PredictorState]:
+    def step(self, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Projected predictions after one more token per row. (n,) -> (n, W)"""
-        predicted, state = self.predictor.step(state, tokens)  # type: ignore[arg-type]
+        predicted, state = self.predictor.step(state, tokens)
         return self.predictor_proj(predicted), state
-
-    def select(self, state: PredictorState, rows: Tensor) -> PredictorState:
-        """States of the given rows, in this order; rows may repeat."""
-        return self.predictor.select(state, rows)  # type: ignore[arg-type]
-
-    def concatenate(self, states: list[PredictorState]) -> PredictorState:
-        """Concatenate states along their rows."""
-        return self.predictor.concatenate(states)  # type: ignore[arg-type]
 
     def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Projected predictions after every prefix of a prefix tree, and the row of each prefix. (M,) -> (R, W), (M,)
@@ -76,7 +59,10 @@ class Transducer(nn.Module):
 
 
 class _StatelessPredictor(nn.Module):
-    """Prediction network over the last `context` tokens (Ghodsi et al. 2020); small, and hard to overfit."""
+    """Prediction network over the last `context` tokens (Ghodsi et al. 2020); small, and hard to overfit.
+
+    The state holds these tokens. (n, context)
+    """
 
     def __init__(self, settings: TransducerSettings, n_classes: int) -> None:
         super().__init__()
@@ -97,12 +83,6 @@ class _StatelessPredictor(nn.Module):
         state = torch.cat([state[:, 1:], tokens[:, None]], dim=1)
         return self._predict(state), state
 
-    def select(self, state: Tensor, rows: Tensor) -> Tensor:
-        return state[rows]
-
-    def concatenate(self, states: list[Tensor]) -> Tensor:
-        return torch.cat(states)
-
     def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         recent = torch.full((len(parents), self.context), _START)  # last tokens of each prefix
         ancestors = torch.arange(len(parents))
@@ -118,7 +98,7 @@ class _StatelessPredictor(nn.Module):
 
 
 class _LSTMPredictor(nn.Module):
-    """Prediction network over all tokens so far."""
+    """Prediction network over all tokens so far; the state holds hidden and cell state. (n, 2, depth, W)"""
 
     def __init__(self, settings: TransducerSettings, n_classes: int) -> None:
         super().__init__()
@@ -133,16 +113,14 @@ class _LSTMPredictor(nn.Module):
         outputs: Tensor = self.lstm(F.dropout(embedded, self.settings.dropout, self.training))[0]
         return outputs
 
-    def start(self, n: int) -> tuple[Tensor, _LSTMState]:
-        zeros = self.embedding.weight.new_zeros(self.settings.depth, n, self.settings.width)
-        return self.step(_LSTMState(zeros, zeros), torch.full((n,), _START, device=zeros.device))
+    def start(self, n: int) -> tuple[Tensor, Tensor]:
+        zeros = self.embedding.weight.new_zeros(n, 2, self.settings.depth, self.settings.width)
+        return self.step(zeros, torch.full((n,), _START, device=zeros.device))
 
-    def step(self, state: _LSTMState, tokens: Tensor) -> tuple[Tensor, _LSTMState]:
-        outputs, (hidden, cell) = self.lstm(self.embedding(tokens)[:, None], (state.hidden, state.cell))
-        return outputs[:, 0], _LSTMState(hidden, cell)
-
-    def select(self, state: _LSTMState, rows: Tensor) -> _LSTMState:
-        return _LSTMState(state.hidden[:, rows], state.cell[:, rows])
+    def step(self, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, cell = state.permute(1, 2, 0, 3).contiguous()  # (depth, n, W) each, as torch expects them
+        outputs, after = self.lstm(self.embedding(tokens)[:, None], (hidden, cell))
+        return outputs[:, 0], torch.stack(after).permute(2, 0, 1, 3)
 
     def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         depth = torch.zeros_like(parents)
@@ -154,9 +132,6 @@ class _LSTMPredictor(nn.Module):
         for length in range(1, int(depth.max()) + 1):  # one batch of prefixes of equal length at a time
             longer = (depth == length).nonzero()[:, 0]
             above = torch.searchsorted(nodes, parents[longer]).to(predicted.device)
-            predicted, state = self.step(self.select(state, above), tokens[longer].to(predicted.device))
+            predicted, state = self.step(state[above], tokens[longer].to(predicted.device))
             outputs[longer.to(predicted.device)], nodes = predicted, longer
         return outputs, torch.arange(len(parents))
-
-    def concatenate(self, states: list[_LSTMState]) -> _LSTMState:
-        return _LSTMState(torch.cat([s.hidden for s in states], 1), torch.cat([s.cell for s in states], 1))

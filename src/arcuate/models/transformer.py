@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from arcuate.models.config import Patch, TransformerSettings
 from arcuate.models.convolution import extract_patches
-from arcuate.models.interfaces import require_causal
+from arcuate.models.interfaces import Encoder
 
 _MIN_BLOCK = 64  # minimum number of query frames processed together
 _PADDING_BIAS = -1e4  # attention to padding is exactly 0 after softmax, and rows of padding alone stay finite
@@ -43,8 +43,10 @@ class _Window:
 _State = tuple[_KeyValueCache, ...]  # one per block
 
 
-class Transformer(nn.Module):
+class Transformer(Encoder):
     """Bins to frames: patch embedding, then `depth` blocks."""
+
+    settings: TransformerSettings
 
     def __init__(self, settings: TransformerSettings, patch: Patch, n_channels: int) -> None:
         super().__init__()
@@ -54,25 +56,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.depth))
         self.output_norm = nn.LayerNorm(settings.width)
 
-    @property
-    def n_outputs(self) -> int:
-        return self.settings.width
-
     def start(self, n_trials: int) -> _State:
         return tuple(cast(_Block, block).attention.start(n_trials) for block in self.blocks)
-
-    def step(self, state: _State, bins: Tensor) -> tuple[Tensor, _State]:
-        """Frames completed by these bins, and the state after them."""
-        require_causal(self.settings.causal)
-        return self(bins, None, state)
 
     def finish(self, state: _State) -> Tensor:
         """No frames are held back. (B, 0, W)"""
         return state[0].keys.new_zeros(len(state[0].keys), 0, self.n_outputs)
-
-    def forward(self, bins: Tensor, n_frames: Tensor | None, state: _State) -> tuple[Tensor, _State]:
-        """Bins (B, T, C), at least one patch long -> frames (B, F, W) and the state after the last frame."""
-        return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
         self, bins: Tensor, n_frames: Tensor | None, state: _State, layers: Collection[int]
@@ -172,7 +161,7 @@ class Attention(nn.Module):
 class RelativePositionBias(nn.Module):
     """Learned attention bias per head and bucket of relative positions (T5, Raffel et al. 2020).
 
-    Different from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
+    Differences from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
     out for blocks of queries, so that cost and memory of a trial grow linearly with its length.
     """
 

@@ -1,8 +1,10 @@
-"""Callbacks: what a training run reports to a terminal, to trackers and to user code."""
+"""How a training run talks to its caller: callbacks, and the request to stop by a call, SIGTERM or Ctrl-C."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from types import TracebackType
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 ErrorType = type[BaseException] | None
@@ -72,3 +74,46 @@ class CallbackList(Callback):
     def on_sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
         for callback in self._callbacks:
             callback.on_sample(reference, hypothesis)
+
+
+class Stop:
+    """Request to end training within one step, by a signal or by `request()`."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.signal: signal.Signals | None = None
+        self.ignore_second_sigint = False
+
+    def request(self) -> None:
+        """Stop with a checkpoint. Callable from a callback or another thread."""
+        self.requested = True
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.signal is None else 128 + self.signal
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler. A second Ctrl-C raises KeyboardInterrupt immediately."""
+        if self.signal is not None and number == signal.SIGINT and not self.ignore_second_sigint:
+            raise KeyboardInterrupt
+        self.requested, self.signal = True, signal.Signals(number)
+
+
+@contextmanager
+def handle_signals(stop: Stop | None = None, ignore_second_sigint: bool = False) -> Iterator[Stop]:
+    """Handle SIGINT and SIGTERM by requesting a stop; the previous handlers are restored afterwards.
+
+    Python handles signals in the main thread only: in any other thread nothing is changed. A second SIGINT has to be
+    ignored under launchers such as torchrun, which forward the Ctrl-C that the terminal has sent to every process.
+    """
+    stop = stop or Stop()
+    stop.ignore_second_sigint = ignore_second_sigint
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    old = {s: signal.signal(s, stop.handle) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -39,7 +39,7 @@ class StageLosses(Settings):
 
 
 class Stage(Settings):
-    """One stage of a curriculum; on the command line stages.0.epochs=2 or stages.ctc.epochs=2."""
+    """One stage of a curriculum; set by index or name on the command line: stages.0.epochs=2, stages.ctc.epochs=2."""
 
     renamed: ClassVar[Mapping[str, str]] = {"rate": "lr_factor", "plateau": "patience", "gain": "min_improvement"}
     renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
@@ -51,6 +51,9 @@ class Stage(Settings):
     epochs: float | None = Field(None, gt=0.0, le=1e6, description="Length in passes over the training trials.")
     losses: StageLosses = StageLosses()
     train: tuple[Component, ...] = Field((), description="Trained components; empty = all of them.")
+    requires: Literal["transducer", "mode", "denoiser"] | None = Field(
+        None, description="Component that the stage needs: models without it skip the stage; null = never skipped."
+    )
     lr_factor: float = Field(1.0, gt=0.0, le=1000.0, description="Factor on the scheduled learning rate.")
     schedule: Literal["restart", "continue"] = Field(
         "restart", description="`restart`: the schedule starts again and spans the stage; `continue`: it spans the run."
@@ -81,6 +84,25 @@ class Stage(Settings):
         return self
 
 
+def drop_optional_stages(tree: Any) -> Any:
+    """Remove the stages that require a component which is not enabled."""
+    if not isinstance(tree, Mapping) or not isinstance(stages := tree.get("stages"), (list, tuple)):
+        return tree
+    kept = [stage for stage in stages if _is_enabled(tree, _value(stage, "requires"))]
+    return tree if len(kept) == len(stages) else {**tree, "stages": kept}
+
+
+def _is_enabled(tree: Mapping[str, Any], component: Any) -> bool:
+    if component not in ("transducer", "mode", "denoiser"):
+        return True  # no requirement, or an unknown one, which is rejected later
+    return bool(_value(tree.get(component), "enabled"))
+
+
+def _value(settings: Any, name: str) -> Any:
+    """Return a setting of a tree of plain values or of parsed settings."""
+    return settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
+
+
 def fill_length(tree: Any) -> Any:
     """Set train.steps of a recipe with stages to their total, unless it is given and smaller.
 
@@ -93,7 +115,7 @@ def fill_length(tree: Any) -> Any:
         if "steps" in train and train["steps"] is None:
             raise ValueError("train.steps is null and there are no stages to define its value; set train.steps")
         return tree
-    steps = [s.get("steps") if isinstance(s, Mapping) else getattr(s, "steps", None) for s in stages]
+    steps = [_value(stage, "steps") for stage in stages]
     known = all(type(n) is int for n in steps)
     total = min(sum(n for n in steps if n), MAX_STEPS) if known else MAX_STEPS
     given = train.get("steps")

@@ -1,12 +1,25 @@
-"""The environment of a run: versions, platform, command and code revision for repeating it."""
+"""What a run trains on: versions and platform, mixed precision of the device, and the processes that train together."""
 
+import os
 import platform
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from arcuate.errors import UserError
+from arcuate.training.config import Precision
+
+# --- versions, platform, command and code revision, for repeating a run ------------------------------------------
 
 _PACKAGES = ("torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
 
@@ -41,3 +54,129 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None
+
+
+# --- mixed precision: probed on the device, and not used if it does not run or is slower ----------------------
+
+_MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The precision in use, and a note if it differs from the setting."""
+
+    kind: str
+    note: str | None = None
+
+
+def choose_precision(settings: Precision, device: torch.device, previous: object = None) -> PrecisionChoice:
+    """Choose the precision to train in; a resumed run keeps its `previous` one, because probes can vary."""
+    if settings.kind == "fp32":
+        return PrecisionChoice("fp32")
+    if previous == "fp32":
+        return PrecisionChoice("fp32", "training in fp32, as when this run started")
+    if settings.kind == "fp16" and device.type != "cuda":
+        raise UserError(
+            f"train.precision.kind=fp16 needs a CUDA device, but the device is {device};"
+            " set train.precision.kind=fp32, or runtime.device=cuda if there is one"
+        )
+    try:
+        relative_time = _probe(settings.kind, device)
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        return PrecisionChoice("fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32")
+    # On an accelerator the small probe shows that mixed precision runs, not how fast it is.
+    if device.type == "cpu" and relative_time > _MAX_RELATIVE_TIME and previous != settings.kind:
+        how = f"{relative_time:.0f} times slower" if relative_time >= 1.5 else "no faster"
+        return PrecisionChoice("fp32", f"{settings.kind} is {how} than fp32 on this CPU: training in fp32")
+    return PrecisionChoice(settings.kind)
+
+
+def _probe(kind: str, device: torch.device, size: int = 192) -> float:
+    """Run a small GRU forward and backward in both precisions; return time in mixed precision / time in fp32."""
+    layer = torch.nn.GRU(size, size).to(device)
+    frames = torch.zeros(8, 16, size, device=device)
+    clock = time.process_time if device.type == "cpu" else time.perf_counter  # CPU time: ignore other processes
+
+    def seconds(precision: str) -> float:
+        start = clock()
+        with autocast(precision, device):
+            loss = layer(frames)[0].float().sum()
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock() - start
+
+    pairs = [(seconds("fp32"), seconds(kind)) for _ in range(3)]
+    return min(mixed for _, mixed in pairs) / max(min(full for full, _ in pairs), 1e-9)
+
+
+def autocast(kind: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the autocast context of a precision."""
+    return nullcontext() if kind == "fp32" else torch.autocast(device.type, dtype=_DTYPES[kind])
+
+
+# --- data-parallel training in several processes -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """This process among those that train together; a single process is rank 0 of 1."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the run folder and reports to callbacks."""
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Add the values up over all processes, in place; every process gets the same result."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any process; does not synchronise with the device."""
+        return flag if self.size == 1 else bool(self.sum(torch.tensor([int(flag)])).item())
+
+    @contextmanager
+    def raise_together(self) -> Iterator[None]:
+        """Raise on every process if the block raises on any of them."""
+        problem: UserError | OSError | None = None
+        try:
+            yield
+        except (UserError, OSError) as error:
+            problem = error
+        failed = self.any(problem is not None)
+        if problem is not None:
+            raise problem
+        if failed:
+            raise UserError(f"process {self.rank} ends because another process reported an error")
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+def init_distributed(device: torch.device) -> Distributed:
+    """Join the process group that torchrun describes in the environment; without torchrun, a single process."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return Distributed()
+    text = os.environ["WORLD_SIZE"]
+    if not text.isdecimal():
+        raise UserError(f"WORLD_SIZE is {text!r:.40}, expected a number; unset it or start with torchrun")
+    size = int(text)
+    if size == 1:
+        return Distributed()
+    if device.type == "mps":
+        raise UserError("several processes cannot share an mps device; start without torchrun")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return Distributed(dist.get_rank(), size)
+
+
+def shut_down_distributed() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,27 +1,37 @@
-"""The training loop, top to bottom: augment, forward, loss, backward, guard, step, log, validate, checkpoint."""
+"""The training loop, top to bottom: augment, forward, loss, backward, guard, step, log, validate, checkpoint.
 
+The guard only judges; its verdicts (skip, rewind, reduce_lr, stop) are carried out here, and recorded with the evidence
+in incidents.jsonl.
+"""
+
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from arcuate.data.batching import Batch
+from arcuate.errors import UserError
 from arcuate.files import append_jsonl
+from arcuate.models.io import save_tensors
 from arcuate.models.model import Model
-from arcuate.training.callbacks import Callback
-from arcuate.training.checkpoint import link, repair_best_links
-from arcuate.training.distributed import Distributed
-from arcuate.training.incidents import check_finite, respond
-from arcuate.training.interrupts import Stop
-from arcuate.training.metrics import IntervalMetrics
+from arcuate.run import Run
+from arcuate.training.callbacks import Callback, Stop
+from arcuate.training.checkpoint import link, load_checkpoint, remove_newer, repair_best_links
+from arcuate.training.environment import Distributed
+from arcuate.training.guard import Verdict
+from arcuate.training.metrics import IntervalMetrics, StepMetrics
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import Encode, apply_update, compute_gradients, encode_for_training
 
-Validate = Callable[[Model], dict[str, Any]]
+Validate = Callable[[Model], dict[str, Any]]  # a row of metrics.jsonl without its step
+
+_MAX_SAVED_BATCHES = 20
 
 
 def train(
@@ -40,6 +50,7 @@ def train(
     differ.
     """
     distributed = distributed or Distributed()
+    loop = _Loop(state, device, callback, distributed)
     settings = state.recipe.train
     encode = make_encode() if make_encode else partial(encode_for_training, state.model)
     state.model.train()
@@ -66,25 +77,25 @@ def train(
         stopping = distributed.any(stop.requested)
 
         if verdict.action != "keep":
-            respond(state, verdict, metrics, drawn, callback, distributed)
+            loop.respond(verdict, metrics, drawn)
         if verdict.action == "rewind":
             continue
         callback.on_step(state.step)
         is_last = state.step == settings.steps or state.stage_is_over
         if state.step % settings.log_every == 0 or is_last:
-            _log(state, learning_rates, device, callback, distributed)
+            loop.log(learning_rates)
         validated = state.step % settings.validate_every == 0 or is_last
-        improved = validated and _validate(state, validate, callback, distributed)
+        improved = validated and loop.validate(validate)
         if validated and state.stage_is_over:
             if state.interval.n_steps:  # this validation ended the stage early
-                _log(state, learning_rates, device, callback, distributed)
+                loop.log(learning_rates)
             if distributed.is_main:
                 callback.on_stage_end(state.stage_summary())
             state.start_next_stage()
             encode = make_encode() if make_encode and not state.is_finished else encode
         scheduled = validated or state.step % settings.checkpoint_every == 0
         if scheduled or stopping:
-            _checkpoint(state, improved, scheduled, distributed)
+            loop.checkpoint(improved, scheduled)
     if stopping and not stop.requested:
         stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
 
@@ -100,47 +111,132 @@ def _set_learning_rates(state: TrainingState) -> dict[str, float]:
     return set_learning_rates(state.optimizer, state.recipe, step, scale, state.plateaus, n_steps)
 
 
-def _log(
-    state: TrainingState,
-    learning_rates: dict[str, float],
-    device: torch.device,
-    callback: Callback,
-    distributed: Distributed,
-) -> None:
-    """Write the means since the last training row."""
-    row = state.interval.to_row(state.step, learning_rates, memory_mb(device))
-    state.interval = IntervalMetrics()
-    _write_row(state, row, callback, distributed)
-    if not state.recipe.guard.enabled:
-        check_finite(state, row, distributed)
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """Work between steps: logging, validation, checkpoints, and the response to the guard's verdicts."""
+
+    state: TrainingState
+    device: torch.device
+    callback: Callback
+    distributed: Distributed
+
+    def log(self, learning_rates: dict[str, float]) -> None:
+        """Write the means since the last training row."""
+        row = self.state.interval.to_row(self.state.step, learning_rates, memory_mb(self.device))
+        self.state.interval = IntervalMetrics()
+        self._write_row(row)
+        if not self.state.recipe.guard.enabled:
+            self._check_finite(row)
+
+    def validate(self, validate: Validate | None) -> bool:
+        """Validate the weights that would be saved; return whether they are the best so far."""
+        state = self.state
+        row: dict[str, Any] = {}
+        if validate is not None:
+            with state.averages.applied(state.model):
+                row = {"step": state.step, **validate(state.model)}
+            row["per_moving_average_200_steps"] = state.record_validation(row["per"])
+            self._write_row(row)
+        state.interval.started = time.perf_counter()
+        return state.best.update(state.step, row.get("per"), row.get("loss"), state.position)
+
+    def checkpoint(self, improved: bool, scheduled: bool) -> None:
+        state = self.state
+        if self.distributed.is_main:
+            name = state.save(scheduled)
+            if improved:
+                link(state.run, "best", state.run.checkpoints / name)
+            if state.progress.began == state.step:  # a stage has ended: link its best checkpoint
+                repair_best_links(state.run, state.best, state.stage_bests)
+        self.distributed.barrier()
+
+    def respond(self, verdict: Verdict, metrics: StepMetrics, batches: Sequence[Batch]) -> None:
+        """Carry out a verdict other than `keep`, and record it."""
+        state = self.state
+        row: dict[str, Any] = {
+            "step": state.step,
+            "position": batches[0].position,
+            "kind": verdict.kind,
+            "action": verdict.action,
+            "reason": verdict.reason,
+            "metrics": metrics.to_dict(),
+            "trials": [t.id for b in batches for t in b.trials],
+        }
+        if verdict.action == "reduce_lr":
+            state.lr_scale *= state.recipe.guard.adaptive.factor
+        if verdict.action == "rewind":
+            row |= self._rewind(to_start=verdict.kind == "stuck")
+        if self.distributed.is_main:
+            if state.recipe.guard.keep_batches and verdict.kind == "non_finite":
+                row["batch"] = _save_batches(state.run, state.step, batches)
+            append_jsonl(state.run.incidents_file, row)
+            self.callback.on_incident(row)
+        if verdict.action == "stop":
+            key = "lr" if state.recipe.schedule.kind == "constant" else "peak_lr"
+            raise UserError(
+                f"training was stopped at step {state.step}: {verdict.reason}; lower the learning rate"
+                f" (schedule.{key}), or set train.clip_norm; the evidence is in {state.run.incidents_file}"
+            )
+
+    def _rewind(self, to_start: bool) -> dict[str, Any]:
+        """Return to the last good checkpoint, or to the first, at a lower learning rate; the data position stays."""
+        state = self.state
+        targets = state.rewind_targets
+        if to_start:
+            targets = targets[:1]
+        elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
+            targets = targets[:-1]  # returning to this one did not help: go further back
+        state.rewind_targets = targets
+        target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
+        state.restore_weights(target)
+        if self.distributed.is_main:
+            # In this order, a run that is killed between the two calls resumes at the target and repeats the rewind.
+            link(state.run, "last", target.folder)
+            remove_newer(state.run, target)
+        state.rewound_to = target.step
+        guard = state.recipe.guard
+        state.lr_scale *= guard.stuck.lr_factor if to_start else guard.lr_factor
+        state.guard.after_rewind(to_start)
+        state.interval = IntervalMetrics()
+        rows = state.remove_rewound_rows() if self.distributed.is_main else []
+        self.distributed.barrier()
+        return {"rewound_to": target.step, "lr_scale": state.lr_scale, "rows": rows}
+
+    def _check_finite(self, row: dict[str, Any]) -> None:
+        """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
+        broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
+        if not broken:
+            return
+        if self.distributed.is_main:
+            incident = {"step": row["step"], "kind": "non_finite", "values": broken}
+            append_jsonl(self.state.run.incidents_file, incident)
+        raise UserError(
+            f"{' and '.join(broken)} became NaN or infinite by step {row['step']} with the guard off; lower the"
+            " learning rate, set train.clip_norm, or set guard.enabled=true; the last checkpoint is kept"
+        )
+
+    def _write_row(self, row: dict[str, Any]) -> None:
+        state = self.state
+        if state.stage is not None:
+            index = min(state.progress.index, len(state.recipe.stages) - 1)
+            row |= {"stage": state.stage.name, "stage_index": index}
+        if self.distributed.is_main:
+            append_jsonl(state.run.metrics_file, row)
+            self.callback.on_metrics(row)
 
 
-def _validate(state: TrainingState, validate: Validate | None, callback: Callback, distributed: Distributed) -> bool:
-    """Validate the weights that would be saved; return whether they are the best so far."""
-    row: dict[str, Any] = {}
-    if validate is not None:
-        with state.averages.applied(state.model):
-            row = {"step": state.step, **validate(state.model)}
-        row["per_moving_average_200_steps"] = state.record_validation(row["per"])
-        _write_row(state, row, callback, distributed)
-    state.interval.started = time.perf_counter()
-    return state.best.update(state.step, row.get("per"), row.get("loss"), state.position)
-
-
-def _checkpoint(state: TrainingState, improved: bool, scheduled: bool, distributed: Distributed) -> None:
-    if distributed.is_main:
-        name = state.save(scheduled)
-        if improved:
-            link(state.run, "best", state.run.checkpoints / name)
-        if state.progress.began == state.step:  # a stage has ended: link its best checkpoint
-            repair_best_links(state.run, state.best, state.stage_bests)
-    distributed.barrier()
-
-
-def _write_row(state: TrainingState, row: dict[str, Any], callback: Callback, distributed: Distributed) -> None:
-    if state.stage is not None:
-        index = min(state.progress.index, len(state.recipe.stages) - 1)
-        row |= {"stage": state.stage.name, "stage_index": index}
-    if distributed.is_main:
-        append_jsonl(state.run.metrics_file, row)
-        callback.on_metrics(row)
+def _save_batches(run: Run, step: int, batches: Sequence[Batch]) -> str | None:
+    """Save bins and labels of a step to bad_steps/, up to a limit; return the file's path in the run folder."""
+    folder = run.path / "bad_steps"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step-{step:08d}-position-{batches[0].position:08d}.safetensors"
+    is_full = len(list(folder.iterdir())) >= _MAX_SAVED_BATCHES
+    if is_full and not path.exists():  # an existing file was written before a resume
+        return None
+    tensors = {
+        f"{i}.{name}": getattr(batch, name).cpu().contiguous()
+        for i, batch in enumerate(batches)
+        for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
+    }
+    save_tensors(tensors, path)
+    return f"bad_steps/{path.name}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate.config import diff
+from arcuate.config import Change, diff
 from arcuate.errors import UserError
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
@@ -20,7 +20,7 @@ from arcuate.training.checkpoint import (
     resumable_checkpoints,
 )
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, read_config
-from arcuate.training.distributed import Distributed
+from arcuate.training.environment import Distributed
 from arcuate.training.optim import restore_optimizer
 from arcuate.training.state import TrainingState, explain_mismatch
 
@@ -107,7 +107,7 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
     changed = [
         c
         for c in diff(read_config(run), recipe, ignore=DESCRIPTIVE_KEYS)
-        if c.path.split(".")[0] not in _MAY_DIFFER and c.path != "data.workers"
+        if c.path.split(".")[0] not in _MAY_DIFFER and c.path != "data.workers" and not _are_same_stages(c)
     ]
     if changed:
         listed = ", ".join(f"{c.path} {c.before} → {c.after}" for c in changed[:3])
@@ -116,6 +116,14 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
             f"{run.path} was trained with a different recipe ({listed}{more}); resume it with the recipe"
             f" {run.recipe_file}, or start a new run with --from {run.path}"
         )
+
+
+def _are_same_stages(change: Change) -> bool:
+    """Whether stages differ only in the condition under which they are part of a run; here all of them are."""
+    if change.path != "stages":
+        return False
+    before, after = ([{**stage, "requires": None} for stage in stages] for stages in (change.before, change.after))
+    return before == after
 
 
 def check_not_calibrated(run: Run) -> None:

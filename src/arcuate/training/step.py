@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.data.alphabet import BLANK
@@ -14,20 +14,20 @@ from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import ModelInputs, Outputs
+from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
-from arcuate.training.distributed import Distributed, EncodeModule, outputs_from_tensors
+from arcuate.training.environment import Distributed, autocast
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.optim import fill_absent_gradients
-from arcuate.training.precision import autocast
 from arcuate.training.state import TrainingState
 
 Encode = Callable[[ModelInputs, bool], Outputs]  # forward pass of a model; the flag adds the flow of the denoiser
 
 # Sums over the batches of a step, in the order in which they are packed into one tensor.
 _SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
+_INTERMEDIATE = "intermediate."  # prefix of the tensors of `EncodeModule`
 
 
 def compute_gradients(
@@ -143,12 +143,49 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
     if distributed.size > 1:
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
         device_ids = [device] if device.type == "cuda" else None
-        wrapped = EncodeModule(model, encode_for_training)
+        wrapped = EncodeModule(model)
         module = DistributedDataParallel(wrapped, device_ids=device_ids, find_unused_parameters=True)
         return lambda inputs, match_flow: outputs_from_tensors(module(inputs, match_flow))
     if recipe.runtime.compile and device.type == "cuda":
         return partial(torch.compile(encode_for_training), model)
     return partial(encode_for_training, model)
+
+
+class EncodeModule(nn.Module):
+    """Model and forward pass as a module that returns named tensors, as DistributedDataParallel requires."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
+        outputs = encode_for_training(self.model, inputs, match_flow)
+        parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
+        parts |= {f"{_INTERMEDIATE}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
+        if outputs.joint is not None:
+            joint = outputs.joint  # views, so that DistributedDataParallel finds the parameters in the output
+            weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
+            parts |= {"joint.0": joint.frames, "joint.1": joint.predicted, "joint.2": weight, "joint.3": bias}
+        if outputs.mode is not None:
+            parts["mode"] = outputs.mode
+        if outputs.flow is not None:
+            parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
+        return parts
+
+
+def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
+    """Rebuild the outputs from the tensors of `EncodeModule`."""
+    joint = [parts[f"joint.{i}"] for i in range(4) if f"joint.{i}" in parts]
+    flow = [parts[f"flow.{i}"] for i in range(2) if f"flow.{i}" in parts]
+    return Outputs(
+        parts["frames"],
+        parts["n_frames"],
+        {"ctc": parts["ctc"]},
+        Joint(*joint) if joint else None,
+        parts.get("mode"),
+        Flow(*flow) if flow else None,
+        {int(name.removeprefix(_INTERMEDIATE)): part for name, part in parts.items() if name.startswith(_INTERMEDIATE)},
+    )
 
 
 def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

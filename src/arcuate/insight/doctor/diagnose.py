@@ -1,16 +1,19 @@
 """`diagnose`: read a log, infer its data set and planned length, apply the rules and name likely causes."""
 
-from dataclasses import dataclass, field, fields, replace
+import json
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from arcuate.errors import UserError
+from arcuate.files import check_output, fields_to_dict, write_text
 from arcuate.insight.doctor.causes import Cause, find_causes, first_suggestion
 from arcuate.insight.doctor.measurements import Measurements
 from arcuate.insight.doctor.read import LogFile, read_logs
-from arcuate.insight.doctor.reference import OFFICIAL_STEPS, compare_with_official, expected_rate, reference_level
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
 
@@ -55,25 +58,34 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `runs` is present only if there are several, `log` never."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("log", "runs")}
-        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}
-        plain["causes"] = [{"cause": c.cause, "because": c.because, "change": c.change} for c in self.causes]
+        plain = fields_to_dict(self, "log", "runs")
         plain["marks"] = [{"step": step, "what": verdict} for step, verdict in self.marks]
         return plain | ({"runs": [run.to_dict() for run in self.runs]} if self.runs else {})
 
 
 def diagnose(
-    path: str | Path, *, dataset: str | None = None, planned_steps: int | None = None, allow_pickle: bool = False
+    path: str | Path,
+    *,
+    dataset: str | None = None,
+    planned_steps: int | None = None,
+    html: str | Path | None = None,
+    allow_pickle: bool = False,
 ) -> Diagnosis:
     """Diagnose the run or runs in a run folder, a folder with a log, or a log file.
 
-    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given.
+    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given. `html` is a page to write.
     """
+    check_output(html, "<!doctype html", "page.html")
     if dataset is not None and dataset not in _DATASETS:
         raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
     file = read_logs(Path(path), allow_pickle)
     runs = tuple(_diagnose_log(log, file, dataset, planned_steps) for log in file.logs)
-    return runs[0] if len(runs) == 1 else _restarted(runs, file)
+    diagnosis = runs[0] if len(runs) == 1 else _restarted(runs, file)
+    if html is not None:
+        from arcuate.insight.doctor.page import diagnosis_page  # which imports this module
+
+        write_text(Path(html), diagnosis_page(diagnosis))
+    return diagnosis
 
 
 def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_steps: int | None) -> Diagnosis:
@@ -217,3 +229,89 @@ def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | N
         official = OFFICIAL_STEPS[dataset]
         return official, f"planned steps {official:,}: the official length on {dataset}"
     return None, ""
+
+
+# Reference learning curves: aggregated over real healthy runs and packaged with their sources.
+
+_OFFICIAL = {"b2t24": "b2t24-biGRU-official-10k", "b2t25": "b2t25-GRU-official-120k"}
+_SLOWER = {"b2t24": "b2t24-uniGRU-1024-10k-30k"}  # a healthy model that learns more slowly
+OFFICIAL_STEPS = {"b2t24": 10_000, "b2t25": 120_000}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Mean and standard deviation of the error rate of healthy runs, by step."""
+
+    dataset: str
+    model: str
+    unit: str
+    source: str
+    n_runs: int
+    grid: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+
+    def at(self, step: float) -> float | None:
+        """The mean at a step; None outside the range of the curve."""
+        inside = self.grid[0] <= step <= self.grid[-1]
+        return float(np.interp(step, self.grid, self.mean)) if inside else None
+
+
+@cache
+def _packaged() -> dict[str, Any]:
+    file = files("arcuate") / "insight" / "doctor" / "reference_curves.json"
+    return dict(json.loads(file.read_text("utf-8")))
+
+
+@cache
+def references() -> dict[str, Reference]:
+    return {
+        name: Reference(
+            **{key: curve[key] for key in ("dataset", "model", "unit", "source", "n_runs")},
+            grid=np.array(curve["grid"], dtype=float),
+            mean=np.array(curve["mean"], dtype=float),  # null becomes NaN
+            sd=np.nan_to_num(np.array(curve["sd"], dtype=float)),
+        )
+        for name, curve in _packaged()["curves"].items()
+    }
+
+
+def reference_level(dataset: str) -> float:
+    """The final error rate of healthy runs on a data set, rounded."""
+    return float(_packaged()["levels"][dataset])
+
+
+def expected_rate(dataset: str, step: float) -> float | None:
+    """The error rate of a healthy run at a batch, taken from the slowest healthy model."""
+    tables = (_OFFICIAL, _SLOWER)
+    rates = [references()[table[dataset]].at(step) for table in tables if dataset in table]
+    return max((rate for rate in rates if rate is not None), default=None)
+
+
+def matching_reference(log: TrainingLog, dataset: str | None) -> Reference | None:
+    """The reference with the same axis: the official one for batches; None if steps are not comparable."""
+    if dataset is None or log.error_name != "PER" or not len(log.per):
+        return None
+    if log.per.unit == "batches":
+        return references()[_OFFICIAL[dataset]]
+    if log.per.unit != "epochs":
+        return None
+    last = float(log.per.steps[-1])
+    candidates = [r for r in references().values() if r.dataset == dataset and r.unit == "epochs"]
+    return min(candidates, key=lambda r: abs(float(r.grid[-1]) - last), default=None)
+
+
+def compare_with_official(log: TrainingLog, dataset: str | None) -> tuple[str, ...]:
+    """A sentence that compares the run with the official model at the last common batch, if there is one."""
+    per = log.per.finite
+    if dataset is None or per.unit != "batches" or log.error_name != "PER":
+        return ()
+    reference = references()[_OFFICIAL[dataset]]
+    inside = np.flatnonzero(per.steps <= reference.grid[-1])
+    if not len(inside) or per.steps[inside[-1]] <= 0:
+        return ()
+    step = float(per.steps[inside[-1]])
+    return (
+        f"at batch {int(step):,} this run had PER {per.values[inside[-1]]:.3f}, the official {dataset} model"
+        f" {reference.at(step):.3f} (mean of {reference.n_runs} runs)",
+    )

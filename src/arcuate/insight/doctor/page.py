@@ -1,16 +1,12 @@
-"""`write_diagnosis_page`: the verdict, the error rate against its reference band, and the other curves."""
-
-from pathlib import Path
+"""The page of a diagnosis: the verdict, the error rate against its reference band, and the other curves."""
 
 import numpy as np
 
-from arcuate.files import write_text
-from arcuate.insight.doctor.diagnose import Diagnosis
-from arcuate.insight.doctor.reference import Reference, matching_reference
+from arcuate.insight import charts
+from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
 from arcuate.insight.doctor.training_log import Series, TrainingLog
-from arcuate.insight.pages import charts, svg
-from arcuate.insight.pages.formatting import count, finite_number, percent, whole_percent
-from arcuate.insight.pages.markup import (
+from arcuate.insight.formats import count, finite_number, percent, whole_percent
+from arcuate.insight.pages import (
     Html,
     definition_list,
     document,
@@ -30,12 +26,6 @@ _BAND_SD = 2.0  # half the width of the reference band
 _MIN_BAND = 0.03  # fraction of the mean: the band is at least this wide on either side
 _MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
 _MAX_RUNS = 24  # maximum number of runs drawn
-
-
-def write_diagnosis_page(diagnosis: Diagnosis, path: str | Path) -> Path:
-    """Write a diagnosis as one self-contained HTML page."""
-    write_text(Path(path), diagnosis_page(diagnosis))
-    return Path(path)
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
@@ -126,10 +116,10 @@ def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) 
     last = max(float(per.steps[-1]), 1.0)
     expected = reference.mean[reference.grid <= last].tolist() if reference else []
     x = charts.steps_scale(last, _RIGHT)
-    y = svg.log_scale(np.clip([*per.values, *expected], _LOWEST, _HIGHEST).tolist(), _BOTTOM, charts.TOP)
+    y = charts.log_scale(np.clip([*per.values, *expected], _LOWEST, _HIGHEST).tolist(), _BOTTOM)
     best = int(per.values.argmin())
     step, rate = float(per.steps[best]), float(per.values[best])
-    parts = [svg.y_axis(y, charts.LEFT, _RIGHT, whole_percent), svg.x_axis(x, _BOTTOM, per.unit)]
+    parts = [charts.y_axis(y, charts.LEFT, _RIGHT, whole_percent), charts.x_axis(x, _BOTTOM, per.unit)]
     entries = [("validation", f"this run, {log.error_name}"), ("best", f"best, step {count(step)}")]
     if reference:
         parts.append(_reference_band(reference, x, y, last))
@@ -137,16 +127,16 @@ def _error_chart(run: Diagnosis, log: TrainingLog, reference: Reference | None) 
         entries.append(
             ("reference", f"{reference.n_runs} healthy runs, ± {_BAND_SD:g} SD, {minimum}: {reference.model}")
         )
-    parts += [*_verdict_marks(run, x, _BOTTOM), _draw(per, x, y, "validation")]
-    parts += charts.draw_best(x, y, step, rate, _BOTTOM)
+    parts += [*_verdict_marks(run, x, y), _draw(per, x, y, "validation")]
+    parts += charts.draw_best(x, y, step, rate)
     label = f"{log.error_name} over {per.unit}; best {percent(rate)}"
-    drawing = svg.drawing(_WIDTH, _HEIGHT, label, *parts, style="min-width: 44rem")
+    drawing = charts.drawing(_WIDTH, _HEIGHT, label, *parts, style="min-width: 44rem")
     caption = f"Reference: {reference.source}." if reference else None
     title = f"{log.error_name} on validation, logarithmic"
     return figure(title, drawing, caption, legend(*entries), wide=True)
 
 
-def _reference_band(reference: Reference, x: svg.Scale, y: svg.Scale, last: float) -> Html:
+def _reference_band(reference: Reference, x: charts.Scale, y: charts.Scale, last: float) -> Html:
     grid = [*reference.grid[reference.grid <= last].tolist(), min(last, float(reference.grid[-1]))]
     mean = np.interp(grid, reference.grid, reference.mean)
     half = np.maximum(_BAND_SD * np.interp(grid, reference.grid, reference.sd), _MIN_BAND * mean)
@@ -154,10 +144,10 @@ def _reference_band(reference: Reference, x: svg.Scale, y: svg.Scale, last: floa
         [(x(step), y(max(float(v), y.low))) for step, v in zip(grid, values, strict=True)]
         for values in (mean + half, mean - half, mean)
     )
-    return join(svg.band(upper, lower, "band reference"), svg.path(middle, "line reference"))
+    return join(charts.band(upper, lower, "band reference"), charts.path(middle, "line reference"))
 
 
-def _verdict_marks(run: Diagnosis, x: svg.Scale, bottom: float = charts.BOTTOM) -> list[Html]:
+def _verdict_marks(run: Diagnosis, x: charts.Scale, y: charts.Scale) -> list[Html]:
     """A vertical line at each step where a verdict starts."""
     marks = []
     for i, (step, verdict) in enumerate(run.marks[:4]):
@@ -166,8 +156,8 @@ def _verdict_marks(run: Diagnosis, x: svg.Scale, bottom: float = charts.BOTTOM) 
         right_half = at > (x.start + x.stop) / 2
         place, anchor = (at - 5, "end") if right_half else (at + 5, "start")
         marks += [
-            svg.line(at, charts.TOP, at, bottom, "line event"),
-            svg.text(place, height, label, "event halo", anchor),
+            charts.line(at, y.stop, at, y.start, "line event"),
+            charts.text(place, height, label, "event halo", anchor),
         ]
     return marks
 
@@ -181,9 +171,9 @@ def _loss_chart(run: Diagnosis, log: TrainingLog) -> Html | None:
     if not values:
         return None
     x = charts.steps_scale(max(float(series.steps[-1]) for series, _, _ in shown))
-    y = svg.log_scale(values, charts.BOTTOM, charts.TOP)
+    y = charts.log_scale(values)
     unit = shown[0][0].unit
-    marks = _verdict_marks(run, x) if run.unit == unit else []
+    marks = _verdict_marks(run, x, y) if run.unit == unit else []
     marks += [_draw(series, x, y, kind) for series, kind, _ in shown]
     n_missing = len(log.train_loss.non_finite_steps) + len(log.val_loss.non_finite_steps)
     caption = f"{n_missing:,} non-finite values are not shown." if n_missing else None
@@ -195,24 +185,25 @@ def _learning_rate_chart(log: TrainingLog) -> Html | None:
     lr = log.lr.finite
     if len(lr) < 2 or lr.values.max() <= 0:
         return None
-    x, y = charts.steps_scale(float(lr.steps[-1])), svg.linear_scale(lr.values.tolist(), charts.BOTTOM, charts.TOP, 0.0)
-    return charts.steps_chart("Learning rate", "Learning rate", x, y, [_draw(lr, x, y, "validation")], unit=lr.unit)
+    return _series_chart("Learning rate", lr, charts.linear_scale(lr.values.tolist(), 0.0), "validation")
 
 
 def _gradient_chart(log: TrainingLog) -> Html | None:
     norms = log.grad_norm.finite
     positive = _positive(norms)
-    if len(positive) < 2:
-        return None
-    x, y = charts.steps_scale(float(norms.steps[-1])), svg.log_scale(positive, charts.BOTTOM, charts.TOP)
-    label = "Gradient norm, logarithmic"
-    return charts.steps_chart("Gradient norm", label, x, y, [_draw(norms, x, y, "train")], unit=norms.unit)
+    return _series_chart("Gradient norm", norms, charts.log_scale(positive), "train") if len(positive) > 1 else None
+
+
+def _series_chart(title: str, series: Series, y: charts.Scale, kind: str) -> Html:
+    x = charts.steps_scale(float(series.steps[-1]))
+    label = f"{title}, logarithmic" if y.log else title
+    return charts.steps_chart(title, label, x, y, [_draw(series, x, y, kind)], unit=series.unit)
 
 
 def _positive(series: Series) -> list[float]:
-    return [v for v in series.values.tolist() if svg.SMALLEST < v < 1e100]
+    return [v for v in series.values.tolist() if charts.SMALLEST < v < 1e100]
 
 
-def _draw(series: Series, x: svg.Scale, y: svg.Scale, kind: str) -> Html:
+def _draw(series: Series, x: charts.Scale, y: charts.Scale, kind: str) -> Html:
     values = [finite_number(v) for v in series.values.tolist()]
-    return charts.draw_curve(charts.thin_curve(series.steps.tolist(), values, values), x, y, kind)
+    return charts.draw_curve(charts.thin_curve(series.steps.tolist(), values), x, y, kind)

@@ -14,23 +14,24 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.files import read_json
-from arcuate.insight.doctor.columns import Collector
-from arcuate.insight.doctor.metadata import Metadata, detect_dataset, flatten, scan_config
-from arcuate.insight.doctor.read_events import is_event_file, read_events
-from arcuate.insight.doctor.read_tables import (
+from arcuate.insight.doctor.columns import Collector, Metadata, detect_dataset, flatten, scan_config
+from arcuate.insight.doctor.read_formats import (
     find_delimiter,
+    is_event_file,
     is_keyed_by_step,
     is_mlflow,
+    parse_json,
     read_csv,
+    read_events,
     read_json_document,
     read_jsonl,
     read_mlflow,
     read_tree,
 )
-from arcuate.insight.doctor.read_text import detect_encoding, line_blocks, read_head, read_text
+from arcuate.insight.doctor.read_text import detect_encoding, is_document, line_blocks, read_head, read_text
 from arcuate.insight.doctor.training_log import TrainingLog, assemble_logs
 from arcuate.run import Run, open_run
-from arcuate.training.checks import coupling_warnings
+from arcuate.training.config import coupling_warnings
 
 _OTHER_FORMATS = {
     b"\x89PNG": "a PNG image",
@@ -219,6 +220,11 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
     if is_mlflow(lines[:-1] or lines):
         read_mlflow(blocks, collector, path.stem)
         return "an MLflow metric file"
+    if is_document(lines):
+        raise UserError(
+            f"{path} is not a training log but a document: it consists of headings, lists and sentences, whose numbers"
+            " are not a series over steps; give the file that the trainer wrote"
+        )
     read_text(blocks, collector)
     return "printed output of a trainer"
 
@@ -226,7 +232,7 @@ def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector
 def _fraction_of_objects(filled: Sequence[str]) -> float:
     """The fraction of JSON objects among the first lines, without the last one, which may be incomplete."""
     lines = filled[:50] if len(filled) > 50 else filled[:-1] or filled
-    return sum(isinstance(_parse_json(line), dict) for line in lines) / len(lines) if lines else 0.0
+    return sum(isinstance(parse_json(line), dict) for line in lines) / len(lines) if lines else 0.0
 
 
 def _is_json_document(filled: Sequence[str]) -> bool:
@@ -234,17 +240,10 @@ def _is_json_document(filled: Sequence[str]) -> bool:
     if not filled or not (filled[0] in ("{", "[") or filled[0].startswith(_DOCUMENT_STARTS)):
         return False
     if len(filled) == 1:
-        tree = _parse_json(filled[0])
+        tree = parse_json(filled[0])
         return not isinstance(tree, dict) or _contains_list(tree) or is_keyed_by_step(tree)
-    first_objects = any(isinstance(_parse_json(line), dict) for line in filled[:3])
+    first_objects = any(isinstance(parse_json(line), dict) for line in filled[:3])
     return _fraction_of_objects(filled) < 0.3 and not first_objects
-
-
-def _parse_json(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _contains_list(tree: Any, depth: int = 4) -> bool:
@@ -342,7 +341,7 @@ def _read_incidents(run: Run) -> list[dict[str, Any]]:
     """The incidents of the guard; unreadable lines are skipped."""
     if not run.incidents_file.is_file():
         return []
-    rows = [_parse_json(line) for lines in line_blocks(run.incidents_file, "utf-8") for line in lines]
+    rows = [parse_json(line) for lines in line_blocks(run.incidents_file, "utf-8") for line in lines]
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
 

@@ -8,7 +8,8 @@ words and variable numbers, which parses all further lines of that kind.
 import codecs
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from arcuate.insight.doctor.columns import (
     Collector,
     parse_column_name,
     parse_number,
+    scan_line,
     split_words,
 )
-from arcuate.insight.doctor.metadata import scan_line
 
 _BLOCK = 1 << 20  # characters
 _LONGEST_LINE = 1 << 26  # characters
@@ -73,6 +74,32 @@ def line_blocks(path: Path, encoding: str) -> Iterator[list[str]]:
                 yield lines
     if rest:
         yield [rest]
+
+
+# Documents: diaries, READMEs and notes quote numbers with a step, but not as a series.
+
+_MARKUP = re.compile(r"\s*(?:#{1,6}\s|[-*+•]\s|\d+[.)]\s|>\s|```|\|.*\|\s*$)|.*(?:\*\*\S|\]\(|\d\s*(?:→|->|=>)\s*\d)")
+_SENTENCE = re.compile(r"(?:[^\W\d_]['’\w-]*[ ,;:]+){6}")  # seven words in a row
+_DOCUMENT = 0.25  # fraction of such lines; real logs have less than 0.1, documents more than 0.6
+_REPEATED = 3  # lines that differ only in their digits and occur this often were printed by a program
+
+
+def count_document_lines(lines: Sequence[str]) -> tuple[int, int]:
+    """The number of headings, list items and sentences among the filled lines, and the number of filled lines."""
+    filled = [line[:_MAX_LINE] for line in lines if line.strip()]
+    kinds = Counter(line.translate(_NO_DIGITS) for line in filled)
+    written = [
+        line
+        for line in filled
+        if kinds[line.translate(_NO_DIGITS)] < _REPEATED and (_MARKUP.match(line) or _SENTENCE.search(line))
+    ]
+    return len(written), len(filled)
+
+
+def is_document(lines: Sequence[str]) -> bool:
+    """Whether a text was written by a person rather than printed by a trainer."""
+    n_written, n_filled = count_document_lines(lines)
+    return n_written >= _DOCUMENT * n_filled > 0
 
 
 # Printed output.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from arcuate.files import read_json
-from arcuate.insight.pages import charts, svg
-from arcuate.insight.pages.formatting import (
+from arcuate.insight import charts
+from arcuate.insight.formats import (
     MISSING,
     count,
     finite_int,
@@ -16,7 +16,7 @@ from arcuate.insight.pages.formatting import (
     tick_label,
     whole_percent,
 )
-from arcuate.insight.pages.markup import Html, figure, join, legend, muted, table, tag
+from arcuate.insight.pages import Html, figure, join, legend, muted, table, tag
 from arcuate.insight.report.run_data import RunData
 from arcuate.progress import counted
 from arcuate.run import Run
@@ -46,7 +46,7 @@ def _error_chart(data: RunData) -> Html | None:
     values = _values(curves)
     if not values or data.best is None:
         return None
-    y = svg.linear_scale(values, charts.BOTTOM, charts.TOP, 0.0)
+    y = charts.linear_scale(values, 0.0)
     split, step, rate = data.best
     label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     best = charts.draw_best(_steps(data), y, step, rate)
@@ -63,27 +63,27 @@ def _learning_rate_chart(data: RunData) -> Html | None:
     if not (values := _values(curves)):
         return None
     label = f"Learning rate over steps; maximum {max(values):.3g}"
-    return _chart(data, "Learning rate", label, curves, svg.linear_scale(values, charts.BOTTOM, charts.TOP, 0.0))
+    return _chart(data, "Learning rate", label, curves, charts.linear_scale(values, 0.0))
 
 
 def _gradient_chart(data: RunData) -> Html | None:
     norms = charts.curve_of(data.training, "grad_norm", "grad_norm_max")
-    positive = [v for v in norms.values if v > svg.SMALLEST]
+    positive = [v for v in norms.values if v > charts.SMALLEST]
     if not positive:
         return None
     limit = finite_number(data.setting("train.clip_norm")) or 0.0
-    clipped = limit > svg.SMALLEST
-    y = svg.log_scale([*positive, *([limit] if clipped else [])], charts.BOTTOM, charts.TOP)
+    clipped = limit > charts.SMALLEST
+    y = charts.log_scale([*positive, *([limit] if clipped else [])])
     curves = [("train", "before clipping" if clipped else "not clipped", norms)]
     marks, entries = [], [("train area", "maximum")]
     if clipped:
-        marks.append(svg.line(charts.LEFT, y(limit), charts.RIGHT, y(limit), "line limit"))
+        marks.append(charts.line(charts.LEFT, y(limit), charts.RIGHT, y(limit), "line limit"))
         entries.append(("limit", f"clipped to {limit:g}"))
     label = f"Gradient norm over steps, logarithmic; between {min(positive):.3g} and {max(positive):.3g}"
     return _chart(data, "Gradient norm", label, curves, y, marks, entries)
 
 
-def _steps(data: RunData) -> svg.Scale:
+def _steps(data: RunData) -> charts.Scale:
     return charts.steps_scale(data.last_step or 1)
 
 
@@ -101,7 +101,7 @@ def _chart(
     title: str,
     label: str,
     curves: Sequence[_NamedCurve],
-    y: svg.Scale,
+    y: charts.Scale,
     marks: Sequence[Html] = (),
     entries: Sequence[tuple[str, str]] = (),
     tick: Callable[[float], str] = tick_label,
@@ -174,19 +174,15 @@ def calibration_section(calibration: Mapping[str, Any]) -> Html:
 
 
 def _curve(points: list[CalibrationPoint]) -> Html:
-    x = svg.Scale(0.0, float(max(points[-1].sentences, 1)), charts.LEFT, charts.RIGHT)
-    y = svg.linear_scale([v for p in points for v in (p.per, p.high) if v is not None], charts.BOTTOM, charts.TOP, 0.0)
+    x = charts.steps_scale(points[-1].sentences)
+    y = charts.linear_scale([v for p in points for v in (p.per, p.high) if v is not None], 0.0)
     spread = [(x(p.sentences), p.low, p.high) for p in points if p.low is not None and p.high is not None]
     upper, lower = [(at, y(high)) for at, _, high in spread], [(at, y(low)) for at, low, _ in spread]
     first, last = points[0], points[-1]
     label = f"From {percent(first.per)} with {first.sentences} sentences to {percent(last.per)} with {last.sentences}."
-    return svg.drawing(
-        charts.WIDTH,
-        charts.HEIGHT,
-        label,
-        svg.y_axis(y, charts.LEFT, charts.RIGHT, whole_percent),
-        svg.x_axis(x, charts.BOTTOM, "calibration sentences"),
-        svg.band(upper, lower, "band validation"),
-        svg.path([(x(p.sentences), y(p.per)) for p in points], "line validation"),
-        *(svg.dot(x(p.sentences), y(p.per), 4.5, "point", f"{p.sentences}: {percent(p.per)}") for p in points),
-    )
+    marks = [
+        charts.band(upper, lower, "band validation"),
+        charts.path([(x(p.sentences), y(p.per)) for p in points], "line validation"),
+        *(charts.dot(x(p.sentences), y(p.per), 4.5, "point", f"{p.sentences}: {percent(p.per)}") for p in points),
+    ]
+    return charts.plot(label, x, y, "calibration sentences", marks, whole_percent)

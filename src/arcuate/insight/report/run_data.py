@@ -1,22 +1,21 @@
 """The contents of a run folder, read once and validated for drawing; what is missing is None or empty."""
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from arcuate.config import to_tree
+from arcuate.config import parse_yaml, to_tree
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
 from arcuate.files import read_json, read_jsonl
-from arcuate.insight.pages import charts
-from arcuate.insight.pages.formatting import finite_int, finite_number
+from arcuate.insight import charts
+from arcuate.insight.formats import finite_int, finite_number
 from arcuate.run import Run
 
 _SPLIT_ORDER = ("val", "test", "dev", "train")  # which results to show by default
@@ -126,14 +125,7 @@ class RunData:
 
     @property
     def training_seconds(self) -> float | None:
-        """Training time, summed over the logged time per step."""
-        spent, before = 0.0, 0
-        for row in self.training:
-            seconds = finite_number(lookup(row, "cost.seconds_per_step"))
-            if seconds is not None:
-                spent += seconds * (row["step"] - before)
-            before = row["step"]
-        return spent or None
+        return training_seconds(self.training)
 
 
 def lookup(tree: Any, path: str) -> Any:
@@ -141,6 +133,17 @@ def lookup(tree: Any, path: str) -> Any:
     for key in path.split("."):
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
+
+
+def training_seconds(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """Training time: logged seconds per step, times the steps that each row covers."""
+    spent, before = 0.0, 0
+    for row in rows:
+        seconds, step = finite_number(lookup(row, "cost.seconds_per_step")), finite_int(row.get("step"))
+        if seconds is not None and step is not None:
+            spent += seconds * max(step - before, 0)
+            before = step
+    return spent or None
 
 
 def read_run_data(run: Run, split: str | None = None) -> RunData:
@@ -171,8 +174,8 @@ def _read_recipe(run: Run, text: str) -> Mapping[str, Any]:
     except UserError:
         pass
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = parse_yaml(text)
+    except ValueError:
         return {}
     return tree if isinstance(tree, dict) else {}
 

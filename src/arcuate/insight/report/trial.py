@@ -9,10 +9,10 @@ from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
-from arcuate.insight.pages import svg
-from arcuate.insight.pages.formatting import finite_int, percent
-from arcuate.insight.pages.markup import Html, figure, join, legend, muted, tag
-from arcuate.insight.report.phonemes import PHONEME_GROUPS, PHONEME_ORDER, phoneme_symbol, with_example
+from arcuate.insight import charts
+from arcuate.insight.formats import finite_int, percent
+from arcuate.insight.pages import Html, figure, join, legend, muted, tag
+from arcuate.insight.report.errors import PHONEME_GROUPS, PHONEME_ORDER, phoneme_symbol, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData
 from arcuate.progress import counted
 
@@ -68,7 +68,7 @@ def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str
     plot_width = min(max(1020.0, 19.0 * len(decoded)), 4000.0)
     right = _LEFT + plot_width
     seconds = max(n_bins, n_frames * stride) * BIN_SECONDS
-    time = svg.Scale(0.0, seconds, _LEFT, right)
+    time = charts.Scale(0.0, seconds, _LEFT, right)
 
     def at(frame: float) -> float:
         return time(frame * stride * BIN_SECONDS)
@@ -79,7 +79,7 @@ def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str
         height = float(min(max(values.shape[1] * 3, 36), 200))
         width = time(n_bins * BIN_SECONDS) - _LEFT
         parts.append(_panel(title, y, height, right))
-        parts.append(svg.heat_map(intensity(values), f"{name}{kind}", _LEFT, y, width, height, f"heat {kind}"))
+        parts.append(charts.heat_map(intensity(values), f"{name}{kind}", _LEFT, y, width, height, f"heat {kind}"))
         y += height + 8
     rows = [("decoded", _decoded_labels(decoded, decoding))]
     if decoding and decoding.reference is not None:
@@ -95,14 +95,14 @@ def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str
     parts += [_panel(None, y, height, right), _class_names(order, y, right)]
     for span in decoded:  # a line from each decoded phoneme to its row of the probabilities
         x = at(_centre(span))
-        parts.append(svg.line(x, y - 4, x, y + _ROW * order.index(span.token), "thread"))
+        parts.append(charts.line(x, y - 4, x, y + _ROW * order.index(span.token), "thread"))
     image = _pool(probabilities, _MAX_COLUMNS, len(CLASSES) * 8)[:, order].T  # (V, F)
-    parts.append(svg.heat_map(image, f"{name}p", _LEFT, y, at(n_frames) - _LEFT, height, "heat probability"))
+    parts.append(charts.heat_map(image, f"{name}p", _LEFT, y, at(n_frames) - _LEFT, height, "heat probability"))
     y += height
-    parts.append(svg.x_axis(time, y + 4, "seconds"))
+    parts.append(charts.x_axis(time, y + 4, "seconds"))
     label = f"Recording and phoneme probabilities of trial {example.trial}, {seconds:.1f} seconds"
     style = f"min-width:{max(760, plot_width * 0.75) / 16:.1f}rem"
-    return svg.drawing(right + 12, y + 54, label, *parts, style=style)
+    return charts.drawing(right + 12, y + 54, label, *parts, style=style)
 
 
 def _panels(bins: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
@@ -138,8 +138,8 @@ def _pool(values: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
 
 
 def _panel(title: str | None, y: float, height: float, right: float) -> Html:
-    ground = svg.rectangle(_LEFT, y, right - _LEFT, height, "ground")
-    return join(ground, svg.text(_LEFT - 8, y + height / 2 + 4, title, anchor="end")) if title else ground
+    ground = charts.rectangle(_LEFT, y, right - _LEFT, height, "ground")
+    return join(ground, charts.text(_LEFT - 8, y + height / 2 + 4, title, anchor="end")) if title else ground
 
 
 def _token_name(token: int) -> str:
@@ -199,7 +199,7 @@ def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) ->
 def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float], y: float) -> tuple[Html, float]:
     """Labels side by side, on a second or third line if they would overlap; with the height of the row."""
     ends = [0.0, 0.0, 0.0]
-    parts = [svg.text(_LEFT - 8, y + 11, title, anchor="end")]
+    parts = [charts.text(_LEFT - 8, y + 11, title, anchor="end")]
     for label in labels:
         x, half = at(label.frame), 3.9 * len(label.text) + 1.5
         free = (i for i, end in enumerate(ends) if x - half >= end)
@@ -209,8 +209,8 @@ def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float
             "text",
             tag("title", label.title),
             label.text,
-            x=svg.coordinate(x),
-            y=svg.coordinate(y + 11 + row * _LABEL),
+            x=charts.coordinate(x),
+            y=charts.coordinate(y + 11 + row * _LABEL),
             text_anchor="middle",
             class_=f"token {label.kind}",
         )
@@ -229,13 +229,13 @@ def _class_order(n_classes: int) -> list[int]:
 def _class_names(order: Sequence[int], y: float, right: float) -> Html:
     """The names of the rows, with a line between groups."""
     if len(order) != len(CLASSES):
-        return svg.text(_LEFT - 8, y + _ROW * len(order) / 2, f"{len(order)} classes", anchor="end")
+        return charts.text(_LEFT - 8, y + _ROW * len(order) / 2, f"{len(order)} classes", anchor="end")
     parts = []
     for i, token in enumerate(order):
         name = "blank" if token == BLANK else CLASSES[token]
-        parts.append(svg.text(_LEFT - 8, y + _ROW * i + 9.5, name, "tiny", "end"))
+        parts.append(charts.text(_LEFT - 8, y + _ROW * i + 9.5, name, "tiny", "end"))
     row = 0
     for group in PHONEME_GROUPS.values():
         row += len(group)
-        parts.append(svg.line(_LEFT, y + _ROW * row, right, y + _ROW * row, "guide"))
+        parts.append(charts.line(_LEFT, y + _ROW * row, right, y + _ROW * row, "guide"))
     return join(*parts)

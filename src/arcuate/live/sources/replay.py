@@ -15,7 +15,7 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.messages import Chunk, End, Item, Mark
+from arcuate.live.input import Chunk, End, Item, Mark
 from arcuate.run import Run
 
 _PAUSE_S = 2.5  # between trials, most of it after the end of one so that its text can be read

@@ -18,10 +18,9 @@ from fastapi import WebSocket, WebSocketDisconnect
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
-from arcuate.live.access import TokenBucket
-from arcuate.live.broadcast import parse_command
+from arcuate.live.clients import TokenBucket, parse_command
 from arcuate.live.config import Limits
-from arcuate.live.messages import Chunk, End, Item, Mark
+from arcuate.live.input import Chunk, End, Item, Mark
 from arcuate.live.session import LiveSession
 
 _HEADER = struct.Struct("<IId")

@@ -82,6 +82,10 @@ def definition_list(rows: Iterable[tuple[str, object]]) -> Html:
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in rows))
 
 
+def card(title: str, rows: Iterable[tuple[str, object]]) -> Html:
+    return tag("section", tag("h3", title), definition_list(rows), class_="card")
+
+
 def tile(name: str, value: object, *remarks: object, kind: str = "") -> Html:
     """One figure of the headline in a box."""
     return tag(
@@ -114,4 +118,4 @@ def document(title: str, body: Html, *styles: str) -> str:
 
 
 def read_style(name: str) -> str:
-    return (files("arcuate") / "insight" / "pages" / name).read_text("utf-8")
+    return (files("arcuate") / "insight" / "styles" / name).read_text("utf-8")

@@ -10,8 +10,9 @@ from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import difference
 from arcuate.experiments.recipe import OFFICIAL, load_recipe
-from arcuate.files import read_json, write_text
-from arcuate.insight.ledger.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
+from arcuate.files import check_output, read_json, write_text
+from arcuate.insight.formats import MISSING, finite_number
+from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
 from arcuate.insight.scores import (
     check_same_trials,
     describe_difference,
@@ -19,8 +20,8 @@ from arcuate.insight.scores import (
     selected_on_scored_trials,
     to_arm,
 )
-from arcuate.progress import Progress, counted
-from arcuate.training.checks import coupling_warnings
+from arcuate.progress import Progress, counted, percent
+from arcuate.training.config import coupling_warnings
 
 _MAX_CHANGES = 12
 _MAX_EVIDENCE = 4
@@ -30,6 +31,7 @@ _SPLITS = ("val", "dev", "test")
 
 def write_ledger(folder: str | Path, out: str | Path | None = None, *, progress: Progress | None = None) -> str:
     """Return the run diary of a folder as Markdown, and write it to `out` if that is given."""
+    check_output(out, "# Run diary", "DIARY.md")
     runs = list_runs(folder, progress=progress)
     parts = [
         f"# Run diary: {escape_markdown(runs.folder.resolve().name)}",
@@ -68,15 +70,15 @@ def _overview(entries: Sequence[RunEntry]) -> str:
     lines = ["| | run | verdict | best PER | steps | parent | changes |", "|---|---|---|---|---|---|---|"]
     for number, entry in enumerate(entries, start=1):
         logged, parent = entry.logged, entry.parent
-        best = "–" if logged.best_per is None else f"{_percent(logged.best_per)} ({logged.best_step})"
+        best = MISSING if logged.best_per is None else f"{percent(logged.best_per)} ({logged.best_step})"
         cells = (
             str(number),
             escape_markdown(entry.name),
-            entry.verdict or ("unreadable" if entry.problems else "–"),
+            entry.verdict or ("unreadable" if entry.problems else MISSING),
             best,
             _steps_text(entry),
-            escape_markdown(parent.name) if parent else "–",
-            _short_changes(parent.changes) if parent else "–",
+            escape_markdown(parent.name) if parent else MISSING,
+            _short_changes(parent.changes) if parent else MISSING,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -151,27 +153,27 @@ def _result(entry: RunEntry) -> str:
     logged = entry.logged
     parts = []
     if logged.best_per is not None:
-        parts.append(f"best PER {_percent(logged.best_per)} at step {logged.best_step}")
+        parts.append(f"best PER {percent(logged.best_per)} at step {logged.best_step}")
         if logged.last_per is not None and logged.last_per != logged.best_per:
-            parts.append(f"{_percent(logged.last_per)} at the end")
+            parts.append(f"{percent(logged.last_per)} at the end")
     if logged.steps is not None:
         parts.append(f"{_steps_text(entry)} steps")
     if entry.n_incidents:
         parts.append(counted(entry.n_incidents, "guard incident"))
     for name, summary in entry.results.items():
-        if isinstance(summary.get("per"), (int, float)):
+        if finite_number(summary.get("per")) is not None:
             parts.append(_evaluation_text(entry, name, summary))
     return f"**Result:** {'; '.join(parts) if parts else 'nothing was logged'}."
 
 
 def _evaluation_text(entry: RunEntry, name: str, summary: Mapping[str, Any]) -> str:
-    low, high = summary.get("per_low"), summary.get("per_high")
-    interval = f" ({_percent(low)} to {_percent(high)})" if low is not None and high is not None else ""
+    low, high = finite_number(summary.get("per_low")), finite_number(summary.get("per_high"))
+    interval = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
     biased = ", the split it was selected on" if selected_on_scored_trials(entry.run, summary) else ""
     split, _, label = name.partition(".")
     checkpoint = " checkpoint" if label in ("last", "best") else ""
     which = f" ({escape_markdown(label)}{checkpoint})" if label else ""
-    return f"evaluated on {escape_markdown(split)}{which}: {_percent(summary.get('per'))}{interval}{biased}"
+    return f"evaluated on {escape_markdown(split)}{which}: {percent(summary.get('per'))}{interval}{biased}"
 
 
 def _finding(entry: RunEntry) -> str:
@@ -241,7 +243,7 @@ def _difference_from(entry: RunEntry, before: RunEntry) -> str:
     if a is None or b is None:
         return f"Not compared with {name}: {reason}"
     return (
-        f"Best PER in the log {_percent(b)}, compared with {_percent(a)} in {name}; the difference was not tested for"
+        f"Best PER in the log {percent(b)}, compared with {percent(a)} in {name}; the difference was not tested for"
         f" significance ({reason})"
     )
 
@@ -273,7 +275,7 @@ def _coupling_warnings(entry: RunEntry) -> list[str]:
 def _steps_text(entry: RunEntry) -> str:
     done, planned = entry.logged.steps, entry.planned_steps
     if done is None:
-        return "–"
+        return MISSING
     return f"{done:,}" if planned in (None, done) else f"{done:,} of {planned:,}"
 
 
@@ -285,10 +287,6 @@ def _short_changes(changes: Sequence[Change], n_shown: int = 3) -> str:
 
 def _value(value: Any) -> str:
     return escape_markdown(value_text(value))[:_MAX_VALUE]
-
-
-def _percent(rate: Any) -> str:
-    return "–" if not isinstance(rate, (int, float)) else f"{100 * rate:.1f} %"
 
 
 def escape_markdown(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Redis streams (extra: redis): bins of a rig, or logits for which only the word search runs here.
+"""Streams of a rig: Lab Streaming Layer (extra: lsl) and Redis (extra: redis).
 
-Logits use the stream and field names of the official decoder, so that a rig that talks to its language model process
-can use this one instead:
+Redis carries bins, or logits for which only the word search runs here. Logits use the stream and field names of the
+official decoder, so that a rig that talks to its language model process can use this one instead:
 
     in   remote_lm_input {logits: float32 bytes, rows of 41: BLANK, SIL, AA … ZH}
          remote_lm_reset, remote_lm_finalize, remote_lm_update_params
@@ -23,12 +23,15 @@ import numpy as np
 from arcuate.data.alphabet import BLANK_NAME, CLASSES, PHONEMES, SILENCE_NAME
 from arcuate.errors import UserError
 from arcuate.live.endpointing import Event
-from arcuate.live.messages import Chunk, End, Item, LogProbs, Mark
+from arcuate.live.input import Chunk, End, Item, LogProbs, Mark
 
 BINS_STREAM = "neural_bins"
 INPUT, RESET, FINALIZE, UPDATE = ("remote_lm_input", "remote_lm_reset", "remote_lm_finalize", "remote_lm_update_params")
 PARTIAL, FINAL = "remote_lm_output_partial", "remote_lm_output_final"
 READ_COUNT = 512  # entries of a stream read at once
+
+_LSL_TIMEOUT_S = 10.0
+_LSL_BUFFER_S = 60  # kept by the inlet if this process is late; older bins are lost
 
 _OFFICIAL_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 _BLOCK_MS = 100
@@ -48,6 +51,78 @@ Put = Callable[[Item], object]
 Publish = Callable[[Event], None]
 
 
+class _Reader(ABC):
+    """Reads on its own thread between `start` and `stop`."""
+
+    def __init__(self, put: Put) -> None:
+        self.put = put
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=10)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Read until stopped."""
+
+
+# --- Lab Streaming Layer ----------------------------------------------------------------------------------
+
+
+class LslBins(_Reader):
+    """An LSL inlet: one sample per bin, one channel per feature.
+
+    Timestamps are passed on, so gaps and clock jumps are detected.
+    """
+
+    def __init__(self, name: str, n_channels: int, put: Put) -> None:
+        super().__init__(put)
+        self.inlet = _open_inlet(name, n_channels)
+
+    def stop(self) -> None:
+        super().stop()
+        self.inlet.close_stream()
+
+    def _run(self) -> None:
+        import pylsl
+
+        while not self._stopped.is_set():
+            try:
+                samples, times = self.inlet.pull_chunk(timeout=0.02, max_samples=256)
+            except pylsl.util.LostError:  # the outlet has disappeared; retry until it is back
+                self._stopped.wait(0.2)
+                continue
+            if times:
+                self.put(Chunk(np.array(samples, np.float32), float(times[-1])))
+
+
+def _open_inlet(name: str, n_channels: int) -> Any:
+    try:
+        import pylsl
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"Lab Streaming Layer is not available ({error}); install it with: pip install 'arcuate[lsl]'"
+        ) from None
+    found = pylsl.resolve_byprop("name", name, timeout=_LSL_TIMEOUT_S)
+    if not found:
+        raise UserError(f"no LSL stream named {name!r} was found within {_LSL_TIMEOUT_S:g} s; start it and try again")
+    if found[0].channel_count() != n_channels:
+        raise UserError(
+            f"the LSL stream {name!r} has {found[0].channel_count()} channels, but the model expects {n_channels}"
+        )
+    inlet = pylsl.StreamInlet(found[0], max_buflen=_LSL_BUFFER_S, recover=True, processing_flags=pylsl.proc_clocksync)
+    inlet.open_stream(timeout=_LSL_TIMEOUT_S)  # buffers from now on, while the clocks are synchronised
+    return inlet
+
+
+# --- Redis ------------------------------------------------------------------------------------------------
+
+
 def connect(url: str) -> Any:
     try:
         import redis
@@ -65,27 +140,18 @@ def _fault(message: str, action: str) -> Event:
     return {"type": "fault", "kind": "source", "message": message, "action": action}
 
 
-class _StreamReader(ABC):
-    """Reads new entries of streams on its own thread; reconnects if the connection is lost."""
+class _StreamReader(_Reader):
+    """Reads new entries of streams; reconnects if the connection is lost."""
 
     def __init__(self, url: str, streams: tuple[str, ...], put: Put, publish: Publish) -> None:
+        super().__init__(put)
         self.client = connect(url)
-        self.put = put
         self.publish = publish
         self._last = {name: self._last_entry(name) for name in streams}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="redis", daemon=True)
 
     def _last_entry(self, name: str) -> str:
         newest = self.client.xrevrange(name, count=1)
         return newest[0][0].decode() if newest else "0-0"
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=10)
 
     def _run(self) -> None:
         from redis import RedisError

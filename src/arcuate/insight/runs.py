@@ -12,7 +12,8 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
-from arcuate.insight.report.run_data import lookup
+from arcuate.insight.formats import finite_int, finite_number
+from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress
 from arcuate.run import RUN_FILES, Run
 
@@ -234,32 +235,19 @@ def read_entry(path: Path, name: str) -> RunEntry:
 
 def _summarise_log(rows: Sequence[Mapping[str, Any]], selected_on: Any) -> LogSummary:
     """Steps and error rates, on the split that selected the checkpoints if it is known."""
-    steps = [int(r["step"]) for r in rows if _is_number(r.get("step"))]
+    steps = [step for r in rows if (step := finite_int(r.get("step"))) is not None]
     splits = {r.get("split") for r in rows} - {"train", None}
     split = selected_on if selected_on in splits else min(splits, key=str, default=None)
     rates = [
-        (int(r["step"]), float(r["per"]))
+        (per, step)
         for r in rows
-        if r.get("split") == split and _is_number(r.get("per")) and _is_number(r.get("step"))
+        if r.get("split") == split
+        and (per := finite_number(r.get("per"))) is not None
+        and (step := finite_int(r.get("step"))) is not None
     ]
-    best_step, best_per = min(rates, key=lambda at: (at[1], at[0]), default=(None, None))
-    last_per = rates[-1][1] if rates else None
-    return LogSummary(max(steps, default=None), best_per, best_step, last_per, _training_seconds(rows))
-
-
-def _training_seconds(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Logged seconds per step, times the steps that each row covers."""
-    spent, before = 0.0, 0
-    for row in rows:
-        seconds = lookup(row, "cost.seconds_per_step")
-        if row.get("split") == "train" and _is_number(seconds) and _is_number(row.get("step")):
-            spent += float(seconds or 0.0) * max(int(row["step"]) - before, 0)
-            before = int(row["step"])
-    return spent or None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+    best_per, best_step = min(rates, default=(None, None))
+    seconds = training_seconds(r for r in rows if r.get("split") == "train")
+    return LogSummary(max(steps, default=None), best_per, best_step, rates[-1][0] if rates else None, seconds)
 
 
 def _read_summaries(run: Run) -> dict[str, dict[str, Any]]:

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.live.config import Faults
-from arcuate.live.input_checks import InputValidator, ValidatedBins
-from arcuate.live.messages import Chunk
+from arcuate.live.input import Chunk, InputValidator, ValidatedBins
 from support.live_parts import bins
 
 

@@ -1,1 +1,0 @@
-"""Building blocks of the HTML pages: markup, number formats, SVG primitives and shared charts."""

@@ -1,0 +1,317 @@
+"""Trackers of metrics during training: TensorBoard and Weights & Biases."""
+
+import math
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from arcuate.config import to_tree, to_yaml
+from arcuate.errors import UserError
+from arcuate.files import read_json, read_jsonl, write_json
+from arcuate.progress import logger
+from arcuate.run import Run
+from arcuate.training.callbacks import Callback, ErrorType
+from arcuate.training.config import Track, TrainingConfig, Wandb
+from arcuate.training.environment import installed_version
+
+if TYPE_CHECKING:  # the packages of the trackers are optional, and imported when one is opened
+    import wandb
+    from torch.utils.tensorboard import SummaryWriter
+
+_TRAIN_NAMES = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "grad_norm_max": "train/grad_norm_max",
+    "blank_share": "train/blank_share",
+    "n_distinct": "train/distinct_phonemes",
+    "length_ratio": "train/length_ratio",
+    "stage_index": "train/stage",
+    "lr": "learning_rate",
+    "lr_bias": "learning_rate_bias",
+    "lr_session": "learning_rate_session",
+    "losses": "train/loss",
+    "skipped": "train/skipped",
+    "cost.seconds_per_step": "train/batch_time",
+    "cost.waiting_for_data_s": "train/waiting_for_data_time",
+    "cost.memory_mb": "train/memory_mb",
+}
+_VALIDATION_NAMES = {
+    "loss": "val/loss",
+    "losses": "val/loss",
+    "per": "val/per",
+    "wer": "val/wer",
+    "mode_accuracy": "val/mode_accuracy",
+    "per_moving_average_200_steps": "val/per_moving_average_200_steps",
+    "cost.seconds": "val/time",
+}
+_FINISH_TIMEOUT_S = 300.0  # for the upload at the end of a run; the rest can be sent with `wandb sync`
+_METRICS_ONLY = {  # send only what this module sends, and system metrics: no console output, code or host names
+    "console": "off",
+    "host": "",
+    "disable_code": True,
+    "save_code": False,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_save_requirements": False,
+}
+
+
+def to_scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite metrics of a row of metrics.jsonl by tracker name, and the number of non-finite ones."""
+    is_train = row["split"] == "train"
+    named = dict(_named_values(row, _TRAIN_NAMES if is_train else _VALIDATION_NAMES))
+    if not is_train and "val/per" in named:
+        named["val/phoneme_accuracy"] = 1.0 - named["val/per"]
+    finite = {name: value for name, value in named.items() if math.isfinite(value)}
+    if n_broken := len(named) - len(finite):
+        finite[f"{'train' if is_train else 'val'}/non_finite_values"] = float(n_broken)
+    return finite
+
+
+def _named_values(row: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    for path, name in names.items():
+        group, _, key = path.rpartition(".")
+        value = (row.get(group, {}) if group else row).get(key)
+        if isinstance(value, Mapping):  # by loss, or by reason
+            yield from ((f"{name}_{part}", float(v)) for part, v in value.items() if v is not None)
+        elif value is not None:
+            yield name, float(value)
+
+
+class Backend(Protocol):
+    """An open tracker."""
+
+    def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
+        """Send one row of metrics, and its sample."""
+
+    def rewind(self, step: int) -> None:
+        """Discard what was sent for later steps."""
+
+    def close(self, failed: bool) -> None: ...
+
+
+class Tracker(Callback):
+    """Callback that sends metrics to a backend.
+
+    A backend that fails after it was opened is closed with one warning, and training continues: disk and network are
+    not part of the run, and metrics.jsonl is complete. This covers OSError and exceptions of the tracker's own package;
+    any other exception is a bug in this code and is raised.
+    """
+
+    def __init__(self, name: str, package: str, open_backend: Callable[[], Backend], samples: bool) -> None:
+        self._name, self._package = name, package
+        self._open_backend, self._samples = open_backend, samples
+        self._backend: Backend | None = None
+        self._text: str | None = None  # sample of the next validation row
+
+    def __enter__(self) -> Self:
+        self._backend = self._open_backend()
+        return self
+
+    def __exit__(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._call(lambda backend: backend.close(failed=kind is not None))
+        self._backend = None
+
+    def on_metrics(self, row: dict[str, Any]) -> None:
+        text = None
+        if row["split"] != "train":
+            text, self._text = self._text, None
+        self._call(lambda backend: backend.send(row["step"], to_scalars(row), text))
+
+    def on_incident(self, row: dict[str, Any]) -> None:
+        if (target := row.get("rewound_to")) is not None:
+            self._call(lambda backend: backend.rewind(target))
+
+    def on_sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
+        if self._samples:
+            self._text = f"reference  {' '.join(reference)}\nhypothesis {' '.join(hypothesis)}"
+
+    def _call(self, method: Callable[[Backend], None]) -> None:
+        if self._backend is None:
+            return
+        try:
+            method(self._backend)
+        except Exception as error:
+            if not self._is_external(error):
+                raise
+            self._backend = None
+            logger.warning(
+                f"{self._name} was closed after {type(error).__name__}: {error}; training continues, and metrics.jsonl"
+                " is complete"
+            )
+
+    def _is_external(self, error: Exception) -> bool:
+        return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == self._package
+
+
+def check_trackers(track: Track) -> None:
+    """Require the packages of the enabled trackers, before anything is written."""
+    for package, setting in _enabled_packages(track).items():
+        if installed_version(package) is None:
+            raise UserError(
+                f"{setting}=true needs the package {package}: pip install -e '.[track]' -c constraints.txt,"
+                " or set it to false"
+            )
+
+
+def make_trackers(recipe: TrainingConfig, run: Run, step: int) -> list[Tracker]:
+    """Return a callback for each enabled tracker; it opens when entered, at the step training starts from."""
+
+    known: dict[str, tuple[str, Callable[[], Backend]]] = {
+        "tensorboard": ("TensorBoard", lambda: TensorBoardBackend(run, recipe, step)),
+        "wandb": ("Weights & Biases", lambda: WandbBackend(run, recipe)),
+    }
+    enabled = {package: known[package] for package in _enabled_packages(recipe.track)}
+    return [Tracker(name, package, opener, recipe.track.samples) for package, (name, opener) in enabled.items()]
+
+
+def _enabled_packages(track: Track) -> dict[str, str]:
+    """Return the package of each enabled tracker, with the setting that enables it."""
+    packages = {}
+    if track.tensorboard.enabled:
+        packages["tensorboard"] = "track.tensorboard.enabled"
+    if track.wandb.enabled and track.wandb.mode != "disabled":
+        packages["wandb"] = "track.wandb.enabled"
+    return packages
+
+
+class TensorBoardBackend:
+    """Event files in RUN/tensorboard.
+
+    Each start opens a new file, which makes TensorBoard discard later steps of older files.
+    """
+
+    def __init__(self, run: Run, recipe: TrainingConfig, step: int) -> None:
+        self._folder = run.path / "tensorboard"
+        self._writer = self._open(step)
+        self._writer.add_text("recipe", _code_block(to_yaml(recipe)), step)
+
+    def _open(self, step: int) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self._folder), purge_step=step + 1)
+
+    def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        if text is not None:
+            self._writer.add_text("val/sample", _code_block(text), step)
+        self._writer.flush()  # nothing is lost if the run is killed
+
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._writer = self._open(step)
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+def _code_block(text: str) -> str:
+    """Indent the text, so that TensorBoard shows it verbatim."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+class WandbBackend:
+    """One Weights & Biases run per run folder, even if the run is stopped and resumed several times.
+
+    Rows are numbered as they are written to metrics.jsonl, rewound ones included. The number is the step of W&B; the
+    optimizer step is the x axis of its charts. A row delivered before a crash is therefore not sent again, and a lost
+    one is sent from metrics.jsonl.
+    """
+
+    def __init__(self, run: Run, recipe: TrainingConfig) -> None:
+        settings = recipe.track.wandb
+        self._offline = settings.mode == "offline"
+        self._folder = run.path.resolve() / "wandb"
+        self._file = self._folder / "arcuate.json"
+        known: dict[str, Any] = read_json(self._file) if self._file.exists() else {}
+        self._id = str(known.get("id") or uuid.uuid4().hex[:12])
+        self._finished: list[str] = known.get("finished", [])  # names of completed offline parts
+        n_delivered = int(known.get("n_delivered", 0))
+        self._folder.mkdir(exist_ok=True)
+        if self._offline:
+            self._remove_unfinished()
+        self._save(n_delivered)
+        self._run = _init(settings, run, recipe, self._id, self._offline)
+        self._n_delivered = n_delivered if self._offline else self._run.starting_step
+        self._n_rows = 0
+        for number, row in _numbered_rows(run):
+            self._n_rows = number
+            self.send(row["step"], to_scalars(row), None)
+        self._n_rows = _count_rows(run)
+        if self._offline:
+            logger.info(f"W&B is offline; upload the run with: wandb sync {self._folder}")
+
+    def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
+        number, self._n_rows = self._n_rows, self._n_rows + 1
+        if number >= self._n_delivered:
+            sample = {} if text is None else {"val/sample": text}
+            self._run.log({"step": step, **values, **sample}, step=number, commit=True)
+
+    def rewind(self, step: int) -> None:
+        """Keep the rewound rows; in the charts the line goes back to `step` and continues from there."""
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+        if self._offline:
+            self._finished.append(self._part_name())
+            self._save(max(self._n_rows, self._n_delivered))
+
+    def _part_name(self) -> str:
+        """Return the folder of this part of the run, offline-run-DATE-ID, which contains `files`."""
+        return str(self._run.dir).rstrip("/").split("/")[-2]
+
+    def _save(self, n_delivered: int) -> None:
+        write_json(self._file, {"id": self._id, "n_delivered": n_delivered, "finished": self._finished})
+
+    def _remove_unfinished(self) -> None:
+        """Remove parts of killed processes, which may be truncated; their rows are sent again from metrics.jsonl."""
+        for part in self._folder.glob(f"offline-run-*-{self._id}"):
+            if part.name not in self._finished:
+                shutil.rmtree(part)
+
+
+def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offline: bool) -> "wandb.Run":
+    import wandb
+
+    try:
+        wandb_run = wandb.init(
+            dir=str(run.path.resolve()),
+            id=run_id,
+            resume="allow",
+            reinit="create_new",
+            mode="offline" if offline else "online",
+            project=settings.project,
+            entity=settings.entity,
+            name=settings.run_name or run.name,
+            tags=list(settings.tags),
+            notes=settings.notes or None,
+            config=to_tree(recipe),
+            allow_val_change=True,
+            settings=wandb.Settings(**_METRICS_ONLY, quiet=True, silent=offline, finish_timeout=_FINISH_TIMEOUT_S),
+        )
+    except (wandb.Error, OSError) as error:
+        raise UserError(
+            f"Weights & Biases could not be started ({error}); fix the cause, or set track.wandb.mode=offline or"
+            f" track.wandb.enabled=false, and continue with --resume"
+        ) from None
+    wandb_run.define_metric("step")
+    wandb_run.define_metric("*", step_metric="step")
+    return wandb_run
+
+
+def _numbered_rows(run: Run) -> list[tuple[int, dict[str, Any]]]:
+    """Return the rows of metrics.jsonl with their numbers among all that were ever written, rewound ones included."""
+    rewinds = [i for i in read_jsonl(run.incidents_file) if "rewound_to" in i]
+    return [
+        (index + sum(len(i["rows"]) for i in rewinds if i["rewound_to"] < row["step"]), row)
+        for index, row in enumerate(run.metrics())
+    ]
+
+
+def _count_rows(run: Run) -> int:
+    rewound = sum(len(i["rows"]) for i in read_jsonl(run.incidents_file) if "rewound_to" in i)
+    return len(run.metrics()) + rewound

@@ -1,1 +1,0 @@
-"""Trackers: the metrics of a run in TensorBoard or Weights & Biases while it trains."""
