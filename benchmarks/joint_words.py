@@ -21,6 +21,7 @@ from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, o
 from arcuate.evaluation.significance import score_difference
 from arcuate.evaluation.transcribe import Transcript, transcribe
 from arcuate.evaluation.tune import tune
+from arcuate.files import DECODINGS
 from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.rnnt import chunked_rnnt_loss
@@ -43,7 +44,7 @@ def write_references(truth: Path, out: Path) -> Path:
 
 def open_split(run: Path, split: str, references: Path | None, head: str) -> DecodingTask:
     trials = TrialSource(run, references if split == "test" else None, split, None, head, "best")
-    return open_task(trials, SearchSource("default", "default", None, None, None), None, None)
+    return open_task(trials, SearchSource("default", "default", None, None, None), None, DECODINGS, None)
 
 
 def decode(task: DecodingTask, settings: DecodingConfig) -> list[Transcript]:

@@ -24,7 +24,7 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import check_writable, fields_to_dict, to_frame, write_jsonl
+from arcuate.files import DECODINGS, OutputKind, check_writable, fields_to_dict, to_frame, write_jsonl
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
@@ -197,6 +197,7 @@ def decode(
         TrialSource(source, references, split, data, head, checkpoint),
         SearchSource(lexicon, lm, config, beam, threshold, words),
         target,
+        DECODINGS,
         progress,
     )
     if task.joint is not None:
@@ -222,14 +223,14 @@ def decode(
 
 
 def open_task(
-    trials_from: TrialSource, models: SearchSource, out: Path | None, progress: Progress | None
+    trials_from: TrialSource, models: SearchSource, out: Path | None, kind: OutputKind, progress: Progress | None
 ) -> DecodingTask:
     """Load the trials, the lexicon and the language model, and build the search.
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
     path, lexicon, lm = Path(os.fspath(trials_from.source)), models.lexicon, models.lm
-    check_writable(out, path, trials_from.references, models.config, lexicon, lm)
+    check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
     settings, tuned = models.settings()
     head = None if trials_from.head is None else check_head(trials_from.head)
     if head not in (None, "ctc") and not path.is_dir():

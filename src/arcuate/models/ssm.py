@@ -57,7 +57,12 @@ class SSM(Encoder):
         return state[0].conv_inputs.new_zeros(len(state[0].conv_inputs), 0, self.n_outputs)
 
     def forward_with_layers(
-        self, bins: Tensor, n_frames: Tensor | None, state: SSMState, layers: Collection[int]
+        self,
+        bins: Tensor,
+        n_frames: Tensor | None,
+        state: SSMState,
+        layers: Collection[int],
+        lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, SSMState, dict[int, Tensor]]:
         """`forward`, and the normalised outputs of the given layers (1 = the first)."""
         frames = project_patches(bins, self.input.weight, self.input.bias, self.patch).transpose(0, 1)
