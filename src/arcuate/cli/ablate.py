@@ -27,12 +27,12 @@ def ablate(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
     split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[
-        str, typer.Option(help="Checkpoint to score: last (a diverged run counts as diverged) or best.")
+        str, typer.Option(help="Checkpoint to score: last (late divergence shows in the score) or best.")
     ] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Find which change caused a difference: vary one factor at a time, in both directions, over seeds."""
+    """Find which change caused a difference: apply each factor alone, and all factors but one, over several seeds."""
     from arcuate.experiments.ablation import ablate as train_arms
 
     with progress("training") as report:
@@ -82,9 +82,9 @@ def _print_result(ablation: "AblationResult") -> None:
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
     if ablation.n_comparisons > 1:
         say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
-    if ablation.failed:
-        say(f"{len(ablation.failed)} runs did not finish; they are scored at their last checkpoint")
+    for run, reason in ablation.failed.items():
+        say(f"{run} failed: {reason}")
     if ablation.missing:
-        say(f"not measured yet: {'; '.join(ablation.missing)}")
+        say(f"missing or incomplete, and in no effect: {'; '.join(ablation.missing)}")
     if ablation.runs:
         say(f"wrote {experiment.out / 'ablation.html'}")
