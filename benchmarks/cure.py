@@ -144,7 +144,7 @@ def report(cases: Sequence[Case], cured: bool) -> dict[str, Any]:
     print("| fault in | runs | harmless | named first | among the first three |", end="")
     print(" cured within 10 % |" if cured else "")
     print("|---|---|---|---|---|" + "---|" * cured)
-    summary = {}
+    summary: dict[str, Any] = {}
     for kind in ("settings", "program", "data", "all"):
         members = [c for c in cases if kind in (c.kind, "all")]
         bad = [c for c in members if not c.harmless]

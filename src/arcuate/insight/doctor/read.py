@@ -365,7 +365,8 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
     dataset, because = _published_dataset(run)
     parent = packaged_parent(recipe) if recipe else None
     environment = _read_environment(run)
-    data = environment.get("data") if isinstance(environment.get("data"), dict) else {}
+    stated = environment.get("data")
+    data: dict[str, Any] = stated if isinstance(stated, dict) else {}
     sessions = data.get("sessions")
     return replace(
         log,

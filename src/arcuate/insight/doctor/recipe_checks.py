@@ -301,12 +301,13 @@ def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
     decay, steps = settings.get("ema.decay") or 0.0, settings.get("train.steps") or 0
     if steps and decay and 1 / (1 - decay) > 0.3 * steps:
         because = f"the average spans {1 / (1 - decay):,.0f} steps of a run of {steps:,}, so it contains early weights"
-        yield make_cause("averaging", "the averaged weights lag behind", because,
-                         {"ema.decay": packaged_value(m, "ema.decay", 0.0)}, score=_score(m, "ema.decay", 0.4, weak))  # fmt: skip
+        change = {"ema.decay": packaged_value(m, "ema.decay", 0.0)}
+        score = _score(m, "ema.decay", 0.4, weak)
+        yield make_cause("averaging", "the averaged weights lag behind", because, change, score=score)
     if unstable and settings.get("train.precision.kind") in ("bf16", "fp16"):
         kind = settings["train.precision.kind"]
         because = f"{kind} rounds small updates away or overflows"
-        change = {"train.precision.kind": "fp32", "train.precision.below_per": None}
+        change = {"train.precision.kind": "fp32"}
         yield make_cause("precision", "half precision", because, change,
                          score=_score(m, "train.precision.kind", 0.3, True))  # fmt: skip
     stages = settings.get("stages") or []
