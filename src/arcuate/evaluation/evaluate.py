@@ -10,12 +10,9 @@ from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.transducer import require_transducer
+from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.trials import (
-    HEAD_NAMES,
-    TRANSDUCER_BEAM,
-    Head,
     PhonemeMetrics,
     TrialResult,
     decode_trials,
@@ -31,7 +28,9 @@ from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
+from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
+from arcuate.training.curriculum import stage_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +192,7 @@ def score_split(
     """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
     source = find_source(run, checkpoint)
     config = source.config
-    chosen_head = _check_head(head)
+    chosen_head = check_head(head)
     validate = choose_search(config.validate_, search, beam)
     transducer_beam = _choose_transducer_beam(chosen_head, search, beam)
     validate = validate if chosen_head == "ctc" else config.validate_
@@ -210,7 +209,7 @@ def score_split(
         store,
         trials,
         batch_size=config.validate_.batch_size,
-        loss=config.loss,
+        loss=stage_loss(config.loss, checkpoint_stage(source.checkpoint, config.stages)),
         keep_log_probs=True,
         keep_frames=keep_frames,
         search=phoneme_search(validate),
@@ -227,6 +226,30 @@ def find_source(run: Run, checkpoint: str) -> ModelSource:
     if run.recipe_file.is_file():
         return ModelSource(run, folder, read_config(run), run.data())
     return ModelSource(run, folder, TrainingConfig(**dict(load_model_config(folder).settings)), None)
+
+
+def choose_head(source: ModelSource, head: str | None) -> Head:
+    """The given head; by default both if the transducer was trained, otherwise CTC."""
+    if head is None:
+        return "both" if _transducer_was_trained(source) else "ctc"
+    chosen = check_head(head)
+    if chosen != "ctc" and not source.config.transducer.enabled:
+        require_transducer(None, str(source.run.path))
+    return chosen
+
+
+def _transducer_was_trained(source: ModelSource) -> bool:
+    """Whether the transducer loss had a weight in training up to this checkpoint."""
+    config = source.config
+    if not config.transducer.enabled or not config.stages:
+        return config.transducer.enabled and config.loss.rnnt.weight > 0
+    state_file = source.checkpoint / "state.json"
+    if not state_file.exists():  # such as an average of checkpoints of the last stage
+        return any(stage.losses.rnnt > 0 for stage in config.stages)
+    state = read_json(state_file)
+    progress = state.get("progress") or {}
+    completed, started = progress.get("index", 0), state.get("step", 0) > progress.get("began", 0)
+    return any(stage.losses.rnnt > 0 for stage in config.stages[: completed + started])
 
 
 def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
@@ -295,12 +318,6 @@ def write_frame_scores(path: Path, results: Sequence[TrialResult]) -> None:
     """Write the log-probabilities of all trials to one .npz file."""
     frames = tuple(r.log_probs for r in results if r.log_probs is not None)
     write_log_probs(path, FrameLogProbs(CLASSES, frames, tuple(r.trial.id for r in results), path.name))
-
-
-def _check_head(name: str) -> Head:
-    if name not in HEAD_NAMES:
-        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
-    return name
 
 
 def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) -> int | None:

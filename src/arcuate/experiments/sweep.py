@@ -23,7 +23,7 @@ from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
 from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, to_frame
 from arcuate.progress import logger, percent
-from arcuate.run import Run
+from arcuate.run import Run, unfinished_reason
 from arcuate.seeds import derive_seed
 from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
@@ -366,12 +366,12 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         trial.set_user_attr("reason", f"worse than the median at step {reported}")
         study.tell(trial, state=TrialState.PRUNED)
         logger.info(f"{name}: pruned at step {reported}, worse than the median")
-    elif outcome.result is not None and outcome.result["best_per"] is not None:
+    elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
         trial.set_user_attr("reason", None)
         study.tell(trial, float(outcome.result["best_per"]))
         logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
     else:
-        reason = outcome.failure or "no validation"
+        reason = outcome.failure or unfinished_reason(run) or "no validation"
         trial.set_user_attr("reason", reason)
         study.tell(trial, state=TrialState.FAIL)
         logger.info(f"{name}: failed: {reason}")
