@@ -32,8 +32,9 @@ try:
     import optuna
     from optuna import distributions
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial, TrialState
+
+    from arcuate.experiments.journal import Journal
 except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
@@ -276,7 +277,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
         open_folder(plan.out / "sweep.json", "a sweep", recipe, {"space": space, "data": hashes})
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(plan.out / "study.journal"))),
+            storage=JournalStorage(Journal(plan.out / "study.journal", plan.out / "locks" / "journal")),
             study_name="sweep",
             direction="minimize",
             load_if_exists=True,
