@@ -10,6 +10,7 @@ the healthy PER in spite of the sabotage are listed apart: there is nothing to d
 
 import argparse
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -117,8 +118,6 @@ def cure(case: Case, out: Path, root: Path, levels: dict[str, float]) -> None:
     folder = out / case.folder.relative_to(root)
     done = folder / "cure.json"
     if not done.exists() or read_json(done)["remedy"] != json.loads(json.dumps(case.remedy)):
-        import shutil
-
         shutil.rmtree(folder, ignore_errors=True)
         torch.set_num_threads(1)
         store, error = read_json(case.folder / "environment.json")["data"]["path"], None
@@ -185,12 +184,15 @@ def main() -> None:
     parser.add_argument("--only", help="names of sabotages, separated by commas")
     parser.add_argument("--cure", type=Path, help="train the remedies into this folder")
     parser.add_argument("--blind", action="store_true", help="without the packaged recipe of the runs")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
     parser.add_argument("--json", type=Path, help="file for the cases")
     args = parser.parse_args()
     levels = healthy_levels(args.sabotage)
-    files = sorted(args.sabotage.glob(f"*/*/seed-*/{args.arm}/sabotage.json"))
+    found = args.sabotage.glob(f"*/*/seed-*/{args.arm}/sabotage.json")
+    files = sorted(found, key=lambda file: (file.parts[-3], file.parts[-5], file.parts[-4]))
     folders = [f.parent for f in files if f.parts[-5] in levels and f.parts[-4] != "healthy"]
     folders = [f for f in folders if args.only is None or f.parts[-3] in args.only.split(",")]
+    folders = [f for f in folders if int(f.parts[-2].removeprefix("seed-")) < args.seeds]
     with patch.object(doctor_read, "packaged_parent", lambda recipe: None) if args.blind else nullcontext():
         cases = [examine(folder, levels) for folder in folders]
     if args.cure:
