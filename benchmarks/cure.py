@@ -123,7 +123,8 @@ def cure(case: Case, out: Path, root: Path, levels: dict[str, float]) -> None:
         store, error = read_json(case.folder / "environment.json")["data"]["path"], None
         with patched(record["patch"]) if record["patch"] else nullcontext():
             try:
-                train_module.train(case.folder, store, folder, overrides=case.remedy)
+                if train_module.train(case.folder, store, folder, overrides=case.remedy).interrupted:
+                    raise SystemExit("interrupted")
             except UserError as stopped:
                 error = str(stopped)
         rates = [row["per"] for row in read_jsonl(folder / "metrics.jsonl") if row.get("per") is not None]
@@ -149,7 +150,8 @@ def report(cases: Sequence[Case], cured: bool) -> dict[str, Any]:
         bad = [c for c in members if not c.harmless]
         first, three = [c.named(1) for c in bad], [c.named(3) for c in bad]
         line = f"| {kind} | {len(members)} | {len(members) - len(bad)} | {share(first)} | {share(three)} |"
-        treated = [c.cured is not None and c.cured <= WITHIN for c in bad if c.kind == "settings"]
+        tried = [c for c in bad if c.kind == "settings" and (c.cured is not None or c.cured_error or not c.remedy)]
+        treated = [c.cured is not None and c.cured <= WITHIN for c in tried]
         if cured:
             line += f" {share(treated) if kind == 'settings' else ''} |"
         print(line)
@@ -183,6 +185,7 @@ def main() -> None:
     parser.add_argument("--arm", default="off", help="off or guard")
     parser.add_argument("--only", help="names of sabotages, separated by commas")
     parser.add_argument("--cure", type=Path, help="train the remedies into this folder")
+    parser.add_argument("--table", action="store_true", help="with --cure: only summarise finished runs")
     parser.add_argument("--blind", action="store_true", help="without the packaged recipe of the runs")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
     parser.add_argument("--json", type=Path, help="file for the cases")
@@ -197,7 +200,8 @@ def main() -> None:
         cases = [examine(folder, levels) for folder in folders]
     if args.cure:
         for case in cases:
-            if not case.harmless and case.remedy and case.kind != "data":
+            finished = (args.cure / case.folder.relative_to(args.sabotage) / "cure.json").exists()
+            if not case.harmless and case.remedy and case.kind != "data" and (finished or not args.table):
                 cure(case, args.cure, args.sabotage, levels)
                 print(f"{case.folder}: {_points(case.relative)} -> {_points(case.cured)} {case.cured_error or ''}",
                       flush=True)  # fmt: skip
