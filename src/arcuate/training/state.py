@@ -85,6 +85,10 @@ class TrainingState:
         """The loss scaler of fp16; it does nothing in other precisions, also before mixed precision starts."""
         return self._fp16_scaler if self.precision == "fp16" else self._no_scaler
 
+    def set_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Use another loss scaler in fp16."""
+        self._fp16_scaler = scaler
+
     @property
     def is_finished(self) -> bool:
         stages_done = bool(self.recipe.stages) and self.progress.index >= len(self.recipe.stages)
