@@ -69,7 +69,7 @@ def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch, group: module.Group
 
 @pytest.mark.parametrize("name", module._OFFICIAL)
 def test_plain_formulations_have_the_shape_of_the_model(name: str) -> None:
-    recipe = load_recipe(name, ["encoder.width=16", "encoder.depth=1"])
+    recipe = load_recipe(name, ["encoder.width=24", "encoder.depth=1"])
     settings = module._without_extras(recipe)
     config = ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)
     log_probs = PlainModel(config)(torch.randn(2, 40, 4), [0, 1])
