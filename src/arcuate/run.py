@@ -15,7 +15,7 @@ from arcuate.files import describe_error, exclusive_lock, read_json, read_jsonl,
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 _INITIAL_FILES = {  # content of a run folder before the first step
-    *(*RUN_FILES, "incidents.jsonl", "modes.jsonl", ".lock"),
+    *(*RUN_FILES, "incidents.jsonl", "predictions.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
 }
 
@@ -42,6 +42,7 @@ class Run:
     environment_file = _PathInRun("environment.json")
     metrics_file = _PathInRun("metrics.jsonl")
     incidents_file = _PathInRun("incidents.jsonl")
+    predictions_file = _PathInRun("predictions.jsonl")  # a few trials of every validation
     modes_file = _PathInRun("modes.jsonl")
     lock_file = _PathInRun(".lock")
     checkpoints = _PathInRun("checkpoints")
@@ -121,6 +122,7 @@ def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], res
     run.checkpoints.mkdir(exist_ok=True)
     run.metrics_file.touch()
     run.incidents_file.touch()
+    run.predictions_file.touch()
     write_json(run.environment_file, environment)
     write_text(run.recipe_file, to_yaml(recipe))
     return run

@@ -6,7 +6,7 @@ terminal shows is a callback. It works in any thread of a notebook and under tor
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from arcuate.config import Overrides
-from arcuate.data.alphabet import CLASSES, token_names
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
-from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
+from arcuate.experiments.validation import DecodeWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
@@ -60,6 +60,7 @@ class TrainResult:
     steps: int  # completed, or planned by a dry run
     selected_on: str  # split that checkpoints are selected on
     best_per: float | None = None
+    best_wer: float | None = None  # at the same step, with validate.words
     best_step: int | None = None
     rewinds: int = 0
     seconds: float = 0.0
@@ -78,7 +79,7 @@ class TrainResult:
     def to_dict(self) -> dict[str, Any]:
         values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
         if not self.dry_run:
-            keys = ("steps", "best_per", "best_step", "selected_on", "rewinds", "seconds")
+            keys = ("steps", "best_per", "best_wer", "best_step", "selected_on", "rewinds", "seconds")
             return values | {key: getattr(self, key) for key in keys}
         values |= {"dry_run": True, "n_train": self.n_train, "n_validation": self.n_validation, "steps": self.steps}
         return values | {"stages": {stage.name: stage.steps for stage in self.recipe.stages}}
@@ -130,12 +131,13 @@ def train(
     machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
+    decode_words = open_word_search(recipe, selection.validation)
     model = build_model(recipe, store, selection).to(machine.device)
     distributed = init_distributed(machine.device)
     try:
         if distributed.any(precision.kind == "fp32") and precision.kind != "fp32":
             precision = PrecisionChoice("fp32", "training in fp32 because another process does")
-        setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed)
+        setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
         if distributed.is_main:
             _announce(setup, official, previous)
         if dry_run:
@@ -182,6 +184,7 @@ class _Setup:
     precision: PrecisionChoice
     model: Model
     distributed: Distributed
+    decode_words: DecodeWords | None  # in validation
 
     @property
     def n_parameters(self) -> int:
@@ -203,6 +206,7 @@ class _Setup:
         return self.result(
             steps=training.step,
             best_per=training.best.per,
+            best_wer=training.best.wer,
             best_step=training.best.step,
             rewinds=training.guard.n_rewinds,
             seconds=seconds,
@@ -336,7 +340,11 @@ def _run_loop(
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
-    validate = _validator(setup, training, combined.on_sample) if selection.validation else None
+    training.batches_per_epoch = plan.batches_per_epoch
+    validate = None
+    if selection.validation:
+        words = setup.decode_words, combined.on_sample
+        validate = make_validator(recipe, setup.store, selection, lambda: training.loss, *words, distributed)
     encode = partial(make_encode, training.model, recipe, device, distributed)
     with closing(batches), handle_signals(stop, ignore_second_sigint=distributed.size > 1), combined as callback:
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)
@@ -354,34 +362,12 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
         logger.info(f"arcuate train {run.recipe_file} --data {setup.store.path} --run {run.path} --resume")
         return
     if result.best_per is not None:
+        wer = "" if result.best_wer is None else f", WER {percent(result.best_wer)}"
         logger.info(
-            f"best {result.selected_on} PER {percent(result.best_per)} at step {result.best_step};"
+            f"best {result.selected_on} PER {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
     logger.info(f"{run.path} is complete; next: arcuate evaluate {run.path}")
-
-
-def _validator(
-    setup: _Setup, training: TrainingState, show_sample: Callable[[Sequence[str], Sequence[str]], None]
-) -> Callable[[Model], dict[str, Any]]:
-    """Function that scores this rank's part of the validation trials; the sums are added over all ranks."""
-    selection, distributed = setup.selection, setup.distributed
-    trials = selection.validation[distributed.rank :: distributed.size]
-    settings = setup.recipe.validate_
-    search = phoneme_search(settings)
-
-    def validate(model: Model) -> dict[str, Any]:
-        started = time.perf_counter()
-        results = decode_trials(
-            model, setup.store, trials, batch_size=settings.batch_size, loss=training.loss, search=search
-        )
-        if results and results[0].trial.tokens is not None:
-            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
-        sums = distributed.sum(session_sums(results, selection.sessions))
-        cost = {"seconds": time.perf_counter() - started}
-        return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}
-
-    return validate
 
 
 class _StepProgress(Callback):
