@@ -1,10 +1,11 @@
-"""Settings given as overrides; and renamed settings, translated in files of earlier versions and refused elsewhere."""
+"""Settings: overrides, YAML text that is hostile or not plain, and names that changed since earlier versions."""
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 
-from arcuate.config import Settings, parse_settings, settings_from
+from arcuate.config import Settings, apply_override, parse_settings, parse_yaml, read_yaml, settings_from
 from arcuate.errors import UserError
 
 
@@ -30,6 +31,54 @@ def test_a_renamed_setting_is_rejected_with_its_new_name() -> None:
 def test_a_file_of_an_earlier_version_is_translated() -> None:
     old = {"inner": {"rate": 0.5, "schedule": "anew"}}
     assert parse_settings(Outer, old, "run", migrate=True) == Outer(inner=Inner(lr=0.5, schedule="restart"))
+
+
+def _bomb(body: str) -> str:
+    """Twenty-five lines, each of which holds the previous one twice."""
+    lines = ["l0: &l0 {x: 1}"]
+    lines += [f"l{i}: &l{i} " + body.replace("@", f"*l{i - 1}") for i in range(1, 25)]
+    return "\n".join(lines)
+
+
+HOSTILE_YAML = (
+    "a: !!bool maybe",
+    "a: !!int ''",
+    "a: !!timestamp nope",
+    "a: !!python/object/apply:os.system [x]",
+    "a: 2024-99-99",
+    "a: 0x_",
+    _bomb("[@, @]"),
+    _bomb("{<<: [@, @]}"),
+    "&a [*a]",
+    "[" * 100_000,
+    "? [1, 2]\n: 3",
+    "a: 1\na: 2",
+    "x" * 600_000,
+    "\x00",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE_YAML, ids=lambda text: text[:20].replace("\x00", "NUL"))
+def test_hostile_yaml_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"file\.yaml is not valid YAML: .{5,300}$"):
+        read_yaml(tmp_path / "file.yaml")
+
+
+def test_plain_yaml() -> None:
+    text = "a: [1, 2.5, true, null, text, 1e-3]\nb: &b {c: 2023-08-11}\nd: {<<: *b, e: 1}\n"
+    assert parse_yaml(text) == {
+        "a": [1, 2.5, True, None, "text", "1e-3"],
+        "b": {"c": "2023-08-11"},  # a session's name, not a date
+        "d": {"c": "2023-08-11", "e": 1},
+    }
+    assert parse_yaml("") is None
+
+
+def test_override_with_a_tag_is_text() -> None:
+    tree: dict = {}
+    apply_override(tree, "name=!!bool maybe")
+    assert tree == {"name": "!!bool maybe"}
 
 
 @pytest.mark.parametrize(

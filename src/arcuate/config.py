@@ -6,6 +6,7 @@ import re
 import reprlib
 import types
 import typing
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -126,8 +127,8 @@ def format_value(value: Any) -> str:
 
 def _parse_value(text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parse_yaml(text)
+    except ValueError:
         value = text
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
         value = float(value)  # YAML parses 1e4 as text
@@ -298,23 +299,98 @@ def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
 # --- Trees of plain values ---------------------------------------------------------------------------------
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
-    """YAML loader that rejects duplicate keys, of which PyYAML silently keeps the last."""
+_MAX_YAML_CHARACTERS = 500_000
+_MAX_YAML_DEPTH = 50
+_MAX_YAML_NODES = 50_000  # with every alias replaced by what it stands for
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML loader of numbers, text, lists and mappings; a date is text, and an impossible one an error."""
+
+    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> str:  # type: ignore[override]
+        try:
+            super().construct_yaml_timestamp(node)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{node.value:.40} is not a date: {error}{_line(node.start_mark)}") from None
+        return str(node.value)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if duplicates := [key for key in dict.fromkeys(keys) if keys.count(key) > 1 and key != "<<"]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE)
+        if duplicates := [key for key, n in keys.items() if n > 1]:
             raise ValueError(f"{duplicates[0]!r} is given twice; keep one of them")
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path) -> Any:
-    """Plain values of a YAML file that the user names."""
+_PlainLoader.add_constructor("tag:yaml.org,2002:timestamp", _PlainLoader.construct_yaml_timestamp)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain values of YAML text; ValueError, in one line, for anything else and for text beyond the bounds.
+
+    Bounded before anything is built: length, depth, and the number of nodes with aliases and merge keys expanded (ten
+    lines of aliases can stand for a billion nodes). Explicit tags (`!!bool`, `!!python/...`) are rejected.
+    """
+    if len(text) > _MAX_YAML_CHARACTERS:
+        raise ValueError(f"longer than {_MAX_YAML_CHARACTERS} characters")
     try:
-        return yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path} cannot be read as YAML: {reason}") from None
+        depth = 0
+        for event in yaml.parse(text, _PlainLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_YAML_DEPTH:
+                raise ValueError(f"nested deeper than {_MAX_YAML_DEPTH} levels{_line(event.start_mark)}")
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                short = tag.replace("tag:yaml.org,2002:", "!!")
+                raise ValueError(
+                    f"the tag {short:.40} is not supported, write the plain value{_line(event.start_mark)}"
+                )
+        loader = _PlainLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _count_nodes(node, {})
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise ValueError(problem + _line(error.problem_mark or error.context_mark)) from None
+    except (yaml.YAMLError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from None
+
+
+def _line(mark: Any) -> str:
+    return "" if mark is None else f" (line {mark.line + 1})"
+
+
+def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Number of nodes below and including this one, aliases expanded; the depth was checked before."""
+    if id(node) in counted:
+        return counted[id(node)]
+    counted[id(node)] = _MAX_YAML_NODES + 1  # an alias inside its own anchor
+    children = node.value if isinstance(node, yaml.CollectionNode) else ()
+    parts = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
+    total = 1 + sum(_count_nodes(part, counted) for part in parts)
+    if total > _MAX_YAML_NODES:
+        raise ValueError(f"more than {_MAX_YAML_NODES} values with its aliases expanded")
+    counted[id(node)] = total
+    return total
+
+
+def read_yaml(path: Path, noun: str = "") -> Any:
+    """Plain values of a YAML file; `noun` describes the file in messages."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(4 * _MAX_YAML_CHARACTERS + 1)  # bytes of the longest text
+        return parse_yaml(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UserError(f"{noun}{path} is not valid YAML: it is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{noun}{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"{noun}{path} is not valid YAML: {error}") from None
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

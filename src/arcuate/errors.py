@@ -2,4 +2,17 @@
 
 
 class UserError(Exception):
-    """A mistake that the user can fix: one sentence with the remedy, exit code 2, no traceback."""
+    """A mistake that the user can fix: one sentence with the remedy, exit code 2, no traceback.
+
+    The message may quote a file, so control characters in it are escaped: a terminal would obey them.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escape_controls(" ".join(message.split("\n"))))
+
+
+def escape_controls(text: str) -> str:
+    """Text with everything that is not printable as an escape such as \\x1b; line breaks are kept."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 import filelock
 import numpy as np
-import yaml
 
 from arcuate.errors import UserError
 from arcuate.progress import logger
@@ -289,10 +288,7 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def describe_error(error: Exception) -> str:
-    """One line on why a file cannot be read: the system's message, or the parser's with its line."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        return f"{problem} (line {error.problem_mark.line + 1})" if error.problem_mark else problem
+    """One line on why a file cannot be read: the system's message or the parser's."""
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from arcuate.config import Settings, to_yaml
+from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
-from arcuate.files import describe_error, exclusive_lock, read_json, read_jsonl, write_json, write_text
+from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 _INITIAL_FILES = {  # content of a run folder before the first step
@@ -63,10 +61,7 @@ class Run:
 
     def recipe_tree(self) -> dict[str, Any]:
         """recipe.yaml as plain values."""
-        try:
-            tree = yaml.safe_load(self.recipe_file.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{self.recipe_file} cannot be read: {describe_error(error)}") from None
+        tree = read_yaml(self.recipe_file)
         if not isinstance(tree, dict):
             raise UserError(f"{self.recipe_file} is not a recipe")
         return tree

@@ -108,6 +108,15 @@ def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: 
     assert "broken" in write_ledger(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["seed: !!bool maybe", "seed: 2024-99-99", "a: &a [*a]", "seed: !!int ''"])
+def test_one_invalid_recipe_does_not_affect_other_runs(tmp_path: Path, text: str) -> None:
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "bad", minute=1).recipe_file.write_text(text)
+    good, bad = list_runs(tmp_path)
+    assert good.verdict and not good.problems
+    assert any("recipe.yaml" in problem for problem in bad.problems)
+
+
 def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "recipe.yaml").write_text("name: mine")

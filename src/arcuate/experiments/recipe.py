@@ -12,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -21,13 +20,14 @@ from arcuate.config import (
     Change,
     Overrides,
     Settings,
-    UniqueKeyLoader,
     apply_overrides,
     diff,
     inner_models,
     known_paths,
     merge,
     parse_settings,
+    parse_yaml,
+    read_yaml,
     to_tree,
 )
 from arcuate.data.alphabet import CLASSES
@@ -143,17 +143,9 @@ def _locate(name: str, child: Place | None = None) -> Place:
 def read_tree(place: Place) -> dict[str, Any]:
     """The settings that a recipe states itself."""
     if place.path is None:
-        text = (files("arcuate") / "experiments" / "recipes" / f"{place.name}.yaml").read_text("utf-8")
+        tree = parse_yaml((files("arcuate") / "experiments" / "recipes" / f"{place.name}.yaml").read_text("utf-8"))
     else:
-        try:
-            text = place.path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"recipe {place.name} cannot be read as text: {error}") from None
-    try:
-        tree = yaml.load(text, UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"recipe {place.name} is not valid YAML: {first}") from None
+        tree = read_yaml(place.path, "recipe ")
     if not isinstance(tree, dict):
         raise UserError(f"recipe {place.name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
     return {"name": place.path.stem if place.path else place.name, **tree}

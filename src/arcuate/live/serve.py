@@ -14,10 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import yaml
-
 from arcuate.adaptation.config import optional_adaptation
-from arcuate.config import parse_settings
+from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
@@ -202,10 +200,7 @@ def _resolve_settings(
 
 
 def _read_settings(path: Path) -> LiveSettings:
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8")) or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    tree = read_yaml(path) or {}
     return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 

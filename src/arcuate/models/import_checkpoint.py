@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
+from arcuate.config import read_yaml
 from arcuate.data.alphabet import CLASSES, N_CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
@@ -334,10 +334,7 @@ class _Args:
 
     @staticmethod
     def read_yaml(file: Path) -> "_Args":
-        try:
-            return _Args(_require_file(file), yaml.safe_load(file.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"{file} is not valid YAML; copy the file written by the training again") from error
+        return _Args(file, read_yaml(_require_file(file)))
 
     def find(self, path: str) -> Any:
         node: Any = self.tree

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import yaml
 
+from arcuate.config import parse_yaml
 from arcuate.insight.doctor.measurements import CONSTANT_OUTPUT_PER, Measurements
 from arcuate.insight.doctor.rules import LOSS_TREND, Finding
 
@@ -57,7 +57,7 @@ def without_current_settings(change: str, settings: Mapping[str, Any]) -> str:
         for word in words
         if not (match := _ASSIGNMENT.fullmatch(word))
         or match[1] not in settings
-        or settings[match[1]] != yaml.safe_load(match[2])
+        or settings[match[1]] != parse_yaml(match[2])
     ]
     return " ".join(kept) if kept == words or any(map(_ASSIGNMENT.fullmatch, kept)) else ""
 

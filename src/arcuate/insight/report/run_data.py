@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from arcuate.config import to_tree
+from arcuate.config import parse_yaml, to_tree
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -175,8 +174,8 @@ def _read_recipe(run: Run, text: str) -> Mapping[str, Any]:
     except UserError:
         pass
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = parse_yaml(text)
+    except ValueError:
         return {}
     return tree if isinstance(tree, dict) else {}
 

@@ -1,0 +1,437 @@
+"""Sabotage suite: ways to break a healthy recipe, each trained with and without the guard.
+
+python benchmarks/sabotage.py --out runs/sabotage [--jobs 2] [--only rate-10x,eps-0.1] [--arms off,guard] [--json FILE]
+python benchmarks/sabotage.py --out runs/sabotage --healthy 20        # healthy recipes: number of runs touched
+
+A small GRU (one layer of 64 units, 160 steps, three CPU seconds) on two simulated cohorts, two seeds. A run is within
+10 % if the PER of its last validation is at most 1.1 times the mean of the healthy runs of its cohort; it is lost if it
+was stopped or ends above 1.25 times that mean. Finished runs (those with a `sabotage.json`) are not trained again, and
+all run folders are kept:
+
+    OUT/<cohort>/<sabotage>/seed-<n>/<arm>/sabotage.json    name, affected factor and settings, cure, outcome
+"""
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+from unittest.mock import patch
+
+import h5py
+import numpy as np
+import torch
+
+from arcuate.data.alphabet import SILENCE
+from arcuate.data.batching import PlannedBatches
+from arcuate.data.prepare import prepare_store
+from arcuate.data.quality import hash_bins, hash_trial
+from arcuate.data.simulation import simulate
+from arcuate.data.store import MANIFEST_FILE, session_path
+from arcuate.errors import UserError
+from arcuate.experiments import train as train_module
+from arcuate.files import read_json, read_jsonl, write_json
+from arcuate.training import loop
+
+SEEDS = (0, 1)
+STEPS = 160
+RECIPE = {
+    "data.batching": {"kind": "bucketed", "batch_size": 6, "pool": 16},
+    "encoder": {"kind": "gru", "width": 64, "depth": 1, "dropout": 0.1, "learned_initial_state": True},
+    "front_end.patch": {"bins": 12, "stride": 6},
+    "augment.white_noise_sd": 0.2,
+    "augment.offset_sd": 0.0,
+    "schedule": {"kind": "warmup_cosine", "peak_lr": 0.008, "min_lr": 8e-5, "warmup_fraction": 0.06},
+    "train.log_every": 10,
+    "train.validate_every": 80,
+    "train.checkpoint_every": 20,
+    "guard.stuck.patience": 50,  # limits in steps are scaled to the length of the run
+    "guard.spike.warmup": 25,
+    "guard.spike.patience": 10,
+    "runtime.threads": 1,
+}
+COHORTS: dict[str, dict[str, Any]] = {
+    "demo": {"layout": "b2t25", "n_sessions": 3, "n_trials": 240, "n_electrodes": 24, "difficulty": "easy", "seed": 0},
+    "other": {"layout": "b2t24", "n_sessions": 2, "n_trials": 320, "n_electrodes": 32, "difficulty": "easy", "seed": 7},
+}
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """One way to break the recipe."""
+
+    name: str
+    factor: str  # what was broken, in words
+    keys: tuple[str, ...] = ()  # settings whose change caused it
+    cure: Literal["none", "optimizer", "settings", "data"] = "optimizer"  # what can cure it; none = healthy
+    overrides: tuple[tuple[str, Any], ...] = ()
+    fault: str = ""  # fault in the store
+    patch: str = ""  # fault in the program
+
+
+def _schedule(name: str, factor: str, **schedule: Any) -> Sabotage:
+    return Sabotage(name, factor, ("schedule",), overrides=(("schedule", schedule),))
+
+
+def _setting(name: str, factor: str, cure: Any = "optimizer", **overrides: Any) -> Sabotage:
+    pairs = tuple((key.replace("__", "."), value) for key, value in overrides.items())
+    return Sabotage(name, factor, tuple(key for key, _ in pairs), cure, pairs)
+
+
+HEALTHY = Sabotage("healthy", "none", cure="none")
+_COSINE = {"kind": "warmup_cosine", "min_lr": 8e-5}
+SABOTAGES = (
+    _setting("rate-3x", "learning rate", schedule__peak_lr=0.024),
+    _setting("rate-10x", "learning rate", schedule__peak_lr=0.08),
+    _setting("rate-30x", "learning rate", schedule__peak_lr=0.24),
+    _setting("rate-0.03x", "learning rate", schedule__peak_lr=2.4e-4),
+    _schedule("no-warmup-10x", "learning rate, warm-up", **_COSINE, peak_lr=0.08),
+    _schedule("warmup-whole-run-10x", "learning rate, warm-up", **_COSINE, peak_lr=0.08, warmup_fraction=1.0),
+    _schedule("constant-3x", "learning rate, decay", kind="constant", lr=0.024),
+    _schedule("one-cycle-mid-10x", "learning rate", kind="one_cycle", peak_lr=0.08, pct_start=0.5, div_factor=10),
+    _schedule("one-cycle-mid-30x", "learning rate", kind="one_cycle", peak_lr=0.24, pct_start=0.5, div_factor=30),
+    _schedule("one-cycle-late-10x", "learning rate", kind="one_cycle", peak_lr=0.08, pct_start=0.8, div_factor=10),
+    _schedule("one-cycle-steep", "learning rate, warm-up", kind="one_cycle", peak_lr=0.24, pct_start=0.05),
+    Sabotage("jump-early-30x", "learning rate", patch="jump:16:30"),
+    Sabotage("jump-mid-10x", "learning rate", patch="jump:75:10"),
+    Sabotage("jump-late-30x", "learning rate", patch="jump:125:30"),
+    _setting("eps-1e-4", "eps", optimizer__eps=1e-4),
+    _setting("eps-1e-2", "eps", optimizer__eps=1e-2),
+    _setting("eps-0.1", "eps", optimizer__eps=0.1),
+    _setting("reduction-sum", "loss reduction", loss__ctc__reduction="sum_per_trial"),
+    _setting("clip-1e-3-eps-1e-4", "gradient clipping", train__clip_norm=1e-3, optimizer__eps=1e-4),
+    _setting("no-clip-10x", "gradient clipping, learning rate", train__clip_norm=None, schedule__peak_lr=0.08),
+    _setting("weight-decay-1", "weight decay", optimizer__weight_decay__weights=1.0),
+    _setting("beta2-0.5", "optimizer betas", optimizer__betas=[0.9, 0.5]),
+    _setting("sgd-same-rate", "optimizer kind", optimizer__kind="sgd"),
+    Sabotage("bf16-rounding", "precision", patch="bf16"),
+    Sabotage("corrupt-batch", "a corrupted batch", patch="corrupt:60:1"),
+    Sabotage("corrupt-30-batches", "corrupted batches", patch="corrupt:60:30"),
+    _setting("batch-of-1", "batch size", "settings", data__batching__batch_size=1),
+    _setting(
+        "masks-too-wide",
+        "time masks",
+        "settings",
+        augment__time_masks={"n_masks": 20, "max_fraction": 0.2, "fixed_count": True},
+    ),
+    _setting(
+        "frozen-encoder",
+        "trained components",
+        "settings",
+        stages=[{"name": "all", "steps": STEPS, "train": ["ctc"], "losses": {"ctc": 1.0}}],
+    ),
+    _setting("noise-5", "white noise", "settings", augment__white_noise_sd=5.0),
+    Sabotage("repeating-order", "data order", cure="data", patch="repeat:4"),
+    Sabotage("nan-bins-1%", "non-finite bins", cure="data", fault="nan:0.01"),
+    Sabotage("nan-bins-5%", "non-finite bins", cure="data", fault="nan:0.05"),
+    Sabotage("mislabelled-30%", "labels", cure="data", fault="labels:0.3"),
+    Sabotage("dead-session", "a dead session", cure="data", fault="dead"),
+    Sabotage("padded-labels", "label lengths", cure="data", fault="padded"),
+)
+# Healthy variants of the recipe: schedules, encoders, and the official '25 combination of rate, eps and reduction.
+HEALTHY_RECIPES = (
+    HEALTHY,
+    replace(HEALTHY, name="one-cycle", overrides=(("schedule", {"kind": "one_cycle", "peak_lr": 0.01}),)),
+    replace(HEALTHY, name="constant", overrides=(("schedule", {"kind": "constant", "lr": 0.004}),)),
+    replace(
+        HEALTHY,
+        name="official-25",
+        overrides=(
+            ("loss.ctc.reduction", "sum_per_trial"),
+            ("optimizer.eps", 0.1),
+            ("train.clip_norm", 10.0),
+            ("schedule.peak_lr", 0.005),
+        ),
+    ),
+    replace(
+        HEALTHY,
+        name="transformer",
+        overrides=(
+            ("encoder", {"kind": "transformer", "width": 64, "depth": 2, "n_heads": 4}),
+            ("schedule.peak_lr", 0.003),
+        ),
+    ),
+    replace(
+        HEALTHY,
+        name="ssm",
+        overrides=(("encoder", {"kind": "ssm", "width": 64, "depth": 2}), ("schedule.peak_lr", 0.004)),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the suite."""
+
+    sabotage: Sabotage
+    cohort: str
+    seed: int
+    arm: str  # off or guard
+    out: Path
+    steps: int = STEPS
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.cohort / self.sabotage.name / f"seed-{self.seed}" / self.arm
+
+
+# Faults in the data: edited after preparation, which would have found some of them.
+
+
+def make_store(out: Path, cohort: str, fault: str = "") -> Path:
+    """Return the store of a cohort, simulated once, with a fault written into the training trials."""
+    clean = out / "data" / cohort / "store"
+    if not clean.exists():
+        source = out / "data" / cohort / "source"
+        simulate(source, **COHORTS[cohort], force=True)
+        prepare_store(source, clean)
+    if not fault:
+        return clean
+    store = out / "data" / cohort / f"store-{fault.replace(':', '-')}"
+    if not store.exists():
+        temporary = store.with_name(f".{store.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(clean, temporary)
+        _write_fault(temporary, fault)
+        temporary.rename(store)
+    return store
+
+
+def _write_fault(store: Path, fault: str) -> None:
+    kind, _, share = fault.partition(":")
+    manifest, rng = read_json(store / MANIFEST_FILE), np.random.default_rng(0)
+    training = [t for t in manifest["trials"] if t["split"] == "train"]
+    chosen = [t for t in training if rng.random() < float(share or 1)]
+    if kind == "dead":
+        chosen = [t for t in training if t["session"] == training[0]["session"]]
+    labels = [t["tokens"] for t in chosen]
+    start: dict[str, int] = {}
+    for trial in manifest["trials"]:
+        first = start.get(trial["session"], 0)
+        start[trial["session"]] = first + trial["n_bins"]
+        if trial not in chosen:
+            continue
+        with h5py.File(session_path(store, trial["session"]), "r+") as file:
+            bins = file["bins"][first : first + trial["n_bins"]]
+            if kind == "nan":
+                bins[len(bins) // 2, :8] = np.nan
+            elif kind == "dead":
+                bins[:] = 0.0
+            elif kind == "labels":  # the label of another chosen trial that fits
+                others = [tokens for tokens in labels if len(tokens) <= len(trial["tokens"])]
+                trial["tokens"] = others[rng.integers(len(others))]
+            elif kind == "padded":
+                trial["tokens"] = trial["tokens"] + [SILENCE] * max(0, min(12, len(bins) // 15 - len(trial["tokens"])))
+            file["bins"][first : first + trial["n_bins"]] = bins
+        trial["sha256"] = hash_trial(hash_bins(bins), trial["tokens"], trial["text"])
+    manifest["hashes"]["train"] = f"{fault} {manifest['hashes']['train']}"[:64]
+    write_json(store / MANIFEST_FILE, manifest)
+
+
+# Faults in the program: patched into the loop for one run.
+
+
+@contextmanager
+def patched(fault: str) -> Iterator[None]:
+    kind, *numbers = fault.split(":")
+    if kind == "repeat":
+        original = train_module.training_batches
+        n_batches = int(numbers[0])
+
+        def repeating(data: PlannedBatches, *args: Any, **options: Any) -> Any:
+            return original(cast(PlannedBatches, _Repeated(data, n_batches)), *args, **options)
+
+        with patch.object(train_module, "training_batches", repeating):
+            yield
+        return
+    wrappers: dict[str, tuple[str, Callable[..., Any]]] = {
+        "jump": ("_set_learning_rates", _jump),
+        "bf16": ("apply_update", _round_weights),
+        "corrupt": ("compute_gradients", _corrupt),
+    }
+    name, wrap = wrappers[kind]
+    with patch.object(loop, name, partial(wrap, getattr(loop, name), *map(int, numbers))):
+        yield
+
+
+class _Repeated:
+    """The same few batches in an endless cycle."""
+
+    def __init__(self, data: PlannedBatches, n_batches: int) -> None:
+        self._data, self._n_batches = data, n_batches
+
+    def __getitem__(self, position: int) -> Any:
+        return self._data[position % self._n_batches]
+
+
+def _jump(original: Callable[..., dict[str, float]], step: int, factor: int, state: Any) -> dict[str, float]:
+    """Multiply the learning rate from a step on."""
+    rates = original(state)
+    if state.step < step:
+        return rates
+    for group in state.optimizer.param_groups:
+        group["lr"] *= factor
+    return {name: lr * factor for name, lr in rates.items()}
+
+
+def _round_weights(original: Callable[..., Any], state: Any, *args: Any) -> Any:
+    """Keep the weights in bfloat16 precision."""
+    result = original(state, *args)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    return result
+
+
+def _corrupt(
+    original: Callable[..., Any], first: int, n: int, state: Any, encode: Any, batches: Any, *rest: Any
+) -> Any:
+    """Scale the bins of the batches at n positions by a hundred, and shuffle their labels."""
+    if first <= batches[0].position < first + n:
+        batches = [
+            replace(b, bins=b.bins * 100.0, tokens=b.tokens.flip(0), n_tokens=b.n_tokens.flip(0)) for b in batches
+        ]
+    return original(state, encode, batches, *rest)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train one run, unless it is finished; return the content of its sabotage.json."""
+    record_file = job.folder / "sabotage.json"
+    if record_file.exists():
+        return read_json(record_file)
+    shutil.rmtree(job.folder, ignore_errors=True)
+    torch.set_num_threads(1)
+    overrides = {**RECIPE, "train.seed": job.seed, "data.seed": job.seed, **dict(job.sabotage.overrides)}
+    overrides |= {"guard.enabled": job.arm != "off", "train.steps": job.steps}
+    store, error, started = make_store(job.out, job.cohort, job.sabotage.fault), None, time.process_time()
+    with ExitStack() as stack:
+        stack.enter_context(patched(job.sabotage.patch) if job.sabotage.patch else nullcontext())
+        try:
+            train_module.train("tiny", store, job.folder, overrides=overrides)
+        except UserError as stopped:
+            error = str(stopped)
+    rows = read_jsonl(job.folder / "metrics.jsonl")
+    validations = [row for row in rows if row.get("per") is not None]
+    incidents = read_jsonl(job.folder / "incidents.jsonl")
+    record = {
+        **asdict(job.sabotage),
+        "cohort": job.cohort,
+        "seed": job.seed,
+        "arm": job.arm,
+        "per": validations[-1]["per"] if validations else None,
+        "best_per": min((row["per"] for row in validations), default=None),
+        "error": error,
+        "incidents": [
+            f"{i['step']} {i['kind']} {i.get('action', '')} {i.get('lr_scale', '')}".strip() for i in incidents
+        ],
+        "cpu_seconds": time.process_time() - started,
+    }
+    write_json(record_file, record)
+    return record
+
+
+def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the outcome of every run, and the shares by cure and arm."""
+    healthy: dict[str, float] = {}
+    for cohort in COHORTS:
+        pers = [r["per"] for r in records if r["cohort"] == cohort and r["cure"] == "none"]
+        if pers:
+            healthy[cohort] = sum(pers) / len(pers)
+    broken = [r for r in records if r["cure"] != "none" and r["cohort"] in healthy]
+    for record in broken:
+        record["relative"] = None if record["per"] is None else record["per"] / healthy[record["cohort"]] - 1
+        ended = record["error"] is None and record["relative"] is not None
+        limits = {"within 10 %": 0.10, "within 25 %": 0.25}
+        outcome = next((n for n, limit in limits.items() if ended and record["relative"] <= limit), "lost")
+        record["outcome"] = outcome
+    groups: dict[str, dict[str, int]] = {}
+    for record in broken:
+        counts = groups.setdefault(f"{record['cure']}, {record['arm']}", {})
+        for name in ("runs", record["outcome"]):
+            counts[name] = counts.get(name, 0) + 1
+    return {"healthy": healthy, "groups": groups, "runs": broken}
+
+
+def print_table(summary: dict[str, Any]) -> None:
+    print("healthy PER:", ", ".join(f"{name} {100 * per:.1f} %" for name, per in summary["healthy"].items()))
+    print("\n| cure, arm | runs | within 10 % | within 25 % | lost |\n|---|---|---|---|---|")
+    for name, counts in sorted(summary["groups"].items()):
+        n, near, far = counts["runs"], counts.get("within 10 %", 0), counts.get("within 25 %", 0)
+        print(f"| {name} | {n} | {near / n:.0%} | {(near + far) / n:.0%} | {counts.get('lost', 0) / n:.0%} |")
+    print("\n| sabotage | cure | without guard, % PER | with guard, % PER |\n|---|---|---|---|")
+    for sabotage in SABOTAGES:
+        cells = []
+        for arm in ("off", "guard"):
+            runs = [r for r in summary["runs"] if (r["name"], r["arm"]) == (sabotage.name, arm)]
+            cells.append(" ".join(_cell(r) for r in runs))
+        if any(cells):
+            print(f"| {sabotage.name} | {sabotage.cure} | {cells[0]} | {cells[1]} |")
+
+
+def _cell(record: dict[str, Any]) -> str:
+    if record["error"] is not None or record["per"] is None:
+        return "stopped"
+    per = f"{100 * record['per']:.0f}"
+    return {"within 10 %": f"**{per}**", "within 25 %": per, "lost": f"({per})"}[record["outcome"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of data and runs")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--only", help="names of sabotages, separated by commas")
+    parser.add_argument("--arms", default="off,guard", help="off, guard or both; any other name is a guard arm too")
+    parser.add_argument("--cohorts", default=",".join(COHORTS))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--healthy", type=int, metavar="N", help="train N seeds of every healthy recipe instead")
+    parser.add_argument("--table", action="store_true", help="only summarise finished runs")
+    parser.add_argument("--json", type=Path, help="file for the summary")
+    args = parser.parse_args()
+    cohorts = args.cohorts.split(",")
+    if args.healthy:
+        jobs = [
+            Job(recipe, cohorts[0], seed, "guard", args.out / "healthy", 120)
+            for seed in range(args.healthy)
+            for recipe in HEALTHY_RECIPES
+        ]
+    else:
+        chosen = [s for s in SABOTAGES if args.only is None or s.name in args.only.split(",")]
+        jobs = [Job(HEALTHY, cohort, seed, "off", args.out) for cohort in cohorts for seed in range(4)]
+        jobs += [
+            Job(sabotage, cohort, seed, arm, args.out)
+            for arm in args.arms.split(",")
+            for seed in range(args.seeds)
+            for cohort in cohorts
+            for sabotage in chosen
+        ]
+    if args.table:
+        jobs = [job for job in jobs if (job.folder / "sabotage.json").exists()]
+    for cohort in cohorts:
+        make_store(jobs[0].out if jobs else args.out, cohort)
+    records = []
+    with multiprocessing.get_context("spawn").Pool(args.jobs) if args.jobs > 1 else nullcontext() as pool:
+        for record in pool.imap(run, jobs) if pool else map(run, jobs):
+            records.append(record)
+            if not args.table:
+                per = "-" if record["per"] is None else f"{100 * record['per']:.1f}"
+                names = f"{record['cohort']} {record['name']} {record['seed']} {record['arm']}"
+                print(f"{names}: PER {per} {record['incidents'][-4:]} {record['error'] or ''}", flush=True)
+    if args.healthy:
+        touched = [r for r in records if r["incidents"]]
+        print(f"{len(touched)} of {len(records)} healthy runs touched", *(r["name"] for r in touched))
+        summary: dict[str, Any] = {"n_runs": len(records), "touched": touched}
+    else:
+        summary = summarise(records)
+        print_table(summary)
+    if args.json:
+        args.json.write_text(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Fuzzing of file readers: damaged files are read in a watched child process, and the outcome of each is recorded.
+
+A reader may accept a damaged file whose content it can still use, or raise `UserError`. Anything else is a defect:
+another exception, a signal, more than 20 s of CPU time or more than 2 GB of memory.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from arcuate.errors import UserError
+from support.counts import count
+
+MAX_SECONDS = 20
+MAX_BYTES = 2 * 2**30
+_EXCERPT = 1200
+
+
+@dataclass
+class Outcomes:
+    """Outcomes of the inputs of one format."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    defects: list[str] = field(default_factory=list)
+
+    def check(self, minimum_refused: float = 0.0) -> None:
+        """Fail with the first defects; also if hardly any input was refused, because then nothing was tested."""
+        assert not self.defects, f"{len(self.defects)} of {self.total} inputs: " + "\n\n".join(self.defects[:3])
+        assert self.counts["refused"] >= minimum_refused * self.total, self.counts
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+def mutate(content: bytes, rng: random.Random) -> bytes:
+    """One to eight random changes: flipped bits, replaced, deleted, repeated or inserted bytes, truncation."""
+    data = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 8))):
+        if not data:
+            break
+        at = rng.randrange(len(data))
+        kind = rng.randrange(8)
+        if kind <= 2:
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 3:
+            data[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        elif kind == 4:
+            del data[at : at + rng.choice((1, 2, 4, 8, 64, 512))]
+        elif kind == 5:
+            data[at:at] = data[at : at + rng.choice((1, 4, 8, 64))]
+        elif kind == 6:
+            data[at : at + 8] = rng.choice(_INTERESTING)
+        elif rng.random() < 0.3:
+            del data[at:]
+    return bytes(data)
+
+
+_INTERESTING = (
+    b"\xff" * 8, b"\x00" * 8, b"\x00\x00\x00\x80", b"\xff\xff\xff\x7f", b"\x00\x00\x00\x00\x00\x00\x00\x80",
+    b"nan", b"-1", b"1e999", b"99999999999999999999", b"\n", b'"', b"{", b"[", b"\xed\xa0\x80", b"null", b"\x1b[2J",
+)  # fmt: skip
+
+
+def fuzz(read: Callable[[bytes, Path], object], inputs: Iterable[bytes], folder: Path) -> Outcomes:
+    """Call `read(content, folder)` for every input, in child processes that are replaced when one dies.
+
+    `read` writes the content to a file of its choice in `folder` and reads it with the function under test.
+    """
+    outcomes = Outcomes()
+    contents = list(inputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    position = 0
+    while position < len(contents):
+        position = _run_child(read, contents, position, folder, outcomes)
+    return outcomes
+
+
+def _run_child(
+    read: Callable[[bytes, Path], object], contents: Sequence[bytes], start: int, folder: Path, outcomes: Outcomes
+) -> int:
+    """Read inputs from `start` on until the child ends; returns the position after the last one that was tried."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_read_all, args=(read, contents, start, folder, sender))
+    child.start()
+    sender.close()
+    position = start
+    try:
+        while True:
+            kind, detail = receiver.recv()
+            outcomes.counts[kind] += 1
+            if kind == "defect":
+                outcomes.defects.append(f"{contents[position][:60]!r} ({len(contents[position])} bytes)\n{detail}")
+            position += 1
+    except EOFError:
+        pass
+    child.join()
+    if position < len(contents):
+        reason = f"more than {MAX_SECONDS} s" if child.exitcode == -signal.SIGPROF else f"exit code {child.exitcode}"
+        keep = os.environ.get("ARCUATE_FUZZ_KEEP")
+        if keep:
+            Path(keep, f"input-{position}-{folder.name}").write_bytes(contents[position])
+        outcomes.counts["defect"] += 1
+        outcomes.defects.append(f"{contents[position][:60]!r} ({len(contents[position])} bytes): {reason}")
+        position += 1
+    return position
+
+
+def _read_all(read: Callable, contents: Sequence[bytes], start: int, folder: Path, sender: object) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for content in contents[start:]:
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # its default action ends the process, also inside C code
+        sender.send(_outcome(read, content, folder))  # type: ignore[attr-defined]
+
+
+def _outcome(read: Callable, content: bytes, folder: Path) -> tuple[str, str]:
+    try:
+        read(content, folder)
+    except UserError as error:
+        sentence = str(error)
+        plain = all(c.isprintable() for c in sentence)  # as `UserError` ensures, and without line breaks
+        return ("refused", sentence) if plain and sentence else ("defect", f"not one printable line: {sentence!r}")
+    except BaseException:  # noqa: BLE001 - every other exception is a defect to report
+        return "defect", traceback.format_exc()[-_EXCERPT:]
+    return "read", ""
+
+
+def damaged(seeds: Sequence[bytes], usual: int, thorough: int, seed: int = 0) -> Iterable[bytes]:
+    """Mutated copies of the given files: `usual` in all in a normal test run, `thorough` in a thorough one."""
+    rng = random.Random(seed)
+    for i in range(count(usual, thorough)):
+        yield mutate(seeds[i % len(seeds)], rng)
