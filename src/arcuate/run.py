@@ -16,6 +16,7 @@ _INITIAL_FILES = {  # content of a run folder before the first step
     *(*RUN_FILES, "incidents.jsonl", "predictions.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
 }
+WORDS_LABEL = "words"  # of results/<split>.words.jsonl and .json, the latest decoding to words
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 

@@ -23,11 +23,11 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import check_writable, fields_to_dict, to_frame, write_jsonl
+from arcuate.files import check_writable, fields_to_dict, read_json, to_frame, write_json, write_jsonl
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
-from arcuate.run import RunLike, open_run
+from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,7 +186,8 @@ def decode(
 
     `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` (ctc or both) and `checkpoint` apply to runs.
-    `out`: write one JSON line per trial with its n-best list.
+    `out`: write one JSON line per trial with its n-best list. For a run, the same lines and their summary are kept in
+    the run folder, as results/<split>.words.jsonl and .json, where report, ledger and list of runs find them.
     """
     target = None if out is None else Path(out)
     task = open_task(
@@ -195,6 +196,7 @@ def decode(
         target,
         progress,
     )
+    kept = open_run(source) if Path(os.fspath(source)).is_dir() else None
     if task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress)
     else:
@@ -204,10 +206,12 @@ def decode(
         summarise_transcripts(transcripts, task.description.lm),
         task.description,
         _tuned_on(task),
-        target,
+        kept.results_file(split, WORDS_LABEL) if target is None and kept is not None else target,
     )
     if target is not None:
         write_jsonl(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
+    if kept is not None:
+        _keep_in_run(kept, split, checkpoint, transcription)
     if n := transcription.metrics.n_without_hypothesis:
         logger.info(
             f"{n} trials have no hypothesis: classes of probability 0 rule out every word sequence; their text is empty"
@@ -215,6 +219,18 @@ def decode(
     if warning := transcription.metrics.words.leakage_warning:
         logger.info(warning)
     return transcription
+
+
+def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcription) -> None:
+    """Write the lines and their summary into the run folder; the latest decoding of a split replaces the one before."""
+    folder = find_checkpoint(run, checkpoint)
+    state = read_json(folder / "state.json") if (folder / "state.json").is_file() else {}
+    selected_on = run.environment().get("selected_on") if run.environment_file.is_file() else None
+    origin = {"split": split, "checkpoint": folder.name, "step": state.get("step"), "selected_on": selected_on}
+    write_jsonl(
+        run.results_file(split, WORDS_LABEL), (t.to_row(transcription.search.lm) for t in transcription.transcripts)
+    )
+    write_json(run.results_file(split, WORDS_LABEL, "json"), transcription.to_dict() | origin)
 
 
 def open_task(

@@ -22,7 +22,8 @@ from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, trai
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
-from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
+from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
+from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
 from arcuate.experiments.validation import DecodeWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
@@ -63,6 +64,7 @@ class TrainResult:
     best_wer: float | None = None  # at the same step, with validate.words
     best_step: int | None = None
     rewinds: int = 0
+    target: TargetOutcome | None = None  # None: the recipe states none
     seconds: float = 0.0
     dry_run: bool = False
     interrupted: bool = False  # stopped by request; resume to continue
@@ -80,7 +82,8 @@ class TrainResult:
         values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
         if not self.dry_run:
             keys = ("steps", "best_per", "best_wer", "best_step", "selected_on", "rewinds", "seconds")
-            return values | {key: getattr(self, key) for key in keys}
+            target = None if self.target is None else self.target.to_dict()
+            return values | {key: getattr(self, key) for key in keys} | {"target": target}
         values |= {"dry_run": True, "n_train": self.n_train, "n_validation": self.n_validation, "steps": self.steps}
         return values | {"stages": {stage.name: stage.steps for stage in self.recipe.stages}}
 
@@ -110,7 +113,7 @@ def train(
     checkpoint; the result is then `interrupted`. Signals are handled only when called from the main thread.
     """
     run = Run(Path(run))
-    official = official_ancestor(recipe)
+    official, ancestors = official_ancestor(recipe), lineage(recipe)
     recipe = load_recipe(recipe, overrides)
     parent = None if parent is None else os.fspath(parent)
     check_trackers(recipe.track)
@@ -142,7 +145,7 @@ def train(
             _announce(setup, official, previous)
         if dry_run:
             return setup.result(dry_run=True, steps=recipe.train.steps)
-        return _train(setup, start, parent, callbacks, stop or Stop(), progress)
+        return _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
     finally:
         shut_down_distributed()
 
@@ -209,6 +212,7 @@ class _Setup:
             best_wer=training.best.wer,
             best_step=training.best.step,
             rewinds=training.guard.n_rewinds,
+            target=_judge(self.recipe, self.run, training.is_finished),
             seconds=seconds,
             interrupted=stop.requested and not training.is_finished,
             signal=stop.signal,
@@ -259,6 +263,15 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
     if setup.precision.note:
         logger.info(setup.precision.note)
+    if recipe.purpose:
+        logger.info(f"purpose: {recipe.purpose}")
+    if recipe.target is not None:
+        logger.info(f"target: {recipe.target.text}")
+        train = recipe.train
+        if impossible := find_impossible_target(
+            recipe.target, train.steps, train.validate_every, recipe.validate_.words
+        ):
+            logger.warning(impossible)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
     if official is not None:
@@ -276,6 +289,7 @@ def _train(
     setup: _Setup,
     start: Start,
     parent: str | None,
+    ancestors: Sequence[str],
     callbacks: Sequence[Callback],
     stop: Stop,
     progress: Progress | None,
@@ -292,6 +306,7 @@ def _train(
         selected_on=setup.selection.selected_on,
         precision=setup.precision.kind,
         parent=parent,
+        lineage=list(ancestors),
     )
     training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
     with ExitStack() as stack:
@@ -339,7 +354,8 @@ def _run_loop(
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
-        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
+        watch = [] if recipe.target is None else [TargetWatch(recipe.target, setup.run.metrics())]
+        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *watch, *shown)
     training.batches_per_epoch = plan.batches_per_epoch
     validate = None
     if selection.validation:
@@ -367,7 +383,15 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
             f"best {result.selected_on} PER {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
+    if result.target is not None and result.recipe.target is not None:
+        logger.info(f"target {result.target.status}: {result.recipe.target.text}; {result.target.text}")
     logger.info(f"{run.path} is complete; next: arcuate evaluate {run.path}")
+
+
+def _judge(recipe: Recipe, run: Run, ended: bool) -> TargetOutcome | None:
+    if recipe.target is None:
+        return None
+    return judge_target(recipe.target, [row for row in run.metrics() if row.get("split") != "train"], ended)
 
 
 class _StepProgress(Callback):

@@ -43,7 +43,7 @@ _FOLDER_NAME = re.compile(r"(step|best)-\d{8,9}")
 
 @dataclass
 class Best:
-    """The best validation so far: lowest PER, ties by loss, or lowest WER, ties by PER; without validation, the latest."""
+    """The best validation so far: lowest PER, ties by loss, or lowest WER, ties by PER; else the latest step."""
 
     step: Count | None = None
     per: float | None = None

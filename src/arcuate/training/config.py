@@ -24,7 +24,9 @@ from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages
 from arcuate.training.guard import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
-DESCRIPTIVE_KEYS = ("name", "extends", "summary", "notes")  # of a recipe; they do not affect training
+DESCRIPTIVE_KEYS = (  # of a recipe; they do not affect training
+    *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
+)
 
 _Decay = Annotated[float, Field(ge=0.0, le=10.0)]
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]

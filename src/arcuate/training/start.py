@@ -24,7 +24,7 @@ from arcuate.training.environment import Distributed
 from arcuate.training.optim import restore_optimizer
 from arcuate.training.state import TrainingState, explain_mismatch
 
-_MAY_DIFFER = ("runtime", "track", "name", "summary", "notes")  # between a run and its continuation
+_MAY_DIFFER = ("runtime", "track")  # between a run and its continuation
 
 
 @dataclass(frozen=True)
