@@ -315,7 +315,9 @@ def decodings_section(data: RunData) -> Html:
     if not groups:
         return muted("The results contain no decodings.")
     labelled = any(d.rate is not None for d in decodings)
-    parts: list[Html] = [_legend() if labelled else muted("No labels: decoded phonemes without error marks.")]
+    parts: list[Html] = [
+        _legend("T", "D", with_boundary=True) if labelled else muted("No labels: decoded phonemes without error marks.")
+    ]
     for title, members in groups:
         parts += [tag("h3", title), tag("ol", *(_entry(d) for d in members), class_="decodings")]
     return join(*parts)
@@ -335,7 +337,7 @@ def sentences_section(data: RunData) -> Html:
     lead = f"Word error rate {percent(words.rate)}{interval} on the {split_name(words.split)} trials{lm}."
     if words.rate is None:
         lead = f"{counted(len(words.texts), 'decoded trial')} without reference texts{lm}."
-    parts: list[Html] = [tag("p", lead), _word_legend() if words.rate is not None else Html()]
+    parts: list[Html] = [tag("p", lead), _legend("tea", "bee") if words.rate is not None else Html()]
     for title, members in groups:
         parts += [tag("h3", title), tag("ol", *(_sentence(text) for text in members), class_="decodings")]
     return join(*parts)
@@ -350,28 +352,8 @@ def _sentence(decoded: DecodedText) -> Html:
     pairs = [(word, word) for word in hypothesis]
     if decoded.reference is not None:
         pairs = align(normalise_text(decoded.reference).split(), normalise_text(decoded.text).split())
-    chips = [part for pair in pairs[:_MAX_TOKENS] for part in (_word_chip(*pair), Html(" "))]
+    chips = [part for pair in pairs[:_MAX_TOKENS] for part in (_chip(*pair), Html(" "))]
     return tag("li", line, tag("p", *(chips or [muted("no words")]), class_="chips"))
-
-
-def _word_chip(reference: str, hypothesis: str) -> Html:
-    if reference == hypothesis:
-        return tag("span", reference, class_="chip")
-    if reference == INSERTED:
-        return tag("ins", "+", hypothesis, class_="chip ins", title=f"{hypothesis} inserted")
-    if hypothesis == DELETED:
-        return tag("del", "−", reference, class_="chip del", title=f"{reference} deleted")
-    return tag("span", reference, tag("i", "→"), tag("b", hypothesis), class_="chip sub")
-
-
-def _word_legend() -> Html:
-    entries = (
-        (_word_chip("tea", "tea"), "correct"),
-        (_word_chip("tea", "bee"), "tea decoded as bee"),
-        (_word_chip(INSERTED, "tea"), "tea inserted"),
-        (_word_chip("tea", DELETED), "tea deleted"),
-    )
-    return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")
 
 
 _Example = TypeVar("_Example", Decoding, DecodedText)
@@ -416,6 +398,7 @@ def _chips(decoding: Decoding) -> list[Html]:
 
 
 def _chip(reference: str, hypothesis: str) -> Html:
+    """An aligned pair of phonemes or words; errors are marked."""
     expected, decoded = phoneme_symbol(reference), phoneme_symbol(hypothesis)
     if reference == hypothesis:
         class_ = "chip" + (" gap" if expected == WORD_BOUNDARY else "")
@@ -428,12 +411,12 @@ def _chip(reference: str, hypothesis: str) -> Html:
     return tag("span", expected, tag("i", "→"), tag("b", decoded), class_="chip sub", title=title)
 
 
-def _legend() -> Html:
-    entries = (
-        (_chip("T", "T"), "correct"),
-        (_chip("T", "D"), "T decoded as D"),
-        (_chip(INSERTED, "T"), "T inserted"),
-        (_chip("T", DELETED), "T deleted"),
-        (_chip(SILENCE_NAME, SILENCE_NAME), "word boundary"),
-    )
+def _legend(right: str, wrong: str, with_boundary: bool = False) -> Html:
+    entries = [
+        (_chip(right, right), "correct"),
+        (_chip(right, wrong), f"{right} decoded as {wrong}"),
+        (_chip(INSERTED, right), f"{right} inserted"),
+        (_chip(right, DELETED), f"{right} deleted"),
+        *([(_chip(SILENCE_NAME, SILENCE_NAME), "word boundary")] if with_boundary else []),
+    ]
     return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")
