@@ -295,3 +295,22 @@ def test_changed_content_is_found(store: Store) -> None:
     with h5py.File(store.path / "sessions" / f"{SESSION}.h5", "a") as file:
         file["bins"][0, 0] += 1
     assert Store.open(store.path).find_changed() == [store.trials[0].id]
+
+
+def test_a_linked_store_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "store")
+    prepare(tmp_path / "source", tmp_path / "disk" / "store")
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())] * 2)
+    prepare(tmp_path / "source", tmp_path / "link", force=True)
+    assert (tmp_path / "link").is_symlink() and len(Store.open(tmp_path / "disk" / "store").trials) == 2
+
+
+def test_an_interrupted_replacement_is_named(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    prepare(tmp_path / "source", tmp_path / "store")
+    (tmp_path / "store").rename(tmp_path / ".store.old")
+    for attempt in (Store.open, lambda path: prepare(tmp_path / "source", path)):
+        with pytest.raises(UserError, match=r"interrupted; its previous content is .*\.store\.old"):
+            attempt(tmp_path / "store")

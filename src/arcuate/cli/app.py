@@ -165,13 +165,13 @@ ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder wri
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
 ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
 SessionName = Annotated[
-    str | None, typer.Option("--session", help="Session to replay; with live input, session layer to decode with.")
+    str | None, typer.Option("--session", help="Session to replay; for live sources, the session whose layer is used.")
 ]
 Adapt = Annotated[
     str | None,
     typer.Option(
         "--adapt",
-        help="Online adaptation, known or new session: none, statistics, one-step, replay or entropy.",
+        help="Method of online adaptation to a known or new session: none, statistics, one-step, replay or entropy.",
         autocompletion=complete_method,
     ),
 ]

@@ -52,7 +52,7 @@ def decode(
     ] = "best",
     as_json: Json = False,
 ) -> None:
-    """Decode frame scores to words, with a pronunciation lexicon and a language model."""
+    """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
     if out is None and not scores.is_dir():

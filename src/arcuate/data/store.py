@@ -24,6 +24,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError
+from arcuate.files import old_folder
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -275,6 +276,10 @@ def _locate_trials(trials: tuple[TrialInfo, ...]) -> dict[str, _TrialLocation]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST_FILE
+    if not path.is_dir() and is_store(old_folder(path)):
+        raise UserError(
+            f"replacing {path} was interrupted; its previous content is {old_folder(path)}, rename it or prepare again"
+        )
     if not path.is_dir():
         raise UserError(f"no store at {path}; create one with `arcuate prepare SOURCE {path}`")
     if not file.is_file():

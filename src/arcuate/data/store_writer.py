@@ -28,7 +28,7 @@ from arcuate.data.store import (
 )
 from arcuate.data.trial import Trial
 from arcuate.errors import UserError
-from arcuate.files import DISK_FULL, exclusive_lock, explain_write_error, sync
+from arcuate.files import DISK_FULL, exclusive_lock, explain_write_error, old_folder, replace_folder, sync
 
 _CHUNK_BINS = 64
 _SPARE_BYTES = 2**18  # for HDF5 metadata
@@ -195,7 +195,10 @@ def create_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWrit
             try:
                 yield StoreWriter(temporary, n_channels)
                 check_store_target(path, force)
-                _replace_folder(temporary, path)
+                if path.exists() and not any(path.iterdir()):
+                    path.rmdir()
+                replace_folder(temporary, path)
+                shutil.rmtree(temporary, ignore_errors=True)  # the previous store, if they changed places
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -207,27 +210,13 @@ def check_store_target(path: Path, force: bool) -> None:
     """Raise UserError unless `path` is free, or a store that `force` allows to replace."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{path} is a broken link; remove it or choose another folder")
+    if not path.exists() and is_store(old_folder(path)):
+        raise UserError(
+            f"replacing {path} was interrupted; its previous content is {old_folder(path)}, rename or remove it"
+        )
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not is_store(path):
         raise UserError(f"{path} exists and is not a store; choose another folder")
     if not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another folder")
-
-
-def _replace_folder(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path`; an older store is moved away first and restored if that fails."""
-    if path.exists() and not any(path.iterdir()):
-        path.rmdir()
-    if not path.exists():
-        temporary.rename(path)
-        return
-    old = path.parent / f".{path.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    path.rename(old)
-    try:
-        temporary.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

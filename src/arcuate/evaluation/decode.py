@@ -23,7 +23,17 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import check_writable, fields_to_dict, read_json, to_frame, write_json, write_jsonl
+from arcuate.files import (
+    DECODINGS,
+    OutputKind,
+    atomic_group,
+    check_writable,
+    fields_to_dict,
+    read_json,
+    to_frame,
+    write_json,
+    write_jsonl,
+)
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
@@ -190,13 +200,16 @@ def decode(
     the run folder, as results/<split>.words.jsonl and .json, where report, ledger and list of runs find them.
     """
     target = None if out is None else Path(out)
+    kept = open_run(source) if Path(os.fspath(source)).is_dir() else None
+    if kept is not None:
+        check_writable(kept.results_file(split, WORDS_LABEL), kind=DECODINGS)
     task = open_task(
         TrialSource(source, references, split, data, head, checkpoint),
         SearchSource(lexicon, lm, config, beam, threshold, words),
         target,
+        DECODINGS,
         progress,
     )
-    kept = open_run(source) if Path(os.fspath(source)).is_dir() else None
     if task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress)
     else:
@@ -227,21 +240,21 @@ def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcrip
     state = read_json(folder / "state.json") if (folder / "state.json").is_file() else {}
     selected_on = run.environment().get("selected_on") if run.environment_file.is_file() else None
     origin = {"split": split, "checkpoint": folder.name, "step": state.get("step"), "selected_on": selected_on}
-    write_jsonl(
-        run.results_file(split, WORDS_LABEL), (t.to_row(transcription.search.lm) for t in transcription.transcripts)
-    )
-    write_json(run.results_file(split, WORDS_LABEL, "json"), transcription.to_dict() | origin)
+    files = (run.results_file(split, WORDS_LABEL, ending) for ending in ("jsonl", "json"))
+    with atomic_group(*files) as (rows_file, summary_file):
+        write_jsonl(rows_file, (t.to_row(transcription.search.lm) for t in transcription.transcripts))
+        write_json(summary_file, transcription.to_dict() | origin)
 
 
 def open_task(
-    trials_from: TrialSource, models: SearchSource, out: Path | None, progress: Progress | None
+    trials_from: TrialSource, models: SearchSource, out: Path | None, kind: OutputKind, progress: Progress | None
 ) -> DecodingTask:
     """Load the trials, the lexicon and the language model, and build the search.
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
     path, head, lexicon, lm = Path(os.fspath(trials_from.source)), trials_from.head, models.lexicon, models.lm
-    check_writable(out, path, trials_from.references, models.config, lexicon, lm)
+    check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
     settings, tuned = models.settings()
     if head not in ("ctc", "both"):
         raise UserError(f"--head {head!r} is unknown; choose ctc or both")

@@ -24,7 +24,7 @@ from arcuate.evaluation.trials import (
     summarise,
     write_results,
 )
-from arcuate.files import read_json, to_frame
+from arcuate.files import FRAME_SCORES, check_writable, read_json, to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
@@ -251,6 +251,7 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
         raise UserError(f"--label {label} is reserved for the words that arcuate decode writes; choose another label")
     if scores is not None and scores.is_dir():
         raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+    check_writable(scores, kind=FRAME_SCORES)
 
 
 def choose_search(settings: Validate, search: str | None, beam: int | None) -> Validate:

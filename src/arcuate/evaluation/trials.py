@@ -21,7 +21,7 @@ from arcuate.decoding.transducer import (
 )
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
 from arcuate.evaluation.significance import bootstrap_interval
-from arcuate.files import fields_to_dict, save_npz, write_json, write_jsonl
+from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.mode import MODES
@@ -249,9 +249,11 @@ def write_results(
     run: Run, split: str, label: str | None, results: Sequence[TrialResult], summary: Mapping[str, Any], store: Store
 ) -> None:
     """Write the lines, the summary, and a few trials with their bins for the figures of the report."""
-    write_jsonl(run.results_file(split, label), (result_row(r) for r in results))
-    write_json(run.results_file(split, label, "json"), summary)
-    _write_examples(run.results_file(split, label, "npz"), _choose_examples(results), store)
+    files = (run.results_file(split, label, ending) for ending in ("jsonl", "npz", "json"))
+    with atomic_group(*files) as (rows_file, examples_file, summary_file):
+        write_jsonl(rows_file, (result_row(r) for r in results))
+        _write_examples(examples_file, _choose_examples(results), store)
+        write_json(summary_file, summary)
 
 
 def _choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> list[TrialResult]:

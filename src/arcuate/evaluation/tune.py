@@ -32,7 +32,7 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import fields_to_dict, write_text
+from arcuate.files import WEIGHTS, fields_to_dict, write_text
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike
 
@@ -132,7 +132,7 @@ def tune(
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
     target = None if out is None else Path(out)
     trials, models = TrialSource(source, references, split, data), SearchSource(lexicon, lm, config, beam, threshold)
-    task = open_task(trials, models, target, progress)
+    task = open_task(trials, models, target, WEIGHTS, progress)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
     fit_budget = budget / (folds + 1)

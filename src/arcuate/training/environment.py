@@ -81,16 +81,32 @@ def choose_precision(settings: Precision, device: torch.device, previous: object
             f"train.precision.kind=fp16 needs a CUDA device, but the device is {device};"
             " set train.precision.kind=fp32, or runtime.device=cuda if there is one"
         )
+    if previous == "fp16" and settings.kind == "bf16":
+        return PrecisionChoice("fp16", "training in fp16, as when this run started")
+    problem = _problem(settings.kind, device, tolerate_slow=previous == settings.kind)
+    if problem is None:
+        return PrecisionChoice(settings.kind)
+    if settings.kind == "bf16" and device.type == "cuda":
+        also = _problem("fp16", device, tolerate_slow=False)
+        if also is None:
+            return PrecisionChoice("fp16", f"{problem}: training in fp16")
+        problem = f"{problem}, and {also}"
+    return PrecisionChoice("fp32", f"{problem}: training in fp32")
+
+
+def _problem(kind: str, device: torch.device, tolerate_slow: bool) -> str | None:
+    """Return why a precision cannot be used on a device; None if it can."""
+    if kind == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"torch only emulates bf16 on {device}, which is slow"
     try:
-        relative_time = _probe(settings.kind, device)
+        relative_time = _probe(kind, device)
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        return PrecisionChoice("fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32")
+        return f"{kind} does not run on {device} ({str(error).splitlines()[0]})"
     # On an accelerator the small probe shows that mixed precision runs, not how fast it is.
-    if device.type == "cpu" and relative_time > _MAX_RELATIVE_TIME and previous != settings.kind:
+    if device.type == "cpu" and relative_time > _MAX_RELATIVE_TIME and not tolerate_slow:
         how = f"{relative_time:.0f} times slower" if relative_time >= 1.5 else "no faster"
-        return PrecisionChoice("fp32", f"{settings.kind} is {how} than fp32 on this CPU: training in fp32")
-    return PrecisionChoice(settings.kind)
+        return f"{kind} is {how} than fp32 on this CPU"
+    return None
 
 
 def _probe(kind: str, device: torch.device, size: int = 192) -> float:
@@ -142,6 +158,14 @@ class Distributed:
         """Return whether the flag is set on any process; does not synchronise with the device."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor([int(flag)])).item())
 
+    def max(self, value: float) -> float:
+        """Return the largest value over all processes; does not synchronise with the device."""
+        if self.size == 1:
+            return value
+        values = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return float(values.item())
+
     @contextmanager
     def raise_together(self) -> Iterator[None]:
         """Raise on every process if the block raises on any of them."""
@@ -157,8 +181,8 @@ class Distributed:
             raise UserError(f"process {self.rank} ends because another process reported an error")
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        """Wait for all processes, on the CPU: a barrier of NCCL would need the device and a kernel of its own."""
+        self.any(False)
 
 
 def init_distributed(device: torch.device) -> Distributed:

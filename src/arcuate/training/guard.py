@@ -53,7 +53,7 @@ class StuckSettings(Settings):
         gt=0.0,
         lt=1.0,
         description="Factor on all learning rates after a rewind: lower than after a spike, because a learning rate at"
-        " which nothing was learnt is further off than one that diverged late.",
+        " which nothing is learnt is further from a workable one than a learning rate that diverges late.",
     )
     min_drop: float = Field(
         0.1, gt=0.0, lt=1.0, description="Smallest relative drop of the median loss that counts as progress."
@@ -233,7 +233,7 @@ class Guard:
         if self.n_high < self.settings.spike.patience:
             return KEEP
         assert self.lowest_median is not None
-        reason = f"loss {metrics.loss:.3g} against {math.exp(self.lowest_median):.3g} before"
+        reason = f"loss {metrics.loss:.3g} above its lowest median {math.exp(self.lowest_median):.3g}"
         return self._verdict("rewind", "spike", f"{reason} for {self.n_high} consecutive steps")
 
     def _spike_limit(self) -> float | None:
@@ -326,5 +326,5 @@ class Guard:
 
 
 def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a guard under its present names."""
+    """Rename the state of a guard that an earlier version saved."""
     return {_RENAMED_STATE.get(name, name): value for name, value in state.items()}

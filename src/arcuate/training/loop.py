@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,15 +23,24 @@ from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newer, repair_best_links
 from arcuate.training.environment import Distributed
-from arcuate.training.guard import Verdict
+from arcuate.training.guard import KEEP, Verdict
 from arcuate.training.metrics import IntervalMetrics, StepMetrics, Validation
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import Encode, apply_update, compute_gradients, encode_for_training
+from arcuate.training.step import (
+    DeviceMetrics,
+    Encode,
+    apply_update,
+    compute_gradients,
+    encode_for_training,
+    finish_step,
+    read_metrics,
+)
 
 Validate = Callable[[Model], Validation]
 
 _MAX_SAVED_BATCHES = 20
+_OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; neither an incident nor a step towards a rewind
 
 
 def train(
@@ -65,18 +74,21 @@ def train(
 
         learning_rates = _set_learning_rates(state)
         # Augment, forward, loss, backward.
-        metrics = compute_gradients(state, encode, drawn, device, distributed)
+        computed = compute_gradients(state, encode, drawn, device, distributed)
         lr = learning_rates.get("rest", max(learning_rates.values()))
-        verdict = state.guard.judge(metrics, lr)
-        if verdict.applies_update:
+        # Without guard and loss scaler nothing depends on the metrics: they are read when the next row is written.
+        metrics = computed.read() if state.guard.settings.enabled or state.scaler.is_enabled() else None
+        verdict = KEEP if metrics is None else _judge(state, metrics, lr)
+        if verdict.applies_update and (metrics is None or metrics.may_update):
             apply_update(state)
+        finish_step(state)
         state.step += 1
         state.position += settings.accumulate
         skipped_by = None if verdict.applies_update else verdict.kind
-        state.interval.add(metrics, sum(b.n_counted for b in drawn), waiting_s, skipped_by)
+        loop.add(computed if metrics is None else metrics, sum(b.n_trials for b in drawn), waiting_s, skipped_by)
         stopping = distributed.any(stop.requested)
 
-        if verdict.action != "keep":
+        if metrics is not None and verdict.action != "keep" and verdict is not _OVERFLOW:
             loop.respond(verdict, metrics, drawn)
         if verdict.action == "rewind":
             continue
@@ -87,7 +99,7 @@ def train(
         validated = state.step % settings.validate_every == 0 or is_last
         improved = validated and loop.validate(validate)
         if validated and state.stage_is_over:
-            if state.interval.n_steps:  # this validation ended the stage early
+            if state.interval.n_steps or loop.unread:  # this validation ended the stage early
                 loop.log(learning_rates)
             if distributed.is_main:
                 callback.on_stage_end(state.stage_summary())
@@ -98,6 +110,11 @@ def train(
             loop.checkpoint(improved, scheduled)
     if stopping and not stop.requested:
         stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
+
+
+def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
+    """Verdict of the guard, except on an overflow of scaled fp16 gradients, which the loss scaler handles."""
+    return _OVERFLOW if metrics.overflowed else state.guard.judge(metrics, lr)
 
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
@@ -113,16 +130,35 @@ def _set_learning_rates(state: TrainingState) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """What happens between steps: rows, validations, checkpoints, and the verdicts of the guard."""
+    """Work between steps: logging, validation, checkpoints, and the response to the guard's verdicts."""
 
     state: TrainingState
     device: torch.device
     callback: Callback
     distributed: Distributed
+    unread: list[tuple[DeviceMetrics, int, float]] = field(default_factory=list)  # metrics, trials, waiting time
+
+    def add(
+        self, metrics: StepMetrics | DeviceMetrics, n_trials: int, waiting_s: float, skipped_by: str | None
+    ) -> None:
+        """Add a step to the next row; metrics on the device are read when the row or a checkpoint is written."""
+        if isinstance(metrics, DeviceMetrics):
+            self.unread.append((metrics, n_trials, waiting_s))
+        else:
+            self.state.interval.add(metrics, n_trials, waiting_s, skipped_by)
+
+    def _read_metrics(self) -> None:
+        """Add all steps whose metrics are still on the device."""
+        steps = read_metrics([step for step, _, _ in self.unread])
+        for metrics, (_, n_trials, waiting_s) in zip(steps, self.unread, strict=True):
+            self.state.interval.add(metrics, n_trials, waiting_s, None)
+        self.unread.clear()
 
     def log(self, learning_rates: dict[str, float]) -> None:
         """Write the means since the last training row."""
-        row = self.state.interval.to_row(self.state.step, learning_rates, memory_mb(self.device))
+        self._read_metrics()
+        memory = self.distributed.max(memory_mb(self.device))
+        row = self.state.interval.to_row(self.state.step, learning_rates, memory)
         self.state.interval = IntervalMetrics()
         self._write_row(row)
         if not self.state.recipe.guard.enabled:
@@ -146,6 +182,7 @@ class _Loop:
 
     def checkpoint(self, improved: bool, scheduled: bool) -> None:
         state = self.state
+        self._read_metrics()
         if self.distributed.is_main:
             name = state.save(scheduled)
             if improved:
@@ -208,7 +245,8 @@ class _Loop:
 
     def _check_finite(self, row: dict[str, Any]) -> None:
         """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
-        broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
+        values = {name: row[name] for name in ("loss", "grad_norm")}  # None if the loss scaler skipped every step
+        broken = [name for name, value in values.items() if value is not None and not math.isfinite(value)]
         if not broken:
             return
         if self.distributed.is_main:

@@ -5,6 +5,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+MIN_LOSS_SCALE = 1.0  # gradients that overflow at this scale do so without scaling as well
+_NOT_AVERAGED = ("non_finite", "overflow")  # rules after which the metrics of a step do not enter the means
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -17,10 +20,28 @@ class StepMetrics:
     n_distinct: int  # different phonemes in the greedy output
     length_ratio: float  # length of the greedy output / length of the targets
     losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
+    loss_scale: float | None = None  # of fp16; None in other precisions
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the loss scale made fp16 gradients overflow: the scaler lowers the scale and training goes on.
+
+        A scale at its minimum cannot be the cause.
+        """
+        if self.loss_scale is None or self.loss_scale <= MIN_LOSS_SCALE:
+            return False
+        return math.isfinite(self.loss) and not math.isfinite(self.grad_norm)
+
+    @property
+    def may_update(self) -> bool:
+        """False for fp16 gradients that are not finite, which never reach the weights, with or without the guard."""
+        return self.loss_scale is None or math.isfinite(self.grad_norm)
 
     def to_dict(self) -> dict[str, float | str | None]:
         """Return plain values for incidents.jsonl; non-finite numbers become text, because JSON has none."""
         values = asdict(self)
+        if self.loss_scale is None:
+            del values["loss_scale"]
         values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
         return {name: v if v is None or math.isfinite(v) else str(v) for name, v in values.items()}
 
@@ -52,13 +73,13 @@ class IntervalMetrics:
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, metrics: StepMetrics, n_trials: int, waiting_s: float, skipped_by: str | None) -> None:
-        """Add one step; `skipped_by` names the guard's rule if its update was not applied."""
+        """Add one step; `skipped_by` names the rule if its update was not applied."""
         self.n_steps += 1
         self.n_trials += n_trials
         self.waiting_s += waiting_s
         if skipped_by is not None:
             self.skipped[skipped_by] = self.skipped.get(skipped_by, 0) + 1
-        if skipped_by == "non_finite":
+        if skipped_by in _NOT_AVERAGED:
             return
         self.n_finite += 1
         for name in ("loss", "grad_norm", "blank_share", "n_distinct", "length_ratio"):
