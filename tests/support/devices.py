@@ -55,3 +55,34 @@ def counted_reads() -> Iterator[Counter[str]]:
     DeviceTensor.reads = Counter()
     with _CountReads():
         yield DeviceTensor.reads
+
+
+class FakeCuda:
+    """Replaces the parts of `torch.cuda` that training calls, and records the calls."""
+
+    def __init__(self, monkeypatch: Any, n_devices: int) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.stream = "default"
+        fake = self
+
+        class Stream:
+            def __init__(self, device: Any = None) -> None:
+                self.name = "side"
+
+            def wait_stream(self, other: Any) -> None:
+                fake.calls.append(("wait_stream", other.name))
+
+        @contextmanager
+        def use(stream: Stream) -> Iterator[None]:
+            fake.stream, before = stream.name, fake.stream
+            yield
+            fake.stream = before
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: n_devices)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: self.calls.append(("set_device", device)))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1_000_000 * device.index)
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", use)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)

@@ -151,6 +151,14 @@ Beam = Annotated[
 Threshold = Annotated[
     float | None, typer.Option("--threshold", help="Largest score difference from the best beam entry, in nats.")
 ]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        help="With a run folder: ctc, transducer or both; default: both if the transducer was trained.",
+        autocompletion=complete_from("ctc", "transducer", "both"),
+    ),
+]
 SplitName = Annotated[str, typer.Option("--split", help="With a run folder: val, test, dev or train.")]
 MovedStore = Annotated[
     Path | None, typer.Option("--data", help="With a run folder: path of the store, if moved after training.")

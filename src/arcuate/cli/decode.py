@@ -8,6 +8,7 @@ import typer
 from arcuate.cli.app import (
     AddedWords,
     Beam,
+    Head,
     Json,
     LexiconFile,
     LmFile,
@@ -46,7 +47,7 @@ def decode(
     word: AddedWords = None,
     split: SplitName = "val",
     data: MovedStore = None,
-    head: Annotated[str, typer.Option(help="With a run folder: ctc, or both (CTC and transducer heads).")] = "ctc",
+    head: Head = None,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",

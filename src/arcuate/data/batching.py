@@ -256,6 +256,31 @@ def training_batches(
     )
 
 
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device. On a GPU each is copied on a stream of its own while the one before it is in use."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield batch.to(device)
+        return
+    stream = torch.cuda.Stream(device)
+
+    def copy_next() -> Batch | None:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(stream):
+            return batch.to(device)
+
+    copied = copy_next()
+    while copied is not None:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
+        for tensor in copied.tensors():
+            tensor.record_stream(current)  # its memory was allocated on the other stream
+        ready, copied = copied, copy_next()  # queued before the step that uses `ready`
+        yield ready
+
+
 def _ignore_signals(worker: int) -> None:
     """A signal to the process group is handled by training, which needs its workers to finish the step."""
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from arcuate.data.quality import QualityRow, write_quality_csv
+from arcuate.data.quality import QualityRow, hash_arrays, write_quality_csv
 from arcuate.data.statistics import RunningStatistics, signed_log
 from arcuate.data.store import (
     FORMAT,
@@ -99,8 +99,8 @@ class SessionWriter:
         block, *_ = [tracker.add(trial) for tracker in self._trackers]  # the same block for both
         self._block_of.append(block)
 
-    def finish(self) -> int:
-        """Write the statistics and close the file; returns its size in bytes."""
+    def finish(self) -> tuple[int, str]:
+        """Write the statistics and close the file; returns its size in bytes and the hash of the statistics."""
         arrays = {"block_of": np.asarray(self._block_of, dtype="<i8")}
         for tracker in self._trackers:
             arrays |= tracker.arrays()
@@ -112,7 +112,7 @@ class SessionWriter:
         self._file.close()
         os.truncate(self._path, n_bytes)  # release the unused reserved space
         sync(self._path)
-        return n_bytes
+        return n_bytes, hash_arrays(arrays)
 
     def close(self) -> None:
         """Close the file, complete or not."""
@@ -155,8 +155,7 @@ class StoreWriter:
             yield writer
             n_trials, n_bins = writer.n_trials, writer.n_bins
             if n_trials:
-                n_bytes = writer.finish()
-                self._sessions.append(SessionInfo(name, n_trials, n_bins, n_bytes))
+                self._sessions.append(SessionInfo(name, n_trials, n_bins, *writer.finish()))
         finally:
             writer.close()
         if not n_trials:

@@ -185,19 +185,52 @@ class Distributed:
         self.any(False)
 
 
-def init_distributed(device: torch.device) -> Distributed:
-    """Join the process group that torchrun describes in the environment; without torchrun, a single process."""
+def _process_count() -> int:
+    """Return the number of processes that torchrun describes in the environment; 1 without torchrun."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Distributed()
-    text = os.environ["WORLD_SIZE"]
+        return 1
+    return _environment_number("WORLD_SIZE")
+
+
+def _environment_number(name: str) -> int:
+    text = os.environ.get(name, "")
     if not text.isdecimal():
-        raise UserError(f"WORLD_SIZE is {text!r:.40}, expected a number; unset it or start with torchrun")
-    size = int(text)
+        raise UserError(f"{name} is {text!r:.40}, expected a number; unset it or start with torchrun")
+    return int(text)
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return the device of this process, and make it the current one: under torchrun the GPU numbered LOCAL_RANK."""
+    if device.type != "cuda":
+        return device
+    if _process_count() > 1:
+        if device.index is not None:
+            raise UserError(
+                f"runtime.device={device} would put all processes of torchrun on one GPU; set runtime.device=cuda, and"
+                " choose GPUs with CUDA_VISIBLE_DEVICES"
+            )
+        local, n_devices = _environment_number("LOCAL_RANK"), torch.cuda.device_count()
+        if local >= n_devices:
+            raise UserError(
+                f"torchrun started process {local} on this machine, which has {n_devices} GPUs; set --nproc-per-node to"
+                f" at most {n_devices}"
+            )
+        device = torch.device("cuda", local)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+def init_distributed(device: torch.device) -> Distributed:
+    """Join the process group that torchrun describes in the environment; without torchrun, a single process.
+
+    Tensors on a GPU are exchanged by NCCL, flags and numbers of the host by gloo.
+    """
+    size = _process_count()
     if size == 1:
         return Distributed()
-    if device.type == "mps":
-        raise UserError("several processes cannot share an mps device; start without torchrun")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    use_nccl = device.type == "cuda" and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo")
     return Distributed(dist.get_rank(), size)
 
 

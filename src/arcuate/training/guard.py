@@ -191,6 +191,11 @@ class Guard:
         recent = median(list(self.losses)[-_RECENT:])
         return recent - self.lowest_median <= max(self.spread, math.log(_NEAR_LOWEST))
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last steps were high or not finite, but too few of them for a verdict."""
+        return max(self.n_high, self.n_skipped) > 1
+
     def after_rewind(self, to_start: bool = False) -> None:
         """Reset the counters; the statistics stay, unless the run starts again from its first checkpoint."""
         self.n_rewinds += 1

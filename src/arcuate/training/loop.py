@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from arcuate.data.batching import Batch
+from arcuate.data.batching import Batch, prefetch
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl
 from arcuate.models.io import save_tensors
@@ -66,10 +66,11 @@ def train(
     state.interval.started = time.perf_counter()
     if state.step == 0 and distributed.is_main:
         state.save()
+    on_device = prefetch(batches, device)
     stopping = False  # if stop is requested on any process, all of them stop after the same step
     while not state.is_finished and not stopping:
         loading = time.perf_counter()
-        drawn = [next(batches).to(device) for _ in range(settings.accumulate)]
+        drawn = [next(on_device) for _ in range(settings.accumulate)]
         waiting_s = time.perf_counter() - loading
 
         learning_rates = _set_learning_rates(state)
@@ -101,6 +102,8 @@ def train(
         if validated and state.stage_is_over:
             if state.interval.n_steps or loop.unread:  # this validation ended the stage early
                 loop.log(learning_rates)
+            if state.guard.is_failing:
+                loop.restore_healthy()
             if distributed.is_main:
                 callback.on_stage_end(state.stage_summary())
             state.start_next_stage()
@@ -218,6 +221,27 @@ class _Loop:
                 f"training was stopped at step {state.step}: {verdict.reason}; lower the learning rate"
                 f" (schedule.{key}), or set train.clip_norm; the evidence is in {state.run.incidents_file}"
             )
+
+    def restore_healthy(self) -> None:
+        """At the end of a stage whose last steps failed: continue from the last healthy weights of the stage."""
+        state = self.state
+        if not state.rewind_targets or state.rewind_targets[-1] >= state.step:
+            return
+        step, target = state.step, load_checkpoint(state.run.checkpoints / f"step-{state.rewind_targets[-1]:08d}")
+        state.restore_weights(target)
+        state.step = step  # the stage is over
+        n_failing = max(state.guard.n_high, state.guard.n_skipped)
+        row = {
+            "step": step,
+            "position": state.position,
+            "kind": "stage_end",
+            "action": "restore",
+            "reason": f"the last {n_failing} steps of the stage had a high or non-finite loss: continuing from the"
+            f" weights of step {target.step}",
+        }
+        if self.distributed.is_main:
+            append_jsonl(state.run.incidents_file, row)
+            self.callback.on_incident(row)
 
     def _rewind(self, to_start: bool) -> dict[str, Any]:
         """Return to the last good checkpoint, or to the first, at a lower learning rate; the data position stays."""

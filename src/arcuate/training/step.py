@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from arcuate.data.alphabet import BLANK
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
-from arcuate.errors import UserError
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
@@ -195,13 +194,8 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
         torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
         torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
     if distributed.size > 1:
-        if recipe.runtime.compile:
-            raise UserError(
-                "runtime.compile=true cannot be combined with several processes: DistributedDataParallel has to find"
-                " session layers that a batch does not use, which a compiled model hides; set runtime.compile=false"
-            )
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
-        device_ids = [device] if device.type == "cuda" else None
+        device_ids = [device.index] if device.type == "cuda" else None
         wrapped = EncodeModule(model)
         module = DistributedDataParallel(wrapped, device_ids=device_ids, find_unused_parameters=True)
         return lambda inputs, match_flow: replace(
