@@ -16,7 +16,7 @@ from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.insight.formats import finite_int, finite_number
 from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress
-from arcuate.run import RUN_FILES, WORDS_LABEL, Run
+from arcuate.run import RUN_FILES, WORDS_LABEL, Run, unfinished_reason
 
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
@@ -69,6 +69,7 @@ class RunEntry:
     n_incidents: int = 0
     problems: tuple[str, ...] = ()
     parent: Parent | None = None
+    unfinished: str | None = None  # why the training is not complete
 
     @property
     def verdict(self) -> str | None:
@@ -110,15 +111,6 @@ class RunEntry:
         return str(revision)[:12] if revision else None
 
     @property
-    def stopped_early(self) -> bool:
-        done, planned = self.logged.steps, self.planned_steps
-        return done is not None and planned is not None and done < planned
-
-    @property
-    def is_finished(self) -> bool:
-        return self.logged.steps is not None and not self.stopped_early
-
-    @property
     def best_wer(self) -> tuple[float, str] | None:
         """WER of the decoded words and their split, else the lowest one in the log."""
         for split in ("val", "dev", "test"):
@@ -131,7 +123,9 @@ class RunEntry:
         """Whether the run met the target that it states."""
         if self.recipe is None or self.recipe.target is None:
             return None
-        return judge_target(self.recipe.target, [*self.logged.validations, *self._decoded_rows], self.is_finished)
+        return judge_target(
+            self.recipe.target, [*self.logged.validations, *self._decoded_rows], ended=self.unfinished is None
+        )
 
     @property
     def _decoded_rows(self) -> list[dict[str, Any]]:
@@ -161,6 +155,7 @@ class RunEntry:
             "since_step": diagnosis.since_step if diagnosis else None,
             "steps": logged.steps,
             "planned_steps": self.planned_steps,
+            "unfinished": self.unfinished,
             "best_per": logged.best_per,
             "best_step": logged.best_step,
             "last_per": logged.last_per,
@@ -240,10 +235,15 @@ def _search(folder: Path, depth: int) -> list[Path]:
     if depth >= _MAX_DEPTH:
         return []
     try:
-        children = sorted(Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False))
+        children = sorted(Path(e.path) for e in os.scandir(folder) if _is_searched(e))
     except OSError:
         return []
     return [run for child in children for run in _search(child, depth + 1)]
+
+
+def _is_searched(entry: os.DirEntry[str]) -> bool:
+    """Hidden folders are not searched: those of a command in progress, such as .NAME.part, are not runs yet."""
+    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -293,6 +293,7 @@ def read_entry(path: Path, name: str) -> RunEntry:
             if name.partition(".")[2] == WORDS_LABEL
         },
         n_incidents=attempt(lambda: _count_lines(run.incidents_file), 0),
+        unfinished=attempt(lambda: unfinished_reason(run), None),
         problems=tuple(dict.fromkeys(problems)),
     )
 

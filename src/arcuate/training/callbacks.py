@@ -1,11 +1,16 @@
 """How a training run talks to its caller: callbacks, and the request to stop by a call, SIGTERM or Ctrl-C."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+PARENT_PIPE = "ARCUATE_PARENT_PIPE"  # environment variable: stdin is a pipe that closes when the parent ends
+GRACE_S = 120.0  # time for a training to finish its step and save after a request to stop
 
 ErrorType = type[BaseException] | None
 
@@ -97,6 +102,25 @@ class Stop:
         if self.signal is not None and number == signal.SIGINT and not self.ignore_second_sigint:
             raise KeyboardInterrupt
         self.requested, self.signal = True, signal.Signals(number)
+
+
+def stop_with_parent(stop: Stop) -> None:
+    """In a training started by a sweep or ablation: request a stop when that process ends, also when it is killed.
+
+    The parent holds the other end of stdin and never writes to it. A training that does not reach the end of a step in
+    time is ended without a checkpoint.
+    """
+    if os.environ.pop(PARENT_PIPE, None) is None:
+        return
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        stop.requested, stop.signal = True, signal.SIGTERM
+        time.sleep(GRACE_S)
+        os._exit(stop.exit_code)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 @contextmanager

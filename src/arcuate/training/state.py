@@ -65,6 +65,7 @@ class TrainingState:
         self.interval = IntervalMetrics()
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
+        self.recipe_hash: str | None = None  # of recipe.yaml when the run was started or resumed
         self.modes: Modes | None = None  # of the training trials for a model with a mode head
         self.batches_per_epoch: int | None = None  # for the epoch in the rows; set by the caller who knows the data
 
@@ -190,6 +191,7 @@ class TrainingState:
             "progress": asdict(self.progress),
             "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
             "scaler": self._fp16_scaler.state_dict(),
+            "recipe_hash": self.recipe_hash,
             "file_sizes": {name: file.stat().st_size for name, file in self._row_files.items()},
         }
 
