@@ -18,7 +18,7 @@ import torch
 
 from arcuate.config import Overrides
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
+from arcuate.data.batching import BatchPlan, PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
@@ -218,6 +218,10 @@ class _Setup:
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
+    @property
+    def plan(self) -> BatchPlan:
+        return make_plan(self.selection.train, self.recipe.data.batching, self.recipe.data.seed)
+
     def result(self, **outcome: Any) -> TrainResult:
         return TrainResult(
             run=self.run,
@@ -378,7 +382,7 @@ def _planned_batches(setup: _Setup) -> PlannedBatches:
     """The training sequence, or the part of this process in it."""
     recipe, selection, distributed = setup.recipe, setup.selection, setup.distributed
     return PlannedBatches(
-        *(setup.store, selection.train, make_plan(selection.train, recipe.data.batching, recipe.data.seed)),
+        *(setup.store, selection.train, setup.plan),
         *(selection.sessions, recipe.front_end.statistics_spec, (distributed.rank, distributed.size)),
     )
 
@@ -412,7 +416,7 @@ def _run_loop(
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
         watch = [] if recipe.target is None else [TargetWatch(recipe.target, setup.run.metrics())]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *watch, *shown)
-    training.batches_per_epoch = planned.plan.batches_per_epoch
+    training.batches_per_epoch = setup.plan.batches_per_epoch
     validate = None
     if selection.validation:
         words = setup.decode_words, combined.on_sample
