@@ -30,7 +30,12 @@ from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
-from arcuate.training.config import TrainingConfig, coupling_warnings, find_ineffective_settings
+from arcuate.training.config import (
+    TrainingConfig,
+    coupling_warnings,
+    find_ineffective_settings,
+    find_small_updates,
+)
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.environment import (
     Distributed,
@@ -256,6 +261,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     if setup.precision.note:
         logger.info(setup.precision.note)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
+        logger.warning(warning)
+    for warning in find_small_updates(recipe, setup.n_parameters):
         logger.warning(warning)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):

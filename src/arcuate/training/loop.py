@@ -67,9 +67,11 @@ def train(
         # Augment, forward, loss, backward.
         metrics = compute_gradients(state, encode, drawn, device, distributed)
         lr = learning_rates.get("rest", max(learning_rates.values()))
-        verdict = state.guard.judge(metrics, lr)
+        bad_trials = "" if metrics.is_finite else _name_bad_trials(drawn, distributed)
+        verdict = state.guard.judge(metrics, lr, state.n_left, bad_trials)
         if verdict.applies_update:
-            apply_update(state)
+            ratio = apply_update(state, measure=(state.step + 1) % settings.log_every == 0)
+            state.record_update_ratio(ratio)
         state.step += 1
         state.position += settings.accumulate
         skipped_by = None if verdict.applies_update else verdict.kind
@@ -163,9 +165,10 @@ class _Loop:
             "trials": [t.id for b in batches for t in b.trials],
         }
         if verdict.action == "reduce_lr":
-            state.lr_scale *= state.recipe.guard.adaptive.factor
+            state.lr_scale *= verdict.lr_factor
+            row["lr_scale"] = state.lr_scale
         if verdict.action == "rewind":
-            row |= self._rewind(to_start=verdict.kind == "stuck")
+            row |= self._rewind(verdict)
         if self.distributed.is_main:
             if state.recipe.guard.keep_batches and verdict.kind == "non_finite":
                 row["batch"] = _save_batches(state.run, state.step, batches)
@@ -173,16 +176,25 @@ class _Loop:
             self.callback.on_incident(row)
         if verdict.action == "stop":
             key = "lr" if state.recipe.schedule.kind == "constant" else "peak_lr"
+            remedy = {
+                "lower": f"lower the learning rate (schedule.{key}), or set train.clip_norm",
+                "raise": f"raise the learning rate (schedule.{key}), or lower optimizer.eps"
+                f" ({state.recipe.optimizer.eps:g})",
+                "data": "remove these trials, or prepare the recordings again",
+            }[verdict.remedy]
             raise UserError(
-                f"training was stopped at step {state.step}: {verdict.reason}; lower the learning rate"
-                f" (schedule.{key}), or set train.clip_norm; the evidence is in {state.run.incidents_file}"
+                f"training was stopped at step {state.step}: {verdict.reason}; {remedy}; the evidence is in"
+                f" {state.run.incidents_file}"
             )
 
-    def _rewind(self, to_start: bool) -> dict[str, Any]:
-        """Return to the last good checkpoint, or to the first, at a lower learning rate; the data position stays."""
+    def _rewind(self, verdict: Verdict) -> dict[str, Any]:
+        """Return to the last good checkpoint, or to the first, at another learning rate; the data position stays."""
         state = self.state
+        to_start = verdict.kind == "stuck"
         targets = state.rewind_targets
-        if to_start:
+        if verdict.lr_scale is not None:  # a learning-rate search stays at its checkpoint
+            targets = [step for step in targets if step <= (state.rewound_to or 0)]
+        elif to_start:
             targets = targets[:1]
         elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
             targets = targets[:-1]  # returning to this one did not help: go further back
@@ -194,9 +206,10 @@ class _Loop:
             link(state.run, "last", target.folder)
             remove_newer(state.run, target)
         state.rewound_to = target.step
-        guard = state.recipe.guard
-        state.lr_scale *= guard.stuck.lr_factor if to_start else guard.lr_factor
-        state.guard.after_rewind(to_start)
+        if verdict.lr_scale is not None:
+            state.lr_scale = verdict.lr_scale
+        else:
+            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left)
         state.interval = IntervalMetrics()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()
@@ -223,6 +236,15 @@ class _Loop:
         if self.distributed.is_main:
             append_jsonl(state.run.metrics_file, row)
             self.callback.on_metrics(row)
+
+
+def _name_bad_trials(batches: Sequence[Batch], distributed: Distributed) -> str:
+    """Name the first trial with non-finite bins, and the number of others; empty if no process has one."""
+    bad = [t.id for b in batches for t, bins in zip(b.trials, b.bins, strict=False) if not bins.isfinite().all()]
+    if not distributed.any(bool(bad)):
+        return ""
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return f"trial {bad[0]}{more}" if bad else "a trial of another process"
 
 
 def _save_batches(run: Run, step: int, batches: Sequence[Batch]) -> str | None:

@@ -18,6 +18,10 @@ class StepMetrics:
     length_ratio: float  # length of the greedy output / length of the targets
     losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
 
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
     def to_dict(self) -> dict[str, float | str | None]:
         """Return plain values for incidents.jsonl; non-finite numbers become text, because JSON has none."""
         values = asdict(self)
@@ -36,6 +40,7 @@ class IntervalMetrics:
     n_distinct: float = 0.0
     length_ratio: float = 0.0
     losses: dict[str, float] = field(default_factory=dict)
+    update_ratio: float | None = None  # norm of the last measured update / norm of the weights
     n_finite: int = 0
     n_steps: int = 0
     n_trials: int = 0
@@ -50,7 +55,7 @@ class IntervalMetrics:
         self.waiting_s += waiting_s
         if skipped_by is not None:
             self.skipped[skipped_by] = self.skipped.get(skipped_by, 0) + 1
-        if skipped_by == "non_finite":
+        if skipped_by is not None and not metrics.is_finite:
             return
         self.n_finite += 1
         for name in ("loss", "grad_norm", "blank_share", "n_distinct", "length_ratio"):
@@ -73,6 +78,7 @@ class IntervalMetrics:
             "losses": {head: mean(loss) for head, loss in self.losses.items()},
             "grad_norm": mean(self.grad_norm),
             "grad_norm_max": self.grad_norm_max if n else None,
+            "update_ratio": self.update_ratio,
             "blank_share": mean(self.blank_share),
             "n_distinct": mean(self.n_distinct),
             "length_ratio": mean(self.length_ratio),

@@ -1,5 +1,6 @@
 """The mutable state of a training run, and how it is saved to a checkpoint and restored."""
 
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class TrainingState:
         set_trainable(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.averages = WeightAverages(model, recipe.ema, recipe.swa)
-        self.guard = Guard(recipe.guard)
+        self.guard = Guard(recipe.guard, restarts=recipe.schedule.kind == "restarts")
         self.scaler = torch.amp.GradScaler("cuda", enabled=mixed_precision == "fp16")
         self.mixed_precision = mixed_precision  # used once `mixed_precision_on`
         self.mixed_precision_on = recipe.train.precision.below_per is None
@@ -83,6 +84,14 @@ class TrainingState:
         return stages_done or self.step >= self.recipe.train.steps
 
     @property
+    def n_left(self) -> int:
+        """Number of steps to the end of the run, or of the stage."""
+        end = self.recipe.train.steps
+        if self.stage is not None and self.stage.steps is not None:
+            end = min(end, self.progress.began + self.stage.steps)
+        return end - self.step
+
+    @property
     def stage_is_over(self) -> bool:
         return self.stage is not None and self.progress.is_over(self.stage, self.step)
 
@@ -103,6 +112,12 @@ class TrainingState:
         recent = [(s, p) for s, p in self.validations if s > self.step - _MOVING_AVERAGE_STEPS]
         self.validations = [*recent, (self.step, per)]
         return sum(p for _, p in self.validations) / len(self.validations)
+
+    def record_update_ratio(self, ratio: float | None) -> None:
+        """Pass a measured norm of the update / norm of the weights to the next row and to the guard."""
+        if ratio is not None and math.isfinite(ratio):
+            self.interval.update_ratio = ratio
+            self.guard.record_update_ratio(ratio)
 
     def stage_summary(self) -> dict[str, Any]:
         """Return the outcome of the stage that has just ended, and the step at which the run will end."""

@@ -125,11 +125,22 @@ def _clip_gradients(state: TrainingState) -> Tensor:
     return torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)
 
 
-def apply_update(state: TrainingState) -> None:
-    """Update the weights from their gradients, and the averages from the weights."""
+def apply_update(state: TrainingState, measure: bool = False) -> float | None:
+    """Update the weights from their gradients, and the averages from the weights.
+
+    With `measure`, return norm of the update / norm of the weights before it. That copies the weights and transfers one
+    number, so it is done at the steps that write a row.
+    """
+    before = [p.detach().clone() for p in state.model.parameters() if p.grad is not None] if measure else []
     state.scaler.step(state.optimizer)
     state.scaler.update()
     state.averages.update(state.model, state.step + 1)
+    if not before:
+        return None
+    after = [p.detach() for p in state.model.parameters() if p.grad is not None]
+    size = torch.nn.utils.get_total_norm(before)
+    torch._foreach_sub_(before, after)
+    return float(torch.nn.utils.get_total_norm(before) / size)
 
 
 def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed) -> Encode:
