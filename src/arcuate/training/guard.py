@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
@@ -89,7 +90,7 @@ class Guard:
         self.grad_norms: deque[float] = deque(maxlen=settings.adaptive.window)
         self.lowest_median: float | None = None  # of log loss so far
         self.lowest_recent: float | None = None  # lowest median of `recent_losses` so far
-        self.lowest_spread = 0.0  # spread at that time
+        self.lowest_spread = 0.0  # robust SD of the scatter between steps at that time
         self.spread = 0.0  # robust SD of log loss
         self.n_judged = 0
         self.dropped_at = 0  # value of n_judged when the median log loss last dropped
@@ -290,7 +291,8 @@ class Guard:
             return KEEP
         recent = median(self.recent_losses)
         if self.lowest_recent is None or recent <= self.lowest_recent:
-            self.lowest_recent, self.lowest_spread = recent, self.spread  # a rise would increase the spread
+            changes = [abs(b - a) for a, b in pairwise(self.losses)]  # unlike `spread`, independent of a trend
+            self.lowest_recent, self.lowest_spread = recent, 1.4826 * median(changes) / math.sqrt(2)
         lowest = self.lowest_recent
         limit = lowest + max(math.log(settings.rise), _RISE_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
         if self.restarts or recent <= limit:
