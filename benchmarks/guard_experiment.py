@@ -31,7 +31,7 @@ class Arm:
 
 NO_WARMUP = "schedule={kind: warmup_cosine, peak_lr: 0.02, min_lr: 0.00003}"
 ARMS = (
-    Arm("healthy", "tiny as it is (peak 0.003)", "#2b6cb0"),
+    Arm("healthy", "tiny unchanged (peak 0.003)", "#2b6cb0"),
     Arm("wild", "peak 0.02, no warm-up, guard", "#2f855a", (NO_WARMUP,)),
     Arm("wild-warmup", "peak 0.03, guard", "#b7791f", ("schedule.peak_lr=0.03",)),
     Arm("wild-off", "peak 0.02, no warm-up, no guard", "#c53030", (NO_WARMUP, "guard.enabled=false")),
@@ -60,7 +60,7 @@ def draw(runs: dict[Arm, Run], path: Path) -> None:
             if undone:
                 axes.plot(*zip(*undone, strict=True), color=arm.colour, linestyle=":", marker="x")
                 axes.annotate(
-                    f"stuck: back to step {row['rewound_to']}, rate × {row['lr_scale']:g}",
+                    f"stuck: rewound to step {row['rewound_to']}, learning rate × {row['lr_scale']:g}",
                     undone[-1],
                     textcoords="offset points",
                     xytext=(6, -16 if arm.name == "wild" else 12),

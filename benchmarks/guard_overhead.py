@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 def guarded_step(state: TrainingState, batch: Batch) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
     learning_rates = set_learning_rates(state.optimizer, state.recipe, state.step)
-    metrics = compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed())
+    metrics = compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed()).read()
     verdict = state.guard.judge(metrics, learning_rates["rest"])
     state.optimizer.step()
     state.step += 1

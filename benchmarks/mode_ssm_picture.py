@@ -56,7 +56,7 @@ def stages() -> list[str]:
     """One row per stage of the recipe: its losses, and a block for every trained component."""
     recipe = load_recipe("mode-ssm")
     drawn, y = (
-        ['<text x="10" y="278" font-weight="bold">stages of the recipe: losses, and what learns</text>'],
+        ['<text x="10" y="278" font-weight="bold">stages of the recipe: losses and trained components</text>'],
         290,
     )
     for number, stage in enumerate(recipe.stages, start=1):

@@ -123,7 +123,7 @@ def mean(values: list[float]) -> float:
 def table(results: list[dict[str, Any]]) -> str:
     """Markdown, means over seeds."""
     arms = list(results[0]["still"])
-    lines = ["| | 5 days later | 8 days later | days without drift | ms per trial |", "|---|---|---|---|---|"]
+    lines = ["| | 5 days later | 8 days later | sessions without drift | ms per trial |", "|---|---|---|---|---|"]
     plain = [percent(mean([r["days"][g]["unadapted"] for r in results])) for g in LATER]
     still = percent(mean([r["still"][arms[0]]["per_unadapted"] for r in results]))
     lines.append(f"| unadapted | {plain[0]} | {plain[1]} | {still} | |")
@@ -135,10 +135,10 @@ def table(results: list[dict[str, Any]]) -> str:
     floor = mean([r["known"] for r in results])
     for n in (0, 5, 10, 20):
         cells = [sentences(results, gap, n, floor) for gap in LATER]
-        lines.append(f"| {n} sentences of calibration | {cells[0]} | {cells[1]} | | |")
+        lines.append(f"| {n} calibration sentences | {cells[0]} | {cells[1]} | | |")
     kept = [[r["days"][g]["calibrated_known"] for r in results if "curve" in r["days"][g]] for g in LATER]
     cells = [percent(mean(values)) if values else "–" for values in kept]
-    lines.append(f"| known days, after calibration with 20 | {cells[0]} | {cells[1]} | | |")
+    lines.append(f"| known sessions, after calibration with 20 | {cells[0]} | {cells[1]} | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -175,8 +175,8 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
         axes[0].plot(at, rates, marker="o", color=colour, label=f"{gap} days later")
         axes[0].fill_between(at, *bands, color=colour, alpha=0.2, linewidth=0)
     axes[0].set(
-        xlabel="sentences of calibration",
-        ylabel="PER of the rest of the day, %",
+        xlabel="calibration sentences",
+        ylabel="PER of the remaining trials, %",
         ylim=(0, None),
         xticks=(0, 5, 10, 20),
     )
@@ -201,7 +201,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
             color="#1b1f26",
             linestyle="--",
             linewidth=1,
-            label="days of training" if ax is axes[0] else None,
+            label="training sessions" if ax is axes[0] else None,
         )
         ax.legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

@@ -32,8 +32,8 @@ PATCH = Patch(bins=14, stride=4)
 class TorchGRU(GRU):
     """The same encoder with torch.nn.GRU's own recurrence, as on other devices."""
 
-    def forward_with_layers(self, bins: Any, n_frames: Any, state: Any, layers: Any) -> Any:
-        return self._forward_torch(bins, n_frames, state, layers)
+    def forward_with_layers(self, bins: Any, n_frames: Any, state: Any, layers: Any, lengths: Any = None) -> Any:
+        return self._forward_torch(bins, n_frames, state, layers, lengths)
 
 
 def make_model(side: str, depth: int) -> Model:

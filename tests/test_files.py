@@ -15,7 +15,20 @@ import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.files import LockHeld, atomic_folder, check_writable, exclusive_lock, fields_to_dict, save_npz, write_text
+from arcuate.files import (
+    DECODINGS,
+    FRAME_SCORES,
+    LockHeld,
+    atomic_folder,
+    atomic_group,
+    atomic_path,
+    check_output,
+    check_writable,
+    exclusive_lock,
+    fields_to_dict,
+    save_npz,
+    write_text,
+)
 from arcuate.language.ngram.model import map_arrays, write_arrays
 from arcuate.losses.config import CTCSettings
 
@@ -102,6 +115,81 @@ def test_a_folder_is_replaced_when_complete_and_kept_on_failure(tmp_path: Path) 
         raise RuntimeError
     assert (folder / "a").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("keep")
+    for name, write in (("a", write_page), ("b", _write_by_path)):
+        for planted in (f".{name}.{os.getpid()}.part", f".{name}.part"):
+            (tmp_path / planted).symlink_to(victim)
+        write(tmp_path / name)
+        assert (tmp_path / name).read_text() == "complete\n" and not (tmp_path / name).is_symlink()
+    assert victim.read_text() == "keep"
+
+
+def _write_by_path(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text("complete\n")
+
+
+def test_a_folder_is_never_missing_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill at any rename or removal finds the old or the new folder in place."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "old").touch()
+
+    def check(function: Callable) -> Callable:
+        def checked(*arguments: object, **options: object) -> object:
+            assert any((tmp_path / "a" / name).exists() for name in ("old", "new"))
+            return function(*arguments, **options)
+
+        return checked
+
+    for name in ("rename", "replace", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, check(getattr(os, name)))
+    with atomic_folder(tmp_path / "a") as temporary:
+        (temporary / "new").touch()
+    assert [p.name for p in tmp_path.rglob("*")] == ["a", "new"]
+
+
+def test_a_group_never_has_the_summary_of_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / "rows", tmp_path / "examples", tmp_path / "summary"]
+    for file in files:
+        file.write_text("old")
+    states = []
+
+    def watch(function: Callable) -> Callable:
+        def watched(*arguments: object, **options: object) -> object:
+            states.append([file.read_text() if file.exists() else None for file in files])
+            return function(*arguments, **options)
+
+        return watched
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, watch(getattr(os, name)))
+    with atomic_group(*files) as temporary:
+        for file in temporary:
+            file.write_text("new")
+    assert [file.read_text() for file in files] == ["new"] * 3
+    assert all(summary is None or {rows, examples} == {summary} for rows, examples, summary in states)
+    with pytest.raises(FileNotFoundError), atomic_group(*files) as temporary:
+        temporary[0].joinpath("..").write_text("fails before the last file is written")
+    assert [file.read_text() for file in files] == ["new"] * 3 and len(list(tmp_path.iterdir())) == 3
+
+
+def test_only_earlier_outputs_of_the_same_kind_are_replaced(tmp_path: Path) -> None:
+    weights, scores, words = (tmp_path / name for name in ("model.safetensors", "scores.npz", "words.jsonl"))
+    weights.write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{}")
+    save_npz(scores, {"logp": np.zeros((2, 3)), "lengths": np.array([2])})
+    words.write_text('{"id": "s/val/0000", "text": "yes", "nbest": []}\n')
+    check_writable(scores, kind=FRAME_SCORES)
+    check_writable(words, kind=DECODINGS)
+    check_writable(tmp_path / "new", kind=DECODINGS)
+    for path, kind in ((weights, FRAME_SCORES), (weights, DECODINGS), (words, FRAME_SCORES), (scores, DECODINGS)):
+        with pytest.raises(UserError, match="exists and is not an earlier"):
+            check_writable(path, kind=kind)
+    with pytest.raises(UserError, match="exists and is not an earlier page"):
+        check_output(weights, "<!doctype html", "page.html")
 
 
 def test_a_lock_is_exclusive_and_is_released_by_its_holder_alone(tmp_path: Path) -> None:

@@ -4,18 +4,23 @@ An atomic write goes to a hidden temporary file or folder `.NAME.part` beside it
 renamed, so that a reader or a killed process never leaves or finds half of it.
 """
 
+import ctypes
 import errno
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import filelock
 import numpy as np
@@ -37,7 +42,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as stream:
+        with _open_new(temporary) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -51,10 +56,37 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Temporary path that is renamed to `path` on success; used with libraries that write files themselves."""
     temporary = path.with_name(f".{path.name}.part")
     try:
+        _open_new(temporary).close()
         yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Create a temporary file. One left by a killed process is removed; a link is never followed (O_EXCL)."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
+@contextmanager
+def atomic_group(*paths: Path) -> Iterator[tuple[Path, ...]]:
+    """Temporary paths of files that belong together; they replace `paths` when all of them are written.
+
+    The last file describes the others. It is removed before they are replaced and appears after them, so that a process
+    killed in between never leaves it beside files that it does not describe.
+    """
+    paths[-1].parent.mkdir(parents=True, exist_ok=True)
+    staged = tuple(path.with_name(f".{path.name}.{os.getpid()}.new") for path in paths)
+    try:
+        yield staged
+        paths[-1].unlink(missing_ok=True)
+        sync(paths[-1].parent)
+        for temporary, path in zip(staged, paths, strict=True):
+            os.replace(temporary, path)
+    finally:
+        for temporary in staged:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -70,12 +102,47 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for part in (*temporary.iterdir(), temporary):
             sync(part)
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.rename(path)
-        sync(path.parent)
+        replace_folder(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_folder(temporary: Path, path: Path) -> None:
+    """Rename a folder to `path` and delete the folder that was there.
+
+    On Linux both change places in one operation, so that `path` exists at every moment. Elsewhere the old folder is
+    renamed to `.NAME.old` first, and renamed back if the second rename fails.
+    """
+    if not path.exists():
+        temporary.rename(path)
+    elif not _exchange(temporary, path):
+        old = old_folder(path)
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        try:
+            temporary.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    sync(path.parent)
+
+
+def old_folder(path: Path) -> Path:
+    """Where `replace_folder` keeps the previous folder while it has no other way."""
+    return path.with_name(f".{path.name}.old")
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Exchange two paths in one operation (renameat2 of Linux); False where this is not supported."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    return rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -107,11 +174,37 @@ def explain_write_error(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot write {path}: {reason}; check the folder and its permissions")
 
 
-def check_writable(path: Path | None, *inputs: Path | str | None) -> None:
-    """Check before a long computation that `path` can be written after it, and is not one of its inputs."""
+@dataclass(frozen=True)
+class OutputKind:
+    """What a command writes: how such a file begins, and a name for it in messages."""
+
+    begins: re.Pattern[bytes]
+    example: str
+
+    def matches(self, path: Path) -> bool:
+        """Whether the file is empty or an earlier output of this kind."""
+        with path.open("rb") as file:
+            start = file.read(_MAX_START)
+        return not start or self.begins.match(start) is not None
+
+
+_MAX_START = 2**20  # bytes; enough for the first line of a file of decodings
+DECODINGS = OutputKind(re.compile(rb'\{"id": [^\n]*"nbest": \['), "decodings.jsonl")
+FRAME_SCORES = OutputKind(re.compile(rb"PK\x03\x04.{26}logp\.npy", re.DOTALL), "scores.npz")
+WEIGHTS = OutputKind(re.compile(rb"weights:\s|beam: \d"), "weights.yaml")
+
+
+def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKind | None = None) -> None:
+    """Check before a long computation that `path` can be written after it, and is not one of its inputs.
+
+    With `kind`, a file that is already there is replaced only if it is an earlier output of that kind: a slip such as
+    `--scores RUN/checkpoints/best/model.safetensors` must not destroy weights.
+    """
     if path is None:
         return
     target = _resolve_target(path)
+    if kind is not None and target.is_file() and not kind.matches(target):
+        raise UserError(f"{path} exists and is not an earlier {kind.example}; choose another name")
     for given in inputs:
         if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
             raise UserError(f"{path} is an input of this command; name another file to write to")
@@ -133,11 +226,7 @@ def check_output(path: str | Path | None, begins: str, example: str) -> None:
         raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is not a regular file; name another to write to, such as {example}")
-    if path.exists():
-        with path.open("rb") as file:
-            start = file.read(len(begins)).decode("utf-8", "replace")
-        if path.stat().st_size and start.lower() != begins.lower():
-            raise UserError(f"{path} exists and is not an earlier {example}; choose another name")
+    check_writable(path, kind=OutputKind(re.compile(re.escape(begins.encode()), re.IGNORECASE), example))
 
 
 def _resolve_target(path: Path) -> Path:
@@ -245,6 +334,56 @@ def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
 def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
     with atomic_write(path) as stream:
         np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+
+_FREE_BYTES = 2**26  # always accepted
+_MAX_EXPANSION = 100  # bytes per stored byte; recordings and scores have up to 20
+_PLAIN_KINDS = "biufUS"
+
+
+def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Arrays of an .npz file, those of `names` if given; ValueError if it is damaged or holds other than plain arrays.
+
+    The sizes in the archive and in the headers of the arrays are compared before anything is inflated or allocated.
+    """
+    arrays = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [e for e in archive.infolist() if names is None or e.filename.removesuffix(".npy") in names]
+            check_expansion(sum(entry.file_size for entry in entries), path.stat().st_size)
+            for entry in entries:
+                name = entry.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError(f"{entry.filename:.40} occurs twice")
+                with archive.open(entry) as stream:
+                    arrays[name] = _read_npy(stream, entry.file_size)
+    except zipfile.BadZipFile as error:
+        raise ValueError("it is not a zip archive of arrays" if not zipfile.is_zipfile(path) else str(error)) from None
+    except (zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError, struct.error, SyntaxError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    return arrays
+
+
+def check_expansion(n_bytes: int, n_packed: int) -> None:
+    """Raise ValueError if `n_packed` bytes of a file expand to far more than those of real data do."""
+    if n_bytes > _FREE_BYTES + _MAX_EXPANSION * n_packed:
+        raise ValueError(f"{n_packed:,} bytes expand to {n_bytes:,}, which is not plausible")
+
+
+def _read_npy(stream: IO[bytes], n_bytes: int) -> np.ndarray:
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"unknown array format {version}")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran_order, dtype = read_header(stream)
+    n_values = math.prod(shape)
+    if dtype.kind not in _PLAIN_KINDS or min(shape, default=0) < 0 or (not dtype.itemsize and n_values):
+        raise ValueError(f"an array holds {dtype} of shape {shape}, not numbers or text")
+    content = stream.read()
+    if len(content) != n_values * dtype.itemsize or len(content) > n_bytes:
+        raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
+    array = np.frombuffer(content, dtype) if content else np.zeros(n_values, dtype)
+    return array.reshape(shape, order="F" if fortran_order else "C")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from arcuate.data.prepare import prepare
 from arcuate.data.statistics import RunningStatistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from support.recordings import FakeTrial, noise, write_hdf5
+from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
 SESSION = "t15.2023.08.11"
 LATER = "t15.2023.08.13"
@@ -295,3 +295,58 @@ def test_changed_content_is_found(store: Store) -> None:
     with h5py.File(store.path / "sessions" / f"{SESSION}.h5", "a") as file:
         file["bins"][0, 0] += 1
     assert Store.open(store.path).find_changed() == [store.trials[0].id]
+
+
+def test_a_linked_store_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "store")
+    prepare(tmp_path / "source", tmp_path / "disk" / "store")
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())] * 2)
+    prepare(tmp_path / "source", tmp_path / "link", force=True)
+    assert (tmp_path / "link").is_symlink() and len(Store.open(tmp_path / "disk" / "store").trials) == 2
+
+
+def test_an_interrupted_replacement_is_named(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    prepare(tmp_path / "source", tmp_path / "store")
+    (tmp_path / "store").rename(tmp_path / ".store.old")
+    for attempt in (Store.open, lambda path: prepare(tmp_path / "source", path)):
+        with pytest.raises(UserError, match=r"interrupted; its previous content is .*\.store\.old"):
+            attempt(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["block_mean", "block_sd", "log_block_sd", "past_mean", "log_past_mean", "past_n"])
+def test_changed_statistics_are_found(tmp_path: Path, name: str) -> None:
+    """Normalisation uses them, so a changed statistic changes a score although every trial matches its hash."""
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise(seed=i)) for i in range(3)])
+    store = prepare(tmp_path / "source", tmp_path / "store")
+    (path,) = (tmp_path / "store" / "sessions").iterdir()
+    for value, message in ((2, "were changed"), (np.nan, "not statistics|were changed")):
+        with h5py.File(path, "a") as file:
+            array = file[name]
+            array[...] = (array[:] + 1) * value if array.dtype.kind == "f" else array[:] + 1
+        reopened = Store.open(tmp_path / "store")
+        with pytest.raises(UserError, match=message):
+            reopened.block_statistics(reopened.trials[1])
+    assert store.statistics_hash is not None
+
+
+def test_a_store_of_an_earlier_version_has_no_hash_of_its_statistics(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    prepare(tmp_path / "source", tmp_path / "store")
+    manifest = tmp_path / "store" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["sessions"][0]["statistics"]
+    manifest.write_text(json.dumps(content))
+    store = Store.open(tmp_path / "store")
+    assert store.statistics_hash is None and store.block_statistics(store.trials[0]).n_bins == 60
+
+
+def test_features_are_compared_with_those_of_training(tmp_path: Path) -> None:
+    write_mat(tmp_path / "source" / "train" / "t12.2022.04.28.mat", [noise(30, 4)], ["Yes."])
+    store = prepare(tmp_path / "source", tmp_path / "store", features="spikePow:6v")
+    store.check_trained_on({"layout": "b2t24", "features": "spikePow:6v"})
+    store.check_trained_on({"n_channels": 4})  # recorded by an earlier version
+    with pytest.raises(UserError, match=r"trained on features tx1:6v, but store has spikePow:6v"):
+        store.check_trained_on({"layout": "b2t24", "features": "tx1:6v"})

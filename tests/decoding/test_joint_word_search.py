@@ -1,21 +1,26 @@
 """Joint word search: exact scores of both heads, and candidates from phoneme hypotheses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.joint import HeadOutputs, JointWordSearch, synthetic_frames
 from arcuate.decoding.transducer import HeadWeights, rescore
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
+from arcuate.evaluation.evaluate import ModelSource, choose_head
+from arcuate.evaluation.tune import tune
+from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.files import read_jsonl
+from arcuate.files import read_jsonl, write_json
 from arcuate.models.config import TransducerSettings
 from arcuate.models.transducer import Transducer
+from arcuate.run import Run
 from support.word_search import BOUNDARY, frames
 
 WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
@@ -45,6 +50,9 @@ def test_pronunciations_have_a_silence_after_each_word(joint_search: JointWordSe
 @pytest.mark.parametrize("seed", range(4))
 def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSearch, seed: int) -> None:
     trial = head_outputs(seed)
+    joint_search = replace(
+        joint_search, words=joint_search.words.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.0))
+    )
     found = joint_search.search(trial, 8)
     totals = [h.total for h in found]
     assert found and totals == sorted(totals, reverse=True)
@@ -59,6 +67,35 @@ def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSea
         assert h.total == pytest.approx(acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4)
 
 
+@pytest.mark.parametrize("cuts", [[4], [1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 10]])
+def test_chunks_equal_the_complete_trial_and_states_are_values(joint_search: JointWordSearch, cuts: list[int]) -> None:
+    trial = head_outputs(5)
+    complete, state = joint_search.search(trial, 5), joint_search.start()
+    for piece, scores in zip(torch.tensor_split(trial.frames, cuts), np.split(trial.log_probs, cuts), strict=True):
+        joint_search.step(state, HeadOutputs(scores[::-1], piece.flip(0)))  # another continuation changes nothing
+        state = joint_search.step(state, HeadOutputs(scores, piece))
+    assert joint_search.finish(state, 5) == complete
+    assert joint_search.finish(state, 5) == complete  # finishing leaves the state as it was
+
+
+def test_internal_language_model_is_subtracted(joint_search: JointWordSearch) -> None:
+    """The estimate is the chain rule over tokens without acoustic input; its weight is relative to the transducer."""
+    trial, head = head_outputs(2), joint_search.head
+    weighted = replace(
+        joint_search, words=joint_search.words.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.4))
+    )
+    for h in weighted.search(trial, 4):
+        expected = 0.0
+        for i, token in enumerate(h.tokens):
+            predicted = head.predictor_proj(head.predictor(torch.tensor([h.tokens[:i]]).long().reshape(1, -1)))[0, -1]
+            logits = head.output(torch.tanh(head.encoder_proj.bias + predicted))
+            expected += logits[1:].log_softmax(-1)[token - 1].item()
+        assert h.scores["ilm"] == pytest.approx(expected, abs=1e-4)
+        heads = 1.5 * (h.scores["transducer"] - 0.4 * expected) + 0.5 * h.scores["ctc"]
+        silences = weighted.settings.silence_bonus * len(h.words)
+        assert h.scores["acoustic"] == pytest.approx(heads / 2.0 + silences, abs=1e-3)
+
+
 def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordSearch) -> None:
     """CTC favours one word, the transducer another; the larger weight decides."""
     trial = HeadOutputs(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5))
@@ -71,7 +108,7 @@ def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordS
         joint_search.head.output.weight[2, 0] = 9.0  # after nothing: b
         joint_search.head.output.weight[3, 2] = 9.0  # after b: silence
         joint_search.head.output.weight[0, 3] = 9.0  # after a silence: blanks
-    plain = DecodingConfig(beam=50, lm_weight=0.0)
+    plain = DecodingConfig(beam=50, lm_weight=0.0, ilm_weight=0.0)
     for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
         search = JointWordSearch(
             joint_search.words.with_settings(plain),
@@ -111,10 +148,47 @@ def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
     assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
 
 
+@pytest.mark.slow
+def test_weights_of_both_heads_are_tuned(run: Path, tmp_path: Path) -> None:
+    """Ranking by other weights equals a search with them, as far as the candidates are the same."""
+    weights = tmp_path / "weights.yaml"
+    tuned = tune(run, weights, head="both", beam=20, budget=5.0)
+    assert tuned.record.n_evaluations and read_decoding_config(weights)[0] == tuned.settings
+    words = decode(run, head="both", config=weights)
+    assert words.wer == tuned.wer and words.tuned_on_these
+
+
+def test_candidates_can_be_ranked_by_other_weights(joint_search: JointWordSearch) -> None:
+    trial, settings = head_outputs(3), joint_search.settings
+    other = settings.model_copy(update={"word_bonus": 2.0, "ilm_weight": 0.3, "lm_weight": 0.1})
+    scored = joint_search.scored_candidates(trial)
+    assert joint_search.rank(scored)[:3] == joint_search.search(trial, 3)
+    ranked = {h.words: h for h in joint_search.with_ranking(other).rank(scored)}
+    same = [h for h in joint_search.with_settings(other).search(trial, 50) if h.words in ranked]
+    assert len(same) > 2
+    for h in same:
+        assert ranked[h.words].total == pytest.approx(h.total, abs=1e-4)
+        assert ranked[h.words].scores == pytest.approx(h.scores, abs=1e-4)
+
+
+def test_default_head_depends_on_the_stages_completed(tmp_path: Path) -> None:
+    """Both heads if the transducer loss had a weight up to this checkpoint."""
+    source = ModelSource(Run(tmp_path), tmp_path, load_recipe("mode-ssm-small"), {})
+    assert choose_head(source, None) == "both"  # an average of checkpoints has no state
+    for step, index, began, expected in ((150, 1, 150, "ctc"), (151, 1, 150, "both"), (600, 4, 600, "both")):
+        write_json(tmp_path / "state.json", {"step": step, "progress": {"index": index, "began": began}})
+        assert choose_head(source, None) == expected
+    assert choose_head(source, "ctc") == "ctc"
+    without = replace(source, config=load_recipe("tiny"))
+    assert choose_head(without, None) == "ctc"
+    with pytest.raises(UserError, match="has no transducer"):
+        choose_head(without, "both")
+
+
 def test_joint_search_needs_a_transducer(run: Path, tmp_path: Path) -> None:
     scores = tmp_path / "scores.npz"
     scores.write_bytes(b"")
     with pytest.raises(UserError, match="needs a run folder"):
         decode(scores, head="both")
-    with pytest.raises(UserError, match="choose ctc or both"):
+    with pytest.raises(UserError, match="choose ctc, transducer, both"):
         decode(run, head="rnn")

@@ -196,14 +196,21 @@ def test_a_trial_without_a_hypothesis_is_empty_and_counted(files: Path, tmp_path
     scores = edited(files, tmp_path / "s.npz", logp=logp, lengths=[2, len(logp) - 2])
     (tmp_path / "r.jsonl").write_text('{"text": "see"}\n{"text": "the sea"}\n')
     for command in ("decode", "tune"):
-        arguments = [command, str(scores), "--lexicon", str(files / "lexicon.txt"), "--out", str(tmp_path / "o")]
+        arguments = [
+            command,
+            str(scores),
+            "--lexicon",
+            str(files / "lexicon.txt"),
+            "--out",
+            str(tmp_path / f"o-{command}"),
+        ]
         arguments += ["--lm", str(files / "lm.arpa"), "--references", str(tmp_path / "r.jsonl"), "--json"]
         arguments += ["--budget", "1"] if command == "tune" else []
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         summary = json.loads(result.stdout)
         assert summary["n_without_hypothesis"] == 1
         if command == "decode":
-            row = json.loads((tmp_path / "o").read_text().splitlines()[0])
+            row = json.loads((tmp_path / "o-decode").read_text().splitlines()[0])
             assert (row["text"], row["score"], row["nbest"], row["words"]) == ("", None, [], [])
             assert "1 trials have no hypothesis" in messages[-1]
 

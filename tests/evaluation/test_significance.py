@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from arcuate.evaluation.significance import Arm, contrast, difference, holm
+from arcuate.evaluation.metrics import Score
+from arcuate.evaluation.significance import Arm, bootstrap_interval, contrast, difference, holm
 from support.benchmarks import load
 
 calibration = load("paired_calibration")
@@ -83,3 +84,11 @@ def test_holm_adjusts_for_the_number_of_comparisons() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_interval_counts_trials_with_empty_references_as_the_rate_does() -> None:
+    scores = [Score(0, 0, 0, 10)] * 8 + [Score(0, 80, 0, 0)]  # insertions into a trial without reference
+    rate = sum(s.errors for s in scores) / sum(s.length for s in scores)
+    low, high = bootstrap_interval(scores)
+    assert low is not None and high is not None and low <= rate <= high and high > 0.9
+    assert bootstrap_interval([Score(0, 1, 0, 0)] * 3) == (None, None)

@@ -114,3 +114,26 @@ def test_decodings_are_not_overwritten_by_their_submission(tmp_path: Path) -> No
         submit(hyps, hyps)
     with pytest.raises(UserError, match="is a folder"):
         submit(hyps, tmp_path)
+
+
+def test_gaps_and_other_splits_are_refused_by_name(tmp_path: Path) -> None:
+    gap = write(tmp_path / "h.jsonl", *(line(f"t15.2023.11.04/test/{n:04d}", "yes") for n in (0, 1, 3)))
+    with pytest.raises(UserError, match=r"1 trials are missing, the first is trial 2 of t15\.2023\.11\.04"):
+        submit(gap, tmp_path / "s.csv")
+    other = write(tmp_path / "v.jsonl", *(line(f"t15.2023.11.04/val/{n:04d}", "yes") for n in (0, 1)))
+    with pytest.raises(UserError, match=r"line 1: t15\.2023\.11\.04/val/0000 is a trial of the split val, not test"):
+        submit(other, tmp_path / "s.csv")
+    assert not (tmp_path / "s.csv").exists()
+    assert submit(other, tmp_path / "s.csv", split="val").n_rows == 2
+
+
+def test_only_earlier_submissions_are_replaced(tmp_path: Path) -> None:
+    hyps = write(tmp_path / "h.jsonl", line("t15.2023.11.04/test/0000", "yes"))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("Remember the milk.\n")
+    for form in ("b2t25", "b2t24"):
+        with pytest.raises(UserError, match="not an earlier"):
+            submit(hyps, notes, format=form)
+        for _ in range(2):
+            submit(hyps, tmp_path / form, format=form)
+    assert notes.read_text() == "Remember the milk.\n"

@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import RunningStatistics, Statistics
+from arcuate.decoding.joint import HeadOutputs
 from arcuate.errors import UserError
 from arcuate.live.engine import make_engine
-from arcuate.models.config import AnyEncoderSettings, GRUSettings
+from arcuate.models.config import AnyEncoderSettings, GRUSettings, TransducerSettings
 from arcuate.models.model import Model
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
 from support.live_parts import small_decoder, small_model, small_search
@@ -100,6 +102,60 @@ def test_streams_over_one_set_of_weights_are_independent(model, n, random):
         streams[i].push(left[i].pop(0))
     for stream, (bins, session, past) in zip(streams, trials, strict=True):
         assert_same_text(stream.finish(), offline(model, bins, session, past)[1])
+
+
+TRANSDUCERS = [
+    TransducerSettings(enabled=True, width=8, context=2, dropout=0.0),
+    TransducerSettings(enabled=True, width=8, predictor="lstm", dropout=0.0),
+]
+
+
+@settings(quick, max_examples=25)
+@given(
+    st.sampled_from(TRANSDUCERS),
+    st.integers(0, 3),
+    st.sampled_from(["transducer", "both"]),
+    st.booleans(),
+    st.integers(1, 90),
+    st.lists(st.integers(0, 90), max_size=5),
+)
+def test_any_chunking_gives_the_offline_result_with_a_transducer(transducer, seed, head, words, n, cuts):
+    """Tokens, words and scores of the n-best list, by the transducer or by both heads."""
+    model = small_model(seed=seed, transducer=transducer)
+    engine = make_engine(model, SEARCH if words else None, head=head)
+    bins = trial_bins(n, seed=seed)
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(bins)[None], torch.tensor([n]), torch.tensor([1]))
+    expected = engine.joint.search(HeadOutputs(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0]), 3)
+    stream = StreamingDecoder(engine)
+    for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
+        for first, last in chosen:
+            stream.push(bins[first:last])
+        found = stream.finish_nbest(3)
+        assert [h.total for h in found] == pytest.approx([h.total for h in expected], abs=1e-2)
+        if len(expected) > 1 and expected[0].total - expected[1].total < NEAR_TIE:
+            continue  # either may come first
+        assert (found[0].words, found[0].text) == (expected[0].words, expected[0].text)
+        assert found[0].scores == pytest.approx(expected[0].scores, abs=1e-2)
+        if not words:
+            assert found[0].tokens == expected[0].tokens
+
+
+def test_partial_results_of_both_heads() -> None:
+    """Phonemes so far come from both heads; words come from CTC, and none is settled before the end."""
+    model = small_model(transducer=TRANSDUCERS[0])
+    phonemes = StreamingDecoder(make_engine(model, None, head="both"))
+    partial = phonemes.push(trial_bins(80))
+    state = phonemes._now.search
+    assert partial.words == tuple(CLASSES[t] for t in phonemes.engine.joint.partial(state))
+    assert partial.words and partial.n_settled == 0
+    words = StreamingDecoder(make_engine(model, SEARCH, head="both"))
+    by_ctc = StreamingDecoder(make_engine(model, SEARCH))
+    partial, expected = words.push(trial_bins(80)), by_ctc.push(trial_bins(80))
+    assert partial.words == expected.words and partial.n_settled == 0
+    assert words.partial_nbest(2) == by_ctc.nbest(2)
+    with pytest.raises(UserError, match="needs bins"):
+        words.push_log_probs(np.full((2, len(CLASSES)), -np.log(len(CLASSES)), np.float32))
 
 
 def test_reset_leaves_nothing_behind() -> None:

@@ -165,6 +165,15 @@ def test_a_second_viewer_joins_and_sees_the_same(page, browser, served: Served) 
     other.close()
 
 
+def test_the_play_button_shows_what_it_does(page) -> None:
+    assert page.is_visible("#play .pause") and not page.is_visible("#play .resume")
+    page.click("#play")
+    page.wait_for_selector("#play .resume", state="visible")
+    assert not page.is_visible("#play .pause") and page.get_attribute("#play", "aria-label") == "Resume"
+    page.click("#play")
+    page.wait_for_selector("#play .pause", state="visible")
+
+
 def test_keys_pause_speed_and_close(page) -> None:
     page.keyboard.press(" ")
     page.wait_for_selector("#state[data-state=paused]")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import arcuate.evaluation.trials
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeamSearch
+from arcuate.decoding.joint import JointBeamSearch, JointTokenSearch
+from arcuate.decoding.transducer import TransducerGreedySearch
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
@@ -178,18 +178,20 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
     few = ["encoder.width=8", "transducer={enabled: true, width: 8}", "train.steps=1", "train.log_every=1"]
     train("tiny", cohort_store, tmp_path / "run", overrides=few)
     run, used = open_run(tmp_path / "run"), set()
-    for name in ("TransducerGreedySearch", "TransducerBeamSearch", "JointBeamSearch"):
-        make = getattr(arcuate.evaluation.trials, name)
-        monkeypatch.setattr(make, "search", lambda searcher, *inputs: [EMPTY_HYPOTHESIS])
-        noting = lambda head, *width, name=name, make=make: used.add((name, *width)) or make(head, *width)
-        monkeypatch.setattr(arcuate.evaluation.trials, name, noting)
+
+    def note(*made):
+        used.add(made)
+        return [EMPTY_HYPOTHESIS]
+
+    monkeypatch.setattr(TransducerGreedySearch, "search", lambda searcher, frames: note("greedy"))
+    monkeypatch.setattr(JointTokenSearch, "search", lambda s, trial: note("beam", s.width, s.weights.ctc))
     for options, made, expected in (
-        ({"head": "transducer"}, ("TransducerBeamSearch", 8), {"search": "beam", "beam": 8}),
-        ({"head": "transducer", "beam": 3}, ("TransducerBeamSearch", 3), {"search": "beam", "beam": 3}),
-        ({"head": "transducer", "search": "greedy"}, ("TransducerGreedySearch",), {"search": "greedy"}),
+        ({"head": "transducer"}, ("beam", 8, 0.0), {"search": "beam", "beam": 8}),
+        ({"head": "transducer", "beam": 3}, ("beam", 3, 0.0), {"search": "beam", "beam": 3}),
+        ({"head": "transducer", "search": "greedy"}, ("greedy",), {"search": "greedy"}),
         (
             {"head": "both", "search": "beam", "beam": 5},
-            ("JointBeamSearch", 5),
+            ("beam", 5, 0.3),
             {"search": "beam", "beam": 5},
         ),
     ):

@@ -15,7 +15,7 @@ from arcuate.language.ngram.text import make_vocabulary
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.engine import make_engine
-from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings
+from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings, TransducerSettings
 from arcuate.models.model import Model
 
 # every phoneme is a word, and so are some pairs, so that any output of a random model has words
@@ -60,12 +60,20 @@ def small_search() -> WordSearch:
 
 
 def small_model(
-    n_channels: int = 6, normalise: str = "none", seed: int = 0, sessions: tuple[str, ...] = ("day1", "day2")
+    n_channels: int = 6,
+    normalise: str = "none",
+    seed: int = 0,
+    sessions: tuple[str, ...] = ("day1", "day2"),
+    transducer: TransducerSettings | None = None,
 ) -> Model:
     torch.manual_seed(seed)
     front_end = FrontEndSettings(normalise=normalise, rolling_bins=200)
     config = ModelConfig(
-        settings=ModelSettings(front_end=front_end, encoder=GRUSettings(width=12, depth=2)),
+        settings=ModelSettings(
+            front_end=front_end,
+            encoder=GRUSettings(width=12, depth=2),
+            transducer=transducer or TransducerSettings(),
+        ),
         n_channels=n_channels,
         sessions=sessions,
         classes=CLASSES,
@@ -73,6 +81,9 @@ def small_model(
     model = Model(config).eval()
     with torch.no_grad():
         model.head.weight.mul_(6.0)
+        if model.transducer is not None:  # sharper than at the start, so that hypotheses differ
+            for parameter in model.transducer.parameters():
+                parameter.mul_(3.0)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from arcuate.data.batching import PlannedBatches, make_plan
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import Recipe, load_recipe
@@ -21,6 +22,13 @@ def make_recipe(*overrides: str) -> Recipe:
     return load_recipe("tiny", [*DETERMINISTIC, *overrides])
 
 
-def make_state(store: Store, recipe: Recipe, folder: Path) -> TrainingState:
+def make_state(store: Store, recipe: Recipe, folder: Path, precision: str = "fp32") -> TrainingState:
     model = build_model(recipe, store, select(store, recipe.data, recipe.front_end.patch.count_frames))
-    return TrainingState(model, recipe, create_run(folder, recipe, {}), "fp32")
+    return TrainingState(model, recipe, create_run(folder, recipe, {}), precision)
+
+
+def planned_batches(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
+    """The training sequence of a recipe, or the part of one process in it."""
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, share)

@@ -275,6 +275,7 @@ def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path:
     from safetensors.torch import load_file
 
     still = [*model, "front_end.session_layer.dropout=0", "ema.decay=0", "train.steps=12"]
+    still += ["data.batching.batch_size=5", "data.workers=0"]  # three trials for one process, two for the other
     alone, both = tmp_path / "alone", tmp_path / "both"
     subprocess.run(command(cohort_store, alone, *still), check=True, capture_output=True)
     done = subprocess.run(shared_command(cohort_store, both, *still), capture_output=True, text=True)
@@ -285,6 +286,8 @@ def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path:
     assert [r["step"] for r in metrics(both)] == [r["step"] for r in metrics(alone)]
     for a, b in zip(metrics(alone), metrics(both), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+        for name in ("n_trials", "blank_share", "length_ratio") if a["split"] == "train" else ():
+            assert a[name] == pytest.approx(b[name], rel=2e-2, abs=1e-3), name
 
 
 @pytest.mark.slow

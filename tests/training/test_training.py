@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from arcuate.data.batching import Batch, PlannedBatches, make_plan
-from arcuate.data.selection import select
+from arcuate.data.batching import Batch
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe
 from arcuate.experiments.train import train
 from arcuate.files import read_jsonl
 from arcuate.training.callbacks import Callback, Stop
@@ -20,15 +18,9 @@ from arcuate.training.environment import Distributed, choose_precision
 from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training
-from support.training import make_recipe, make_state
+from support.training import make_recipe, make_state, planned_batches
 
 CPU = torch.device("cpu")
-
-
-def batches_of(store: Store, recipe: Recipe, share: tuple[int, int] = (0, 1)) -> PlannedBatches:
-    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec, share)
 
 
 def gradients(state: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tensor]:
@@ -39,7 +31,7 @@ def gradients(state: TrainingState, drawn: list[Batch]) -> dict[str, torch.Tenso
 def test_accumulation_weights_every_trial_equally(cohort_store: Path, tmp_path: Path) -> None:
     """Two batches of different size give the gradient of the mean over all their trials, not of their means."""
     store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=6")
-    planned = batches_of(store, recipe)
+    planned = planned_batches(store, recipe)
     drawn = [planned[p] for p in range(planned.plan.batches_per_epoch)][:8]
     drawn = sorted(drawn, key=lambda b: b.n_counted)
     few, many = drawn[0], drawn[-1]
@@ -54,7 +46,7 @@ def test_accumulation_weights_every_trial_equally(cohort_store: Path, tmp_path: 
 
 def test_process_without_trials_has_zero_gradients(cohort_store: Path, tmp_path: Path) -> None:
     store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=1")
-    idle = batches_of(store, recipe, share=(1, 2))[0]
+    idle = planned_batches(store, recipe, share=(1, 2))[0]
     assert (idle.n_counted, idle.n_trials, len(idle.trials)) == (0, 1, 1)
     assert all(not g.any() for g in gradients(make_state(store, recipe, tmp_path / "run"), [idle]).values())
 
@@ -67,7 +59,7 @@ def test_absent_sessions_are_skipped_or_updated_by_momentum(
     recipe = make_recipe(
         f"optimizer.absent_sessions={absent}", "data.batching={kind: sessions, n_sessions: 1, n_trials: 2}"
     )
-    state, planned = make_state(store, recipe, tmp_path / "run"), batches_of(store, recipe)
+    state, planned = make_state(store, recipe, tmp_path / "run"), planned_batches(store, recipe)
     first = planned[0]
     other = next(b for b in (planned[p] for p in range(1, 50)) if b.session[0] != first.session[0])
     layer = state.model.front_end.session_layer.weights[int(first.session[0])]

@@ -78,8 +78,8 @@ class OnlineAdapter:
     ) -> SessionState:
         """Start a session with its own layer if the model has one, else with that of the nearest known session.
 
-        `reference` is the input of that known session (`input_statistics` of its trials), required by `statistics`.
-        `expected`: confidence on known sessions; without it, steps are not scaled down.
+        `reference` holds the `input_statistics` of that known session's trials; required by the method `statistics`.
+        `expected` is the confidence on known sessions; without it, steps are not scaled down.
         """
         if self.settings.method == "statistics" and reference is None:
             raise UserError(
@@ -303,7 +303,7 @@ def adam_step(
 ) -> tuple[AffineLayer, AdamMoments]:
     """Adam step (Kingma & Ba 2015) that moves no weight by more than `lr` and stays within `max_distance`.
 
-    With `gains` the weight gradients are those of the gains of columns, and columns keep their direction.
+    With `gains`, only a gain per column of the weight is learnt, and `gradients` holds the gradients of these gains.
     """
     n = moments.n + 1
     moved, means, squares = [], [], []

@@ -27,12 +27,12 @@ def ablate(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
     split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[
-        str, typer.Option(help="Checkpoint to score: last (a diverged run counts as diverged) or best.")
+        str, typer.Option(help="Checkpoint to score: last (late divergence shows in the score) or best.")
     ] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Find which change caused a difference: vary one factor at a time, in both directions, over seeds."""
+    """Find which change caused a difference: apply each factor alone, and all factors but one, over several seeds."""
     from arcuate.experiments.ablation import ablate as train_arms
 
     with progress("training") as report:

@@ -151,6 +151,14 @@ Beam = Annotated[
 Threshold = Annotated[
     float | None, typer.Option("--threshold", help="Largest score difference from the best beam entry, in nats.")
 ]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        help="With a run folder: ctc, transducer or both; default: both if the transducer was trained.",
+        autocompletion=complete_from("ctc", "transducer", "both"),
+    ),
+]
 SplitName = Annotated[str, typer.Option("--split", help="With a run folder: val, test, dev or train.")]
 MovedStore = Annotated[
     Path | None, typer.Option("--data", help="With a run folder: path of the store, if moved after training.")
@@ -165,13 +173,13 @@ ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder wri
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
 ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
 SessionName = Annotated[
-    str | None, typer.Option("--session", help="Session to replay; with live input, session layer to decode with.")
+    str | None, typer.Option("--session", help="Session to replay; for live sources, the session whose layer is used.")
 ]
 Adapt = Annotated[
     str | None,
     typer.Option(
         "--adapt",
-        help="Online adaptation, known or new session: none, statistics, one-step, replay or entropy.",
+        help="Method of online adaptation to a known or new session: none, statistics, one-step, replay or entropy.",
         autocompletion=complete_method,
     ),
 ]

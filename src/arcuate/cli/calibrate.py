@@ -19,7 +19,10 @@ def calibrate(
         Path | None, typer.Option("--run", help="Run folder to write; default: RUN-SESSION beside RUN.")
     ] = None,
     curve: Annotated[
-        str | None, typer.Option(help="Numbers of sentences on the curve, such as 5,10,20; or none.")
+        str | None,
+        typer.Option(
+            help="Points of the calibration curve, as numbers of sentences, such as 5,10,20; none = no curve."
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, such as other_lr_factor=0 or init=mean.")

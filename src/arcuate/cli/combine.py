@@ -14,7 +14,9 @@ from arcuate.cli.console import out as console
 def combine(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="A .jsonl file with candidates per trial; or several runs, .jsonl or .npz files."),
+        typer.Argument(
+            help="Several runs, .jsonl or .npz files; or one .jsonl file with several candidates per trial."
+        ),
     ],
     method: Annotated[
         str, typer.Option(help="linear, mbr or rover on words; arithmetic or geometric on frame scores; or auto.")
@@ -23,8 +25,10 @@ def combine(
     label: Annotated[str | None, typer.Option(help="With runs: read results/<split>.<label>.jsonl.")] = None,
     votes: Annotated[str, typer.Option(help="Vote weights of the systems: equal or agreement.")] = "equal",
     scale: Annotated[float, typer.Option(min=0.0, help="Factor on scores before the softmax.")] = 1.0,
-    lm: Annotated[str | None, typer.Option(help="n-gram model as a feature of linear.")] = None,
-    llm: Annotated[Path | None, typer.Option(help="Causal language model as a feature of linear.")] = None,
+    lm: Annotated[str | None, typer.Option(help="With --method linear: n-gram model whose score is a feature.")] = None,
+    llm: Annotated[
+        Path | None, typer.Option(help="With --method linear: causal language model whose score is a feature.")
+    ] = None,
     fit: Annotated[
         bool,
         typer.Option(

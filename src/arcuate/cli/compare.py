@@ -16,7 +16,9 @@ def compare(
         str, typer.Option(help="val, test, dev or train; runs without results on it are evaluated.")
     ] = "val",
     label: Annotated[str | None, typer.Option(help="Compare results/<split>.<label>.jsonl.")] = None,
-    over: Annotated[str, typer.Option(help="Sampling unit: trials (of the same sessions) or sessions.")] = "trials",
+    over: Annotated[
+        str, typer.Option(help="Unit of resampling: trials (within fixed sessions) or sessions.")
+    ] = "trials",
     html: Annotated[
         Path | None, typer.Option("--html", help="Write an HTML page with curves and differences to this file.")
     ] = None,

@@ -8,6 +8,7 @@ import typer
 from arcuate.cli.app import (
     AddedWords,
     Beam,
+    Head,
     Json,
     LexiconFile,
     LmFile,
@@ -42,13 +43,13 @@ def decode(
     word: AddedWords = None,
     split: SplitName = "val",
     data: MovedStore = None,
-    head: Annotated[str, typer.Option(help="With a run folder: ctc, or both (CTC and transducer heads).")] = "ctc",
+    head: Head = None,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
     as_json: Json = False,
 ) -> None:
-    """Decode frame scores to words, with a pronunciation lexicon and a language model."""
+    """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
     with progress("loading") as report:

@@ -33,7 +33,7 @@ def evaluate(
     adapt: Annotated[
         str | None,
         typer.Option(
-            help="Online adaptation, known and new sessions: none, statistics, one-step, replay or entropy.",
+            help="Method of online adaptation to known or new sessions: none, statistics, one-step, replay or entropy.",
             autocompletion=complete_method,
         ),
     ] = None,

@@ -9,6 +9,7 @@ from arcuate.cli.app import (
     Adapt,
     AdaptSetting,
     Beam,
+    Head,
     LexiconFile,
     LmFile,
     ModelPath,
@@ -44,6 +45,7 @@ def live(
     no_words: NoWords = False,
     config: WeightsFile = None,
     beam: Beam = None,
+    head: Head = None,
     llm: Annotated[Path | None, typer.Option(help="Causal language model that rescores every sentence.")] = None,
     data: ReplayedStore = None,
     split: Annotated[str, typer.Option(help="Split to replay: val, test, train or all.")] = "val",
@@ -63,10 +65,11 @@ def live(
         float | None, typer.Option(min=0.1, max=60.0, help="Seconds of silence that end a sentence.")
     ] = None,
     closed: Annotated[
-        bool, typer.Option("--closed", help="Decode nothing until the gate is opened on the page.")
+        bool, typer.Option("--closed", help="Start closed: decode nothing until opened on the page.")
     ] = False,
     phrase: Annotated[
-        str | None, typer.Option(help="Show nothing until this sentence is decoded or the gate is opened on the page.")
+        str | None,
+        typer.Option(help="Start closed: show nothing until this sentence is decoded or the page opens the gate."),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[str, typer.Option(help="URL of the Redis server.")] = "redis://127.0.0.1:6379",
@@ -87,6 +90,7 @@ def live(
             lexicon=lexicon,
             decoding=config,
             beam=beam,
+            head=head,
             llm=llm,
             data=data,
             split=split,

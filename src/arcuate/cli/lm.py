@@ -10,12 +10,15 @@ from rich.text import Text
 from arcuate.cli.app import Force, Json, SeveralNumbers, app
 from arcuate.cli.console import emit_json, out, percent, progress
 
-_lm_app = typer.Typer(help="Language models: import, build, score, mix, describe, export.", no_args_is_help=True)
+_lm_app = typer.Typer(help="Language models: import, build, score, mix, info, export.", no_args_is_help=True)
 
 _ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
 _OutFile = Annotated[Path, typer.Argument(help="Model file to write.")]
 _Against = Annotated[
-    Path | None, typer.Option(help="Evaluation text; report how many of its sentences are in the training text.")
+    Path | None,
+    typer.Option(
+        help="Evaluation text to check for leakage: report how many of its sentences are in the model's training text."
+    ),
 ]
 
 
@@ -44,7 +47,9 @@ def lm_build(
         list[int] | None,
         typer.Option(help="Drop n-grams with counts up to this value, one value per order, e.g. --prune 0 0 1."),
     ] = None,
-    more: Annotated[list[Path] | None, typer.Option("--more", help="Further text; can be repeated.")] = None,
+    more: Annotated[
+        list[Path] | None, typer.Option("--more", help="Additional text to train on; can be repeated.")
+    ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Normalise sentences as for the word error rate.")
     ] = False,

@@ -9,7 +9,7 @@ from rich.text import Text
 from arcuate.cli.app import Json, OverrideList, RecipeName, WithSettings, app, complete_recipe
 from arcuate.cli.console import emit_json, out, print_table
 
-_recipes_app = typer.Typer(help="List the recipes, show one, compare two, list all settings.", no_args_is_help=True)
+_recipes_app = typer.Typer(help="List the recipes, show one, diff two, list all settings.", no_args_is_help=True)
 app.add_typer(_recipes_app, name="recipes")
 
 

@@ -12,7 +12,13 @@ from arcuate.cli.console import emit_json, out
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    split: Annotated[str | None, typer.Option(help="Results to show.", autocompletion=complete_from(*SPLITS))] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Split whose results are shown; default: the first evaluated of val, test, dev, train.",
+            autocompletion=complete_from(*SPLITS),
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about a run."""

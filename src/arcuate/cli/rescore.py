@@ -23,7 +23,10 @@ def rescore(
     acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
     length: Annotated[float | None, typer.Option(help="Word bonus, in nats.")] = None,
     n_best: Annotated[
-        int | None, typer.Option("--n-best", "--nbest", min=1, help="Use only the first entries of each list.")
+        int | None,
+        typer.Option(
+            "--n-best", "--nbest", min=1, help="Number of hypotheses per list to rescore, best first; default: all."
+        ),
     ] = None,
     context: Annotated[Path | None, typer.Option(help="File with a text that precedes every sentence.")] = None,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-fitting.")] = 5,

@@ -29,7 +29,10 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random draws.")] = 0,
     later: Annotated[
         str,
-        typer.Option(help="Additional sessions, as days after the last session, such as 5,8.", metavar="DAYS"),
+        typer.Option(
+            help="Additional sessions: for each, the number of days after the last regular session, such as 5,8.",
+            metavar="DAYS",
+        ),
     ] = "",
     force: Force = False,
     as_json: Json = False,

@@ -7,6 +7,7 @@ import typer
 
 from arcuate.cli.app import (
     Beam,
+    Head,
     Json,
     LexiconFile,
     LmFile,
@@ -38,6 +39,7 @@ def tune(
     ] = 0,
     split: SplitName = "val",
     data: MovedStore = None,
+    head: Head = None,
     as_json: Json = False,
 ) -> None:
     """Tune the search weights of `decode` on trials with references."""
@@ -57,6 +59,7 @@ def tune(
             folds=folds,
             split=split,
             data=data,
+            head=head,
             progress=report,
         )
     if as_json:

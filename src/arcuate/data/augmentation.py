@@ -2,76 +2,113 @@
 
 Every draw is a function of (seed, position in the training sequence, trial). Padding, the number of workers and the
 other trials of the batch do not affect it.
+
+The positions of masks and cuts are drawn on the CPU, noise on the device of the bins, each from a generator per trial;
+everything else is one call for the batch. So nothing is read back from the device. On a CPU one generator draws both.
 """
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from arcuate.data.batching import to_device
 from arcuate.data.config import AugmentationConfig
 from arcuate.seeds import derive_seed
 
 
 def augment(
-    bins: torch.Tensor,
-    n_bins: torch.Tensor,
+    bins: Tensor,
+    n_bins: Tensor,
     trial_ids: Sequence[str],
     settings: AugmentationConfig,
     seed: int,
     position: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Augmented copies of normalised bins (B, T, C), and their lengths."""
-    out = bins.clone()
+) -> tuple[Tensor, Tensor]:
+    """Augmented copies of normalised bins (B, T, C), and their lengths; pass `n_bins` (B,) on the CPU."""
+    lengths = n_bins.tolist()
+    draws = _Draws(bins, settings)
     copies: dict[str, int] = {}
-    for i, (trial, length) in enumerate(zip(trial_ids, n_bins.tolist(), strict=True)):
+    for i, (trial, length) in enumerate(zip(trial_ids, lengths, strict=True)):
         copies[trial] = copies.get(trial, -1) + 1  # drawn with replacement, a trial may occur twice
-        generator = torch.Generator(device=bins.device)
-        generator.manual_seed(derive_seed(seed, position, trial, copies[trial]))
-        noisy = _add_noise(bins[i, :length], settings, generator)
-        out[i, :length] = mask_trial(noisy, settings, generator)
+        draws.draw(i, length, derive_seed(seed, position, trial, copies[trial]))
+    valid = torch.arange(bins.shape[1], device=bins.device) < to_device(n_bins, bins.device)[:, None]  # (B, T)
+    out = draws.apply(bins, valid[..., None], lengths)
     cut = draw_cut(settings, seed, position)
     return out[:, cut:], (n_bins - cut).clamp(min=1) if cut else n_bins
 
 
-def _add_noise(bins: torch.Tensor, settings: AugmentationConfig, generator: torch.Generator) -> torch.Tensor:
-    """Gain, white noise, offset and random walk on one trial (T, C) without its padding."""
-    n_bins, n_channels = bins.shape
+class _Draws:
+    """All random numbers of a batch; tensors that the settings do not need are None."""
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=bins.device, dtype=bins.dtype)
+    def __init__(self, bins: Tensor, settings: AugmentationConfig) -> None:
+        n_trials, n_bins, n_channels = bins.shape
+        self.settings, self.device = settings, bins.device
 
-    if settings.gain_sd > 0:
-        identity = torch.eye(n_channels, device=bins.device, dtype=bins.dtype)
-        bins = bins @ (identity + settings.gain_sd * draw(n_channels, n_channels))
-    if settings.white_noise_sd > 0:
-        bins = bins + settings.white_noise_sd * draw(n_bins, n_channels)
-    if settings.offset_sd > 0:
-        bins = bins + settings.offset_sd * draw(1, n_channels)
-    if settings.random_walk_sd > 0:
-        axis = 1 if settings.random_walk_axis == "channel" else 0
-        bins = bins + torch.cumsum(settings.random_walk_sd * draw(n_bins, n_channels), dim=axis)
-    return bins
+        def zeros(sd: float, *shape: int) -> Tensor | None:
+            return bins.new_zeros(n_trials, *shape) if sd > 0 else None
+
+        self.gain = zeros(settings.gain_sd, n_channels, n_channels)
+        self.white = zeros(settings.white_noise_sd, n_bins, n_channels)
+        self.offset = zeros(settings.offset_sd, 1, n_channels)
+        self.walk = zeros(settings.random_walk_sd, n_bins, n_channels)
+        self.speckle = None
+        if settings.speckle > 0:
+            self.speckle = torch.ones(bins.shape, device=bins.device)  # 1: never masked
+        self.masked_bins = torch.zeros(n_trials, n_bins, dtype=torch.bool)  # on the CPU
+        self.masked_channels = torch.zeros(n_trials, n_channels, dtype=torch.bool)
+
+    def draw(self, i: int, length: int, seed: int) -> None:
+        """Draw the numbers of trial `i`, always in the same order."""
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        on_cpu = generator if self.device.type == "cpu" else torch.Generator().manual_seed(seed)
+        for whole_trial, values in ((True, self.gain), (False, self.white), (True, self.offset), (False, self.walk)):
+            if values is not None:
+                (values[i] if whole_trial else values[i, :length]).normal_(generator=generator)
+        draw_masks(self.masked_bins[i, :length], self.masked_channels[i], self.settings, on_cpu)
+        if self.speckle is not None:
+            self.speckle[i, :length].uniform_(generator=generator)
+
+    def apply(self, bins: Tensor, valid: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The augmented bins; padding (not `valid`) stays as it is."""
+        settings, out = self.settings, bins.clone()
+        if self.gain is not None:
+            identity = torch.eye(bins.shape[2], device=bins.device, dtype=bins.dtype)
+            for i, length in enumerate(lengths):
+                out[i, :length] = bins[i, :length] @ (identity + settings.gain_sd * self.gain[i])
+        if self.white is not None:
+            out = out + settings.white_noise_sd * self.white
+        if self.offset is not None:
+            out = out + settings.offset_sd * self.offset
+        if self.walk is not None:
+            axis = 2 if settings.random_walk_axis == "channel" else 1
+            out = out + torch.cumsum(settings.random_walk_sd * self.walk, dim=axis)
+        out = torch.where(valid, out, bins)
+        if bool(self.masked_bins.any()):
+            out = out.masked_fill_(to_device(self.masked_bins, bins.device)[..., None], 0.0)
+        if bool(self.masked_channels.any()):
+            out = out.masked_fill_(to_device(self.masked_channels, bins.device)[:, None] & valid, 0.0)
+        if self.speckle is not None:
+            out = out.masked_fill_(self.speckle < settings.speckle, 0.0)
+        return out
 
 
-def mask_trial(bins: torch.Tensor, settings: AugmentationConfig, generator: torch.Generator) -> torch.Tensor:
-    """One trial (T, C) with runs of bins, groups of channels or single values set to 0, their mean."""
-    n_bins, n_channels = bins.shape
-    masked = torch.zeros(bins.shape, dtype=torch.bool, device=bins.device)
+def draw_masks(
+    masked_bins: Tensor, masked_channels: Tensor, settings: AugmentationConfig, generator: torch.Generator
+) -> None:
+    """Mark runs of bins (T,) and groups of channels (C,) of one trial that are set to 0, their mean."""
+    n_bins, n_channels = len(masked_bins), len(masked_channels)
     time, features = settings.time_masks, settings.feature_masks
     if time.n_masks and _uniform(generator) < time.probability:
         max_width = time.max_bins if time.max_bins is not None else int((time.max_fraction or 0.0) * n_bins)
         n_masks = time.n_masks if time.fixed_count else _randint(time.n_masks, generator) + 1
         for start, width in _draw_masks(n_masks, min(max_width, n_bins), n_bins, generator):
-            masked[start : start + width] = True
+            masked_bins[start : start + width] = True
     if features.n_masks and _uniform(generator) < features.probability:
         n_masks = _randint(features.n_masks, generator) + 1
         max_width = min(features.max_channels, n_channels)
         for start, width in _draw_masks(n_masks, max_width, n_channels, generator):
-            masked[:, start : start + width] = True
-    if settings.speckle > 0:
-        draws = torch.rand(bins.shape, generator=generator, device=bins.device)
-        masked |= draws < settings.speckle
-    return bins.masked_fill(masked, 0.0) if bool(masked.any()) else bins
+            masked_channels[start : start + width] = True
 
 
 def draw_cut(settings: AugmentationConfig, seed: int, position: int) -> int:
@@ -89,7 +126,7 @@ def _draw_masks(n_masks: int, max_width: int, length: int, generator: torch.Gene
 
 
 def _uniform(generator: torch.Generator) -> float:
-    return float(torch.rand((), generator=generator, device=generator.device))
+    return float(torch.rand((), generator=generator))
 
 
 def _randint(n: int, generator: torch.Generator) -> int:

@@ -5,11 +5,11 @@ workers or another process draws the same batches.
 """
 
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -86,6 +86,11 @@ def padding_waste(batches: Sequence[Sequence[int]], n_bins: Sequence[int]) -> fl
     return 1.0 - sum(n_bins[i] for batch in batches for i in batch) / padded
 
 
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a CPU tensor to the device without waiting for the work queued there, which pageable memory would."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
 @dataclass(frozen=True)
 class BatchStatistics:
     """Mean and SD for normalisation, of the trial's block or (rolling) of the bins before the trial.
@@ -98,32 +103,70 @@ class BatchStatistics:
     n_bins: torch.Tensor  # (B,)
 
     def to(self, device: torch.device) -> "BatchStatistics":
-        return BatchStatistics(self.mean.to(device), self.sd.to(device), self.n_bins.to(device))
+        return self._map(lambda t: t.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "BatchStatistics":
+        return self._map(torch.Tensor.pin_memory)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.mean, self.sd, self.n_bins
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "BatchStatistics":
+        return BatchStatistics(*map(change, self.tensors()))
+
+
+_ON_DEVICE = ("bins", "n_bins", "tokens", "n_tokens")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded trials with their true lengths."""
+    """Padded trials with their true lengths.
+
+    Lengths and sessions are also known on the host (`lengths`, `token_lengths`, `session`), so that a training step
+    never has to read them back from the device.
+    """
 
     bins: torch.Tensor  # (B, T, C) float32, zero beyond each true length
     n_bins: torch.Tensor  # (B,) int64
     tokens: torch.Tensor  # (B, U) int64, zero beyond each true length
     n_tokens: torch.Tensor  # (B,) int64
-    session: torch.Tensor  # (B,) int64, index into the model's sessions
+    session: torch.Tensor  # (B,) int64, index into the model's sessions; stays on the CPU
     statistics: BatchStatistics | None
     trials: tuple[TrialInfo, ...]
     position: int  # index in the training sequence; 0 outside training
     n_counted: int  # trials that enter the loss; 0 if a process without trials of its own repeats one
     n_trials: int  # trials of the batch over all processes that share it
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """`n_bins` on the host."""
+        return tuple(t.n_bins for t in self.trials)
+
+    @property
+    def token_lengths(self) -> tuple[int, ...]:
+        """`n_tokens` on the host."""
+        return tuple(len(t.tokens or ()) for t in self.trials)
+
     def to(self, device: torch.device) -> "Batch":
+        """Copy to a device; the copies of a pinned batch do not block the host."""
         if device.type == "cpu":
             return self
-        moved = {
-            name: getattr(self, name).to(device, non_blocking=True)
-            for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
-        }
-        statistics = None if self.statistics is None else self.statistics.to(device)
+        return self._map(lambda t: t.to(device, non_blocking=True), lambda s: s.to(device))
+
+    def pin_memory(self) -> "Batch":
+        """Copy to pinned memory; called by the data loader."""
+        return self._map(torch.Tensor.pin_memory, BatchStatistics.pin_memory)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors that `to` copies."""
+        own = tuple(getattr(self, name) for name in _ON_DEVICE)
+        return own if self.statistics is None else (*own, *self.statistics.tensors())
+
+    def _map(
+        self, change: Callable[[torch.Tensor], torch.Tensor], also: Callable[[BatchStatistics], BatchStatistics]
+    ) -> "Batch":
+        statistics = None if self.statistics is None else also(self.statistics)
+        moved: dict[str, Any] = {name: change(getattr(self, name)) for name in _ON_DEVICE}
         return replace(self, statistics=statistics, **moved)
 
 
@@ -211,6 +254,31 @@ def training_batches(
         worker_init_fn=_ignore_signals,  # two batches per worker are prefetched
         pin_memory=pin_memory,
     )
+
+
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device. On a GPU each is copied on a stream of its own while the one before it is in use."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield batch.to(device)
+        return
+    stream = torch.cuda.Stream(device)
+
+    def copy_next() -> Batch | None:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(stream):
+            return batch.to(device)
+
+    copied = copy_next()
+    while copied is not None:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
+        for tensor in copied.tensors():
+            tensor.record_stream(current)  # its memory was allocated on the other stream
+        ready, copied = copied, copy_next()  # queued before the step that uses `ready`
+        yield ready
 
 
 def _ignore_signals(worker: int) -> None:

@@ -10,7 +10,7 @@ from arcuate.config import Settings
 
 
 class SessionBatching(Settings):
-    """The '25 composition: sessions drawn without replacement, and from each of them trials with replacement."""
+    """Batches as in the '25 baseline: sessions drawn without replacement, and trials of each with replacement."""
 
     kind: Literal["sessions"] = "sessions"
     n_sessions: int = Field(4, ge=1, le=1000, description="Number of sessions in one batch.")
@@ -22,7 +22,7 @@ class SessionBatching(Settings):
 
 
 class ShuffledBatching(Settings):
-    """The '24 composition: trials drawn from all sessions, without replacement within a batch."""
+    """Batches as in the '24 baseline: trials drawn from all sessions, without replacement within a batch."""
 
     kind: Literal["shuffled"] = "shuffled"
     batch_size: int = Field(64, ge=1, le=4096, description="Number of trials in one batch.")
@@ -100,7 +100,7 @@ class DataConfig(Settings):
 
 
 class TimeMasks(Settings):
-    """Runs of bins set to 0 (SpecAugment, Park et al. 2019). Heavy masking: 20 masks of up to 7.5 % of the trial."""
+    """Spans of bins set to 0 (SpecAugment, Park et al. 2019). Heavy masking: 20 masks of up to 7.5 % of the trial."""
 
     renamed: ClassVar[Mapping[str, str]] = {"exactly": "fixed_count", "max_share": "max_fraction"}
 

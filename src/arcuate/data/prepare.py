@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def prepare_store(
 ) -> PrepareReport:
     """Like `prepare`, but return the report only; `written` is False if nothing could be read."""
     parse_features(features)
-    target = Path(os.path.abspath(store))
+    target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))  # a link stays a link
     check_store_target(target, force)
     found = find_source(Path(source))
     scan = _scan_source(found, features, progress)
@@ -187,20 +187,23 @@ def _scan_source(source: Source, features: str, progress: Progress | None) -> _S
     if progress:
         progress(len(source.files), len(source.files), "scanning files")
     if not channels:
-        channels.update(_count_first_channels(source, n_trials, features))
+        channels.update(_count_first_channels(source, n_trials, features, rows))
     most_common = max(channels, key=lambda n: (channels[n], n)) if channels else None
     return _Scan(n_trials, most_common, tuple(rows))
 
 
-def _count_first_channels(source: Source, files: Iterable[SourceFile], features: str) -> Counter[int]:
-    """Trials by channel count in the first readable file."""
-    for file in files:
+def _count_first_channels(
+    source: Source, n_trials: dict[SourceFile, int], features: str, rows: list[QualityRow]
+) -> Counter[int]:
+    """Trials by channel count in the first readable file; unreadable files become rows and are left out."""
+    for file in list(n_trials):
         try:
             trials = (result.trial for result in read_trials(source, file, features))
             if counts := Counter(trial.bins.shape[1] for trial in trials if trial is not None):
                 return counts
-        except UnreadableFile:
-            continue  # reported when the file is read
+        except UnreadableFile as error:
+            rows.append(_unreadable_row(file, error))
+            del n_trials[file]
     return Counter()
 
 

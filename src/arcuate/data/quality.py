@@ -130,6 +130,16 @@ def hash_trial(bins_hash: bytes, tokens: Sequence[int] | None, text: str | None)
     return digest.hexdigest()
 
 
+def hash_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash of named arrays: names, shapes and little-endian values."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
+    return digest.hexdigest()
+
+
 def hash_split(hashes: Iterable[str]) -> str:
     """Hash of a set of trials, independent of their order."""
     return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()

@@ -9,7 +9,7 @@ Bins are stored as in the source. Reading replaces NaN and infinity by 0 in tria
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,12 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
-from arcuate.data.quality import NON_FINITE, hash_bins, hash_trial
+from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split, hash_trial
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
-from arcuate.data.trial import LAYOUTS, Layout, Split, Trial, trial_id
+from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError
+from arcuate.files import old_folder
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class SessionInfo:
     n_trials: int
     n_bins: int
     n_bytes: int  # file size, to detect an incomplete copy
+    statistics: str = ""  # hash of the block and past statistics; empty in stores of earlier versions
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class _TrialLocation:
 class _SessionFile:
     """An open session file; its arrays are checked against the manifest."""
 
-    def __init__(self, path: Path, n_trials: int, n_bins: int, n_channels: int) -> None:
+    def __init__(self, path: Path, entry: SessionInfo, n_channels: int) -> None:
+        n_trials, n_bins = entry.n_trials, entry.n_bins
         self.file = h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
         self.bins = self._array("bins", (n_bins, n_channels), "f")
         self.past = {log: self._pair(log, "past", (n_trials, n_channels)) for log in ("", LOG_PREFIX)}
@@ -113,6 +116,19 @@ class _SessionFile:
         self.block_n = self._array("block_n", (n_blocks,), "i")[:]
         for array in (a for pair in self.block.values() for a in pair):
             array.flags.writeable = False  # shared by all callers
+        self._check_statistics(entry)
+
+    def _check_statistics(self, entry: SessionInfo) -> None:
+        """Normalisation uses the statistics, so they change a score as the bins do."""
+        arrays: dict[str, np.ndarray] = {"block_of": self.block_of, "block_n": self.block_n, "past_n": self.past_n}
+        for name, pairs in (("block", self.block), ("past", self.past)):
+            for log, (mean, sd) in pairs.items():
+                arrays |= {f"{log}{name}_mean": mean[:], f"{log}{name}_sd": sd[:]}
+        for name, array in arrays.items():
+            if not np.isfinite(array).all() or (name.endswith(("_sd", "_n")) and array.min(initial=0) < 0):
+                raise ValueError(f"{name} contains values that are not statistics")
+        if entry.statistics and hash_arrays(arrays) != entry.statistics:
+            raise ValueError("its block statistics were changed after it was prepared")
 
     def _pair(self, log: str, name: str, shape: tuple[int, ...]) -> tuple[h5py.Dataset, h5py.Dataset]:
         return self._array(f"{log}{name}_mean", shape, "f"), self._array(f"{log}{name}_sd", shape, "f")
@@ -211,6 +227,27 @@ class Store:
                 f" trials differ from their hash (first: {changed[0]}); prepare the source again"
             )
 
+    @property
+    def statistics_hash(self) -> str | None:
+        """Hash of the statistics of all sessions; None for a store of an earlier version."""
+        hashes = [info.statistics for info in self._session_infos.values()]
+        return hash_split(hashes) if all(hashes) else None
+
+    def check_trained_on(self, trained_on: Mapping[str, Any] | None) -> None:
+        """Raise UserError if a model was trained on other features or electrodes than those of this store.
+
+        `trained_on` is the entry `data` of a run's environment; what an earlier version did not record is not compared.
+        """
+        known = trained_on or {}
+        if all(info.corpus == LIVE_CORPUS for info in self.trials):
+            return  # a live recording holds whatever the model was given
+        for name, here in (("layout", self.layout), ("features", self.manifest.get("features"))):
+            if here is not None and known.get(name) not in (None, here):
+                raise UserError(
+                    f"the model was trained on {name} {known[name]}, but {self.path.name} has {here}; prepare the data"
+                    " as for training"
+                )
+
     def close(self) -> None:
         if self._pid == os.getpid():
             for session in self._files.values():
@@ -236,7 +273,7 @@ class Store:
         if file is None:
             entry, path = self._session_infos[location.session], session_path(self.path, location.session)
             try:
-                file = _SessionFile(path, entry.n_trials, entry.n_bins, self.n_channels)
+                file = _SessionFile(path, entry, self.n_channels)
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 raise _damaged(path, error) from error
             self._files[location.session] = file
@@ -275,6 +312,10 @@ def _locate_trials(trials: tuple[TrialInfo, ...]) -> dict[str, _TrialLocation]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST_FILE
+    if not path.is_dir() and is_store(old_folder(path)):
+        raise UserError(
+            f"replacing {path} was interrupted; its previous content is {old_folder(path)}, rename it or prepare again"
+        )
     if not path.is_dir():
         raise UserError(f"no store at {path}; create one with `arcuate prepare SOURCE {path}`")
     if not file.is_file():

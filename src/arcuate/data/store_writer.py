@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from arcuate.data.quality import QualityRow, write_quality_csv
+from arcuate.data.quality import QualityRow, hash_arrays, write_quality_csv
 from arcuate.data.statistics import RunningStatistics, signed_log
 from arcuate.data.store import (
     FORMAT,
@@ -28,7 +28,7 @@ from arcuate.data.store import (
 )
 from arcuate.data.trial import Trial
 from arcuate.errors import UserError
-from arcuate.files import DISK_FULL, exclusive_lock, explain_write_error, sync
+from arcuate.files import DISK_FULL, exclusive_lock, explain_write_error, old_folder, replace_folder, sync
 
 _CHUNK_BINS = 64
 _SPARE_BYTES = 2**18  # for HDF5 metadata
@@ -99,8 +99,8 @@ class SessionWriter:
         block, *_ = [tracker.add(trial) for tracker in self._trackers]  # the same block for both
         self._block_of.append(block)
 
-    def finish(self) -> int:
-        """Write the statistics and close the file; returns its size in bytes."""
+    def finish(self) -> tuple[int, str]:
+        """Write the statistics and close the file; returns its size in bytes and the hash of the statistics."""
         arrays = {"block_of": np.asarray(self._block_of, dtype="<i8")}
         for tracker in self._trackers:
             arrays |= tracker.arrays()
@@ -112,7 +112,7 @@ class SessionWriter:
         self._file.close()
         os.truncate(self._path, n_bytes)  # release the unused reserved space
         sync(self._path)
-        return n_bytes
+        return n_bytes, hash_arrays(arrays)
 
     def close(self) -> None:
         """Close the file, complete or not."""
@@ -155,8 +155,7 @@ class StoreWriter:
             yield writer
             n_trials, n_bins = writer.n_trials, writer.n_bins
             if n_trials:
-                n_bytes = writer.finish()
-                self._sessions.append(SessionInfo(name, n_trials, n_bins, n_bytes))
+                self._sessions.append(SessionInfo(name, n_trials, n_bins, *writer.finish()))
         finally:
             writer.close()
         if not n_trials:
@@ -195,7 +194,10 @@ def create_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWrit
             try:
                 yield StoreWriter(temporary, n_channels)
                 check_store_target(path, force)
-                _replace_folder(temporary, path)
+                if path.exists() and not any(path.iterdir()):
+                    path.rmdir()
+                replace_folder(temporary, path)
+                shutil.rmtree(temporary, ignore_errors=True)  # the previous store, if they changed places
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -207,27 +209,13 @@ def check_store_target(path: Path, force: bool) -> None:
     """Raise UserError unless `path` is free, or a store that `force` allows to replace."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{path} is a broken link; remove it or choose another folder")
+    if not path.exists() and is_store(old_folder(path)):
+        raise UserError(
+            f"replacing {path} was interrupted; its previous content is {old_folder(path)}, rename or remove it"
+        )
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not is_store(path):
         raise UserError(f"{path} exists and is not a store; choose another folder")
     if not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another folder")
-
-
-def _replace_folder(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path`; an older store is moved away first and restored if that fails."""
-    if path.exists() and not any(path.iterdir()):
-        path.rmdir()
-    if not path.exists():
-        temporary.rename(path)
-        return
-    old = path.parent / f".{path.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    path.rename(old)
-    try:
-        temporary.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

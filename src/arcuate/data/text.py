@@ -7,7 +7,6 @@ pronounced from a known stem, as a compound, or by letter-to-sound rules. Lexico
 
 import re
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ import numpy as np
 
 from arcuate.data.alphabet import SILENCE_NAME, encode
 from arcuate.errors import UserError
-from arcuate.files import find_package_file
+from arcuate.files import find_package_file, read_npz
 
 _NOT_SPEECH = re.compile(r"[^a-zA-Z\- ']")
 _SPACES = re.compile(r" +")
@@ -339,9 +338,9 @@ def _load_weights() -> dict[str, np.ndarray] | None:
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            weights = {name: stored[name].astype(np.float32) for name in _SHAPES}
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        stored = read_npz(path, _SHAPES)
+        weights = {name: stored[name].astype(np.float32) for name in _SHAPES}
+    except (OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); install g2p_en again") from error
     if any(weights[name].shape != shape for name, shape in _SHAPES.items()):
         raise UserError(f"{path} does not match g2p_en 2.1.0; install that version")

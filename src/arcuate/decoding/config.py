@@ -14,7 +14,8 @@ class DecodingConfig(Settings):
     """Weights and limits of the word search, in nats.
 
     score = acoustic_scale · acoustic + lm_weight · n-gram + word_bonus · words. The acoustic score includes
-    `silence_bonus`, `missing_silence_bonus` and `blank_penalty`.
+    `silence_bonus`, `missing_silence_bonus` and `blank_penalty`. `ctc_weight` and `ilm_weight` apply if the transducer
+    is used too.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"join_bonus": "missing_silence_bonus"}
@@ -36,6 +37,15 @@ class DecodingConfig(Settings):
         description="Score added per word that follows another word without a silence, in nats.",
     )
     blank_penalty: float = Field(0.5, ge=-100.0, le=100.0, description="Score subtracted per blank frame, in nats.")
+    ctc_weight: float = Field(
+        1.0, ge=0.0, le=100.0, description="Weight of the CTC head if the transducer, with weight 1, is used too."
+    )
+    ilm_weight: float = Field(
+        0.6,
+        ge=0.0,
+        le=100.0,
+        description="Share of the transducer's internal language model subtracted from its score for words.",
+    )
     alignments: Literal["sum", "best"] = Field(
         "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."
     )

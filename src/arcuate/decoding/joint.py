@@ -11,74 +11,92 @@ behind the transducer at a cost; at the end it must have emitted all. `start / s
 Words: candidates come from the word search over the CTC log-probabilities, and from the same search over the best
 phoneme hypotheses of the joint beam search, each represented by nearly certain frames so that similar words are also
 found. Every candidate is converted to phonemes with the lexicon and scored exactly by both heads; its n-gram score is
-that of the search.
+that of the search. While frames arrive, the word search and the joint beam advance; the candidates are scored when the
+sentence ends.
 
-score = acoustic_scale · (wt · transducer + wc · CTC) / (wt + wc) + silence_bonus · silences
+score = acoustic_scale · (wt · (transducer − ilm_weight · ILM) + wc · CTC) / (wt + wc) + silence_bonus · silences
       + lm_weight · n-gram + bonus
+
+The prediction network of a transducer is a language model over phonemes, which the n-gram would count a second time.
+Its estimate (`lattice.py`) is therefore subtracted, as in the hybrid autoregressive transducer (Variani et al. 2020)
+and in internal language model estimation (Meng et al. 2021); the density ratio (McDermott et al. 2019) subtracts a
+separately trained model of the training labels instead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
-from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.transducer import (
-    MAX_SYMBOLS,
-    BeamState,
-    HeadWeights,
-    collect_hypotheses,
-    rescore,
-    sum_alignments,
-)
+from arcuate.decoding.compiled import NEG_INF, log_add
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.lattice import score_sequences
+from arcuate.decoding.transducer import MAX_SYMBOLS, TRANSDUCER_BEAM, Head, HeadWeights, rescore
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.transducer import Transducer
 
 if TYPE_CHECKING:  # its Numba kernels cost half a second that a search for tokens does not need
-    from arcuate.decoding.word_search.search import WordSearch
+    from arcuate.decoding.word_search.search import WordSearch, WordState
 
 _LAG_COST = 2.0  # nats per token that the CTC path has not emitted yet
 _DROP_BELOW = 100.0  # forward variables this many nats below the best of the hypothesis are dropped
 _N_TRIED = 2  # times the beam width: extensions scored by CTC
 _SYNTHETIC_ERROR = 0.02  # probability mass of the other classes in a synthetic frame
+_CANDIDATE_BEAM = 4  # beam of the search for phonemes: 8 has the same PER and takes 1.5 times as long
 _N_PHONEME_HYPOTHESES = 3  # searched for words
+_N_CANDIDATES = 10  # word sequences of each search that are scored by both heads
 _N_PRONUNCIATIONS = 4  # per candidate; the best one counts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _CtcScore:
     """CTC forward variables (log) of one token sequence of U tokens, after the frames so far."""
 
     alpha: np.ndarray  # (2u + 1,) of the last u tokens: blank, token, blank, …
     history: np.ndarray  # (t + 1, 2) of the last token and its blank, before the first kept frame and after each
+    partial_score: float  # of the best prefix of the token sequence, minus a cost per token that it lacks
 
     @property
     def log_prob(self) -> float:
         """Log-probability that exactly these tokens were emitted."""
         return float(np.logaddexp(*self.history[-1]))
 
+
+_EMPTY = _CtcScore(np.zeros(1), np.array([[-np.inf, 0.0]]), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Beam:
+    """Hypotheses with the scores of both heads and states of the prediction network."""
+
+    tokens: list[tuple[int, ...]]
+    scores: np.ndarray  # (n,) of the transducer
+    ctc: list[_CtcScore]
+    predicted: Tensor  # (n, W)
+    predictor: Tensor  # one row per hypothesis
+
     @property
-    def partial_score(self) -> float:
-        """Score of the best prefix of the token sequence, minus a cost per token that it lacks."""
-        emitted = np.logaddexp(self.alpha[2::2], self.alpha[1::2])  # after 1, 2, … tokens
-        emitted = np.concatenate([self.alpha[:1], emitted])
-        return float((emitted - _LAG_COST * np.arange(len(emitted) - 1, -1, -1)).max())
+    def partial_scores(self) -> np.ndarray:
+        return np.array([c.partial_score for c in self.ctc])
 
 
-_EMPTY = _CtcScore(np.zeros(1), np.array([[-np.inf, 0.0]]))
-_Level = tuple[BeamState, list[_CtcScore]]  # hypotheses that emitted the same number of tokens at this frame
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JointState:
-    hypotheses: BeamState  # with transducer scores
-    ctc: list[_CtcScore]  # one per hypothesis
+    """Hypotheses after some frames."""
+
+    beam: _Beam
     log_probs: np.ndarray  # (t, V) CTC log-probabilities of the kept frames
+
+    @property
+    def ctc(self) -> list[_CtcScore]:
+        return self.beam.ctc
 
 
 @dataclass(frozen=True)
@@ -86,41 +104,46 @@ class JointBeamSearch:
     """Beam search with at most `width` hypotheses per frame, ranked by both heads."""
 
     head: Transducer
-    width: int = 8
+    width: int = TRANSDUCER_BEAM
     max_symbols: int = MAX_SYMBOLS
     weights: HeadWeights = field(default_factory=HeadWeights)
 
-    @torch.inference_mode()
     def search(self, frames: Tensor, log_probs: np.ndarray) -> list[Hypothesis]:
         """Decode a complete trial, encoder frames (F, D) and CTC log-probabilities (F, V), into an n-best list."""
         return self.finish(self.step(self.start(), frames, log_probs))
 
+    @torch.inference_mode()
     def start(self) -> JointState:
         predicted, predictor = self.head.start(1)
-        hypotheses = BeamState([()], predicted.new_zeros(1), predicted, predictor)
-        return JointState(hypotheses, [_EMPTY], np.zeros((0, self.head.output.out_features)))
+        beam = _Beam([()], np.zeros(1), [_EMPTY], predicted, predictor)
+        return JointState(beam, np.zeros((0, self.head.output.out_features)))
 
+    @torch.inference_mode()
     def step(self, state: JointState, frames: Tensor, log_probs: np.ndarray) -> JointState:
         """Advance the state over further encoder frames (f, D) and their CTC log-probabilities (f, V)."""
-        for frame, row in zip(self.head.encoder_proj(frames), np.asarray(log_probs, np.float64), strict=True):
-            state = self._step_frame(state, frame, row)
+        # One frame at a time, so that rounding does not depend on how the frames were divided.
+        for frame, row in zip(frames, np.asarray(log_probs, np.float64), strict=True):
+            state = self._step_frame(state, self.head.encoder_proj(frame), row)
         return state
 
     def finish(self, state: JointState) -> list[Hypothesis]:
         """N-best list of all hypotheses in the beam; both scores cover the complete trial."""
+        beam = state.beam
         found = [
             Hypothesis(
                 tokens,
                 {"transducer": score, "ctc": ctc.log_prob},
-                total=float(self._total(score, ctc.log_prob)),
+                total=self.weights.total(score, ctc.log_prob),
             )
-            for tokens, score, ctc in zip(
-                state.hypotheses.tokens, state.hypotheses.scores.tolist(), state.ctc, strict=True
-            )
+            for tokens, score, ctc in zip(beam.tokens, beam.scores.tolist(), beam.ctc, strict=True)
         ]
         return sorted(found, key=lambda h: -(h.total or 0.0))
 
-    def _total(self, transducer: np.ndarray | float, ctc: np.ndarray | float) -> np.ndarray | float:
+    def partial(self, state: JointState) -> tuple[int, ...]:
+        """Best tokens so far."""
+        return state.beam.tokens[int(np.argmax(self._totals(state.beam.scores, state.beam.partial_scores)))]
+
+    def _totals(self, transducer: np.ndarray, ctc: np.ndarray) -> np.ndarray:
         if not self.weights.ctc:  # 0 · −inf would be NaN
             return self.weights.transducer * transducer
         return self.weights.transducer * transducer + self.weights.ctc * ctc
@@ -128,100 +151,169 @@ class JointBeamSearch:
     def _step_frame(self, state: JointState, frame: Tensor, row: np.ndarray) -> JointState:
         """Process one frame: emit tokens as long as they help, then the blank to the next frame."""
         kept = np.concatenate([state.log_probs, row[None]])
-        active = state.hypotheses
-        ctc = [_advance(c, t, row) for c, t in zip(state.ctc, active.tokens, strict=True)]
-        levels: list[_Level] = []
+        before = state.beam
+        active = replace(before, ctc=[_advance(c, t, row) for c, t in zip(before.ctc, before.tokens, strict=True)])
+        levels: list[_Beam] = []  # hypotheses that emitted 0, 1, … tokens at this frame and take the blank
+        waiting = np.zeros(0)
         for emitted in range(self.max_symbols + 1):
-            log_probs = active.scores[:, None] + self.head.log_probs(frame, active.predicted)  # (n, V)
-            waiting = BeamState(active.tokens, log_probs[:, BLANK], active.predicted, active.predictor)
-            levels.append((waiting, ctc))
+            log_probs = active.scores[:, None] + self.head.log_probs(frame, active.predicted).double().cpu().numpy()
+            levels.append(replace(active, scores=log_probs[:, BLANK]))
+            waiting = np.concatenate([waiting, self._totals(levels[-1].scores, active.partial_scores)])
             if emitted == self.max_symbols:
                 break
-            active, ctc = self._extend(active, ctc, log_probs, kept)
-            if self._can_stop(levels, active, ctc):
+            extended = self._extend(active, log_probs, kept, waiting)
+            if extended is None:
                 break
+            active = extended
         return self._merge_levels(levels, kept)
 
-    def _partial_totals(self, hypotheses: BeamState, ctc: list[_CtcScore]) -> np.ndarray:
-        partial_scores = np.array([c.partial_score for c in ctc])
-        return np.asarray(self._total(hypotheses.scores.double().cpu().numpy(), partial_scores))
+    def _extend(
+        self, active: _Beam, log_probs: np.ndarray, kept_frames: np.ndarray, waiting: np.ndarray
+    ) -> _Beam | None:
+        """The best extensions by one token: preselected by the transducer, selected by both heads.
 
-    def _can_stop(self, levels: list[_Level], active: BeamState, ctc: list[_CtcScore]) -> bool:
-        """Whether `width` waiting hypotheses rank higher than every new extension."""
-        waiting = np.sort(np.concatenate([self._partial_totals(*level) for level in levels]))
-        return len(waiting) >= self.width and bool(self._partial_totals(active, ctc).max() < waiting[-self.width])
+        None if `width` waiting hypotheses rank higher than every extension.
+        """
+        tokens = log_probs[:, BLANK + 1 :]  # the blank is the first class
+        chosen = np.argsort(-tokens, axis=None, kind="stable")[: _N_TRIED * self.width]
+        rows, classes = chosen // tokens.shape[1], chosen % tokens.shape[1] + BLANK + 1
+        scores, lasts = log_probs[rows, classes], [active.tokens[row][-1:] for row in rows.tolist()]
+        longer = _append_tokens([active.ctc[row] for row in rows.tolist()], lasts, classes.tolist(), kept_frames)
+        totals = self._totals(scores, np.array([c.partial_score for c in longer]))
+        if len(waiting) >= self.width and totals.max() < np.partition(waiting, -self.width)[-self.width]:
+            return None
+        best = np.argsort(-totals, kind="stable")[: self.width]
+        rows, classes = rows[best], classes[best]
+        device = active.predicted.device
+        states = active.predictor[torch.from_numpy(rows).to(device)]
+        predicted, predictor = self.head.step(states, torch.from_numpy(classes).to(device))
+        sequences = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
+        return _Beam(sequences, scores[best], [longer[i] for i in best.tolist()], predicted, predictor)
 
-    def _extend(self, active: BeamState, ctc: list[_CtcScore], log_probs: Tensor, kept_frames: np.ndarray) -> _Level:
-        """The best extensions by one token: preselected by the transducer, selected by both heads."""
-        log_probs = log_probs.clone()
-        log_probs[:, BLANK] = -torch.inf
-        n_tried = min(_N_TRIED * self.width, log_probs.numel() - len(log_probs))
-        scores, chosen = log_probs.flatten().topk(n_tried)
-        rows, classes = chosen // log_probs.shape[1], chosen % log_probs.shape[1]
-        lasts = [active.tokens[row][-1:] for row in rows.tolist()]
-        longer = _append_tokens([ctc[row] for row in rows.tolist()], lasts, classes.tolist(), kept_frames)
-        totals = self._total(scores.double().cpu().numpy(), np.array([c.partial_score for c in longer]))
-        best = np.argsort(-np.asarray(totals), kind="stable")[: self.width]
-        kept = torch.from_numpy(best).to(rows.device)
-        rows, classes, scores = rows[kept], classes[kept], scores[kept]
-        tokens = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
-        predicted, predictor = self.head.step(active.predictor[rows], classes)
-        return BeamState(tokens, scores, predicted, predictor), [longer[i] for i in best.tolist()]
-
-    def _merge_levels(self, levels: list[_Level], kept_frames: np.ndarray) -> JointState:
+    def _merge_levels(self, levels: list[_Beam], kept_frames: np.ndarray) -> JointState:
         """Sum the alignments of equal token sequences and keep the best `width` by both heads."""
-        waiting = [hypotheses for hypotheses, _ in levels]
-        totals, sources = sum_alignments(waiting)
-        ctc = {t: levels[level][1][row] for t, (level, row) in sources.items()}
-        best = sorted(totals, key=lambda t: -float(self._total(totals[t], ctc[t].partial_score)))[: self.width]
-        kept = collect_hypotheses(waiting, totals, {t: sources[t] for t in best})
-        return JointState(kept, *_forget([ctc[t] for t in kept.tokens], kept_frames))
+        totals: dict[tuple[int, ...], float] = {}
+        sources: dict[tuple[int, ...], tuple[int, int]] = {}  # equal tokens have equal states: any alignment serves
+        for index, level in enumerate(levels):
+            for row, (tokens, score) in enumerate(zip(level.tokens, level.scores.tolist(), strict=True)):
+                totals[tokens] = log_add(totals[tokens], score) if tokens in totals else score
+                sources.setdefault(tokens, (index, row))
+        sequences = list(totals)
+        ctc = [levels[level].ctc[row] for level, row in sources.values()]
+        ranked = self._totals(np.array(list(totals.values())), np.array([c.partial_score for c in ctc]))
+        best = sorted(np.argsort(-ranked, kind="stable")[: self.width].tolist())  # grouped by level
+        parts: list[tuple[Tensor, Tensor]] = []
+        for index, level in enumerate(levels):
+            picked = [sources[sequences[i]][1] for i in best if sources[sequences[i]][0] == index]
+            if picked:
+                rows = torch.tensor(picked, device=level.predicted.device)
+                parts.append((level.predicted[rows], level.predictor[rows]))
+        shorter, frames = _forget([ctc[i] for i in best], kept_frames)
+        beam = _Beam(
+            [sequences[i] for i in best],
+            np.array([totals[sequences[i]] for i in best]),
+            shorter,
+            parts[0][0] if len(parts) == 1 else torch.cat([predicted for predicted, _ in parts]),
+            parts[0][1] if len(parts) == 1 else torch.cat([state for _, state in parts]),
+        )
+        return JointState(beam, frames)
 
 
 def _forget(ctc: list[_CtcScore], frames: np.ndarray) -> tuple[list[_CtcScore], np.ndarray]:
     """Drop the first frames and first tokens that no hypothesis can gain from."""
-    n = min(_n_negligible(np.logaddexp(*c.history.T), c.alpha) for c in ctc)
-    shorter = [_CtcScore(c.alpha[_n_negligible(c.alpha, c.alpha) // 2 * 2 :], c.history[n:]) for c in ctc]
+    lowest = [float(c.alpha.max()) - _DROP_BELOW for c in ctc]
+    n = min(_n_negligible_frames(c.history, limit) for c, limit in zip(ctc, lowest, strict=True))
+    shorter = [
+        replace(c, alpha=c.alpha[_n_negligible(c.alpha, limit) // 2 * 2 :], history=c.history[n:])
+        for c, limit in zip(ctc, lowest, strict=True)
+    ]
     return shorter, frames[n:]
 
 
-def _n_negligible(values: np.ndarray, alpha: np.ndarray) -> int:
-    """Number of leading values far below the best forward variable; the last value is always kept."""
-    negligible = values < alpha.max() - _DROP_BELOW
-    return len(values) - 1 if negligible.all() else int(negligible.argmin())
+@njit(cache=True)
+def _n_negligible(values: np.ndarray, lowest: float) -> int:
+    """Number of leading values below `lowest`; the last value is always kept."""
+    n = 0
+    while n < values.shape[0] - 1 and values[n] < lowest:
+        n += 1
+    return n
+
+
+@njit(cache=True)
+def _n_negligible_frames(history: np.ndarray, lowest: float) -> int:
+    """Number of leading frames whose summed forward variables are below `lowest`; the last frame is always kept."""
+    n = 0
+    while n < history.shape[0] - 1 and log_add(history[n, 0], history[n, 1]) < lowest:
+        n += 1
+    return n
 
 
 def _advance(ctc: _CtcScore, tokens: tuple[int, ...], log_probs: np.ndarray) -> _CtcScore:
     """CTC forward recursion over one frame (V,), in O(kept tokens)."""
-    alpha, n = ctc.alpha, len(ctc.alpha)
-    labels = np.full(n, BLANK)
-    labels[1::2] = tokens[len(tokens) - n // 2 :]
-    new = alpha.copy()
-    new[1:] = np.logaddexp(new[1:], alpha[:-1])
-    skips = np.flatnonzero(labels[3::2] != labels[1:-2:2]) * 2 + 3  # different tokens need no blank between them
-    new[skips] = np.logaddexp(new[skips], alpha[skips - 2])
-    new += log_probs[labels]
-    last = new[-2] if n > 1 else -np.inf
-    return _CtcScore(new, np.concatenate([ctc.history, [[last, new[-1]]]]))
+    recent = np.array(tokens[len(tokens) - len(ctc.alpha) // 2 :], np.int64)
+    return _CtcScore(*_advance_states(ctc.alpha, ctc.history, recent, log_probs))
+
+
+@njit(cache=True)
+def _advance_states(
+    alpha: np.ndarray, history: np.ndarray, tokens: np.ndarray, log_probs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    n = alpha.shape[0]
+    new = np.empty(n)
+    new[0] = alpha[0] + log_probs[BLANK]
+    for i in range(1, n, 2):
+        token = tokens[i // 2]
+        before = log_add(alpha[i], alpha[i - 1])
+        if i > 1 and tokens[i // 2 - 1] != token:  # different tokens need no blank between them
+            before = log_add(before, alpha[i - 2])
+        new[i] = before + log_probs[token]
+        new[i + 1] = log_add(alpha[i + 1], alpha[i]) + log_probs[BLANK]
+    longer = np.empty((history.shape[0] + 1, 2))
+    longer[:-1] = history
+    longer[-1, 0] = new[n - 2] if n > 1 else NEG_INF
+    longer[-1, 1] = new[n - 1]
+    return new, longer, _partial_score(new)
+
+
+@njit(cache=True)
+def _partial_score(alpha: np.ndarray) -> float:
+    """Score of the best prefix of the tokens, minus a cost per token that it lacks."""
+    n = alpha.shape[0] // 2
+    best = alpha[0] - _LAG_COST * n
+    for i in range(n):
+        best = max(best, log_add(alpha[2 * i + 1], alpha[2 * i + 2]) - _LAG_COST * (n - 1 - i))
+    return best
 
 
 def _append_tokens(
     ctc: list[_CtcScore], lasts: list[tuple[int, ...]], tokens: list[int], frames: np.ndarray
 ) -> list[_CtcScore]:
     """Append one token to each sequence, by running its two new states over all kept frames (t, V)."""
-    history = np.stack([c.history for c in ctc])  # (n, t + 1, 2)
-    repeats = np.array([last == (token,) for last, token in zip(lasts, tokens, strict=True)])
-    before = np.where(repeats[:, None], history[..., 1], np.logaddexp(history[..., 0], history[..., 1]))  # (n, t + 1)
-    new = np.full(history.shape, -np.inf)
-    for k, log_probs in enumerate(frames):
-        new[:, k + 1, 0] = np.logaddexp(new[:, k, 0], before[:, k]) + log_probs[tokens]
-        new[:, k + 1, 1] = np.logaddexp(new[:, k, 0], new[:, k, 1]) + log_probs[BLANK]
-    return [_CtcScore(np.concatenate([c.alpha, states[-1]]), states) for c, states in zip(ctc, new, strict=True)]
+    return [
+        _CtcScore(*_append_states(c.alpha, c.history, last == (token,), token, frames))
+        for c, last, token in zip(ctc, lasts, tokens, strict=True)
+    ]
+
+
+@njit(cache=True)
+def _append_states(
+    alpha: np.ndarray, history: np.ndarray, repeats: bool, token: int, frames: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    new = np.empty(history.shape)
+    new[0] = NEG_INF
+    for k in range(frames.shape[0]):
+        before = history[k, 1] if repeats else log_add(history[k, 0], history[k, 1])
+        new[k + 1, 0] = log_add(new[k, 0], before) + frames[k, token]
+        new[k + 1, 1] = log_add(new[k, 0], new[k, 1]) + frames[k, BLANK]
+    longer = np.empty(alpha.shape[0] + 2)
+    longer[:-2] = alpha
+    longer[-2:] = new[-1]
+    return longer, new, _partial_score(longer)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadOutputs:
-    """Model outputs of one trial."""
+    """Model outputs of one trial, or of some frames of it."""
 
     log_probs: np.ndarray  # (F, V) of the CTC head
     frames: Tensor  # (F, D) of the encoder
@@ -231,37 +323,166 @@ class HeadOutputs:
 
 
 @dataclass(frozen=True, eq=False)
+class TokenState:
+    """Beam after some frames, and all outputs so far; the final scores need them."""
+
+    beam: JointState
+    outputs: tuple[HeadOutputs, ...] = ()
+
+    @property
+    def complete(self) -> HeadOutputs:
+        """Outputs of all frames; there must be at least one."""
+        return HeadOutputs(
+            np.concatenate([o.log_probs for o in self.outputs]), torch.cat([o.frames for o in self.outputs])
+        )
+
+
+@dataclass(frozen=True)
+class JointTokenSearch:
+    """Joint beam search whose n-best list, with the greedy CTC hypothesis added, is scored exactly by both heads.
+
+    With `HeadWeights(ctc=0)` the transducer decides alone.
+    """
+
+    head: Transducer
+    width: int = TRANSDUCER_BEAM
+    weights: HeadWeights = field(default_factory=HeadWeights)
+
+    @property
+    def beam(self) -> JointBeamSearch:
+        return JointBeamSearch(self.head, self.width, weights=self.weights)
+
+    def search(self, trial: HeadOutputs, n_best: int = 1) -> list[Hypothesis]:
+        """Decode a complete trial into an n-best list."""
+        return self.finish(self.step(self.start(), trial), n_best)
+
+    def start(self) -> TokenState:
+        return TokenState(self.beam.start())
+
+    def step(self, state: TokenState, outputs: HeadOutputs) -> TokenState:
+        """Advance the state over further frames."""
+        if not len(outputs):
+            return state
+        return TokenState(self.beam.step(state.beam, outputs.frames, outputs.log_probs), (*state.outputs, outputs))
+
+    def partial(self, state: TokenState) -> tuple[int, ...]:
+        """Best tokens so far."""
+        return self.beam.partial(state.beam)
+
+    def finish(self, state: TokenState, n_best: int = 1) -> list[Hypothesis]:
+        """N-best list of all frames so far."""
+        found = self.beam.finish(state.beam)
+        if not state.outputs:
+            return found[:n_best]
+        trial, candidates = state.complete, [h.tokens for h in found]
+        if self.weights.ctc:
+            candidates.append(tuple(greedy(trial.log_probs)))
+        return rescore(self.head, trial.frames, torch.from_numpy(trial.log_probs), candidates, self.weights)[:n_best]
+
+
+def token_search(head: Transducer, name: Head, width: int = TRANSDUCER_BEAM) -> JointTokenSearch:
+    """Search for tokens by the transducer (`transducer`), or by both heads (`both`)."""
+    return JointTokenSearch(head, width, HeadWeights() if name == "both" else HeadWeights(ctc=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class JointWordState:
+    """States of the word search over the CTC log-probabilities and of the joint search for tokens."""
+
+    words: "WordState"
+    tokens: TokenState
+
+
+@dataclass(frozen=True, eq=False)
 class JointWordSearch:
     """A word search whose acoustic score combines CTC and transducer."""
 
     words: "WordSearch"
     lexicon: Lexicon
     head: Transducer
-    weights: HeadWeights = field(default_factory=HeadWeights)
+    weights: HeadWeights | None = None  # None: those of the settings
+    ranking: DecodingConfig | None = None  # settings of the final ranking, if not those of the word search
+
+    @property
+    def settings(self) -> DecodingConfig:
+        return self.ranking or self.words.settings
+
+    @property
+    def head_weights(self) -> HeadWeights:
+        return self.weights or HeadWeights(ctc=self.settings.ctc_weight)
+
+    @property
+    def token_search(self) -> JointTokenSearch:
+        return JointTokenSearch(self.head, _CANDIDATE_BEAM, self.weights or HeadWeights())
 
     def search(self, trial: HeadOutputs, n_best: int = 1) -> list[Hypothesis]:
         """Decode a trial into an n-best list of word sequences."""
-        candidates = self.candidates(trial, n_best)
-        if not candidates:
-            return []
+        return self.finish(self.step(self.start(), trial), n_best)
+
+    def start(self) -> JointWordState:
+        return JointWordState(self.words.start(), self.token_search.start())
+
+    def step(self, state: JointWordState, outputs: HeadOutputs) -> JointWordState:
+        """Advance the state over further frames."""
+        return JointWordState(
+            self.words.step(state.words, outputs.log_probs), self.token_search.step(state.tokens, outputs)
+        )
+
+    def partial(self, state: JointWordState) -> list[str]:
+        """Complete words so far, by the CTC head: the transducer scores complete sentences."""
+        return self.words.partial(state.words)
+
+    def n_settled(self, state: JointWordState) -> int:
+        """None: at the end of the sentence the transducer may replace any word."""
+        return 0
+
+    def finish(self, state: JointWordState, n_best: int = 1) -> list[Hypothesis]:
+        """N-best list of all frames so far, scored exactly by both heads."""
+        candidates = self.candidates(state, n_best)
+        if not candidates or not state.tokens.outputs:
+            return list(candidates.values())[:n_best]
+        return self.rank(self.score(state.tokens.complete, candidates))[:n_best]
+
+    def with_settings(self, settings: DecodingConfig) -> "JointWordSearch":
+        """The same models with other settings."""
+        return replace(self, words=self.words.with_settings(settings))
+
+    def with_ranking(self, settings: DecodingConfig) -> "JointWordSearch":
+        """The same search for candidates, ranked with the weights of other settings."""
+        return replace(self, ranking=settings)
+
+    def scored_candidates(self, trial: HeadOutputs, n_best: int = 1) -> list[list[Hypothesis]]:
+        """All candidates of a trial with scores by source; `rank` combines them."""
+        state = self.step(self.start(), trial)
+        return self.score(trial, self.candidates(state, n_best)) if len(trial) else []
+
+    def score(self, trial: HeadOutputs, candidates: Mapping[tuple[str, ...], Hypothesis]) -> list[list[Hypothesis]]:
+        """Score the pronunciations of every candidate: one list per candidate, not ranked."""
         pronunciations = {words: self.pronunciations(words) for words in candidates}
-        token_sequences = [tokens for variants in pronunciations.values() for tokens in variants]
-        log_probs = torch.from_numpy(np.asarray(trial.log_probs)).to(trial.frames.device)
-        rescored = rescore(self.head, trial.frames, log_probs, token_sequences, self.weights)
-        acoustic = {h.tokens: h for h in rescored}
-        found = [
-            max((self._combine(h, acoustic[tokens]) for tokens in pronunciations[words]), key=lambda h: h.total or 0.0)
+        sequences = list(dict.fromkeys(tokens for variants in pronunciations.values() for tokens in variants))
+        scores = score_sequences(self.head, trial.frames, trial.log_probs, sequences)
+        acoustic = {
+            tokens: {"transducer": float(t), "ctc": float(c), "ilm": float(i)}
+            for tokens, t, c, i in zip(sequences, scores.transducer, scores.ctc, scores.ilm, strict=True)
+        }
+        return [
+            [replace(h, tokens=tokens, scores={**h.scores, **acoustic[tokens]}) for tokens in pronunciations[words]]
             for words, h in candidates.items()
         ]
-        return sorted(found, key=lambda h: -(h.total or 0.0))[:n_best]
 
-    def candidates(self, trial: HeadOutputs, n_best: int) -> dict[tuple[str, ...], Hypothesis]:
+    def rank(self, scored: Iterable[Sequence[Hypothesis]]) -> list[Hypothesis]:
+        """N-best list of scored candidates under the weights: the best pronunciation of each, best first."""
+        found = [max(map(self._combine, variants), key=lambda h: h.total or 0.0) for variants in scored]
+        return sorted(found, key=lambda h: -(h.total or 0.0))
+
+    def candidates(self, state: JointWordState, n_best: int) -> dict[tuple[str, ...], Hypothesis]:
         """Word sequences to score, each with its n-gram score and bonus."""
-        found = self.words.search(trial.log_probs, n_best)
-        phonemes = JointBeamSearch(self.head, weights=self.weights).search(trial.frames, trial.log_probs)
+        n_best = max(n_best, _N_CANDIDATES)
+        found = self.words.finish(state.words, n_best)
+        phonemes = self.token_search.beam.finish(state.tokens.beam)
         for hypothesis in phonemes[:_N_PHONEME_HYPOTHESES]:
             if hypothesis.tokens:
-                frames = synthetic_frames(hypothesis.tokens, trial.log_probs.shape[1])
+                frames = synthetic_frames(hypothesis.tokens, len(self.words.classes))
                 # Synthetic frames are not frames of the trial, so word times are unknown.
                 found += [replace(h, times=()) for h in self.words.search(frames, n_best)]
         return {h.words: h for h in reversed(found)}
@@ -277,19 +498,20 @@ class JointWordSearch:
         for phones in self.lexicon.pronunciations(word):
             yield (*(index[p] for p in phones), *silence)
 
-    def _combine(self, candidate: Hypothesis, heads: Hypothesis) -> Hypothesis:
-        settings, weights = self.words.settings, self.weights
-        acoustic = weights.transducer * heads.scores["transducer"] + weights.ctc * heads.scores["ctc"]
-        acoustic *= settings.acoustic_scale / (weights.transducer + weights.ctc)
-        acoustic += settings.silence_bonus * heads.tokens.count(self.words.boundary)
-        lm, bonus = candidate.scores["lm"], candidate.scores["bonus"]
-        return Hypothesis(
-            heads.tokens,
-            {"acoustic": acoustic, **heads.scores, "lm": lm, "bonus": bonus},
-            candidate.words,
-            candidate.times,
-            acoustic + settings.lm_weight * lm + bonus,
-        )
+    def _combine(self, candidate: Hypothesis) -> Hypothesis:
+        settings, weights, scores = self.settings, self.head_weights, candidate.scores
+        transducer = scores["transducer"] - settings.ilm_weight * scores["ilm"]
+        acoustic = weights.total(transducer, scores["ctc"]) * settings.acoustic_scale
+        acoustic /= weights.transducer + weights.ctc
+        acoustic += settings.silence_bonus * candidate.tokens.count(self.words.boundary)
+        bonus = scores["bonus"] + (settings.word_bonus - self.words.settings.word_bonus) * len(candidate.words)
+        total = acoustic + settings.lm_weight * scores["lm"] + bonus
+        return replace(candidate, scores={**scores, "acoustic": acoustic, "bonus": bonus}, total=total)
+
+
+def word_search(words: "WordSearch", lexicon: Lexicon, head: Transducer, name: Head) -> JointWordSearch:
+    """Search for words by the transducer (`transducer`), or by both heads (`both`, weighted as in the settings)."""
+    return JointWordSearch(words, lexicon, head, None if name == "both" else HeadWeights(ctc=0.0))
 
 
 def synthetic_frames(tokens: Sequence[int], n_classes: int) -> np.ndarray:

@@ -4,7 +4,6 @@ Searches expect natural-log probabilities that sum to one in every frame, with t
 boundary, if there is one, as the last.
 """
 
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
-from arcuate.files import save_npz
+from arcuate.files import read_npz, save_npz
 
 _TOLERANCE = 0.02  # of the log of a frame's sum, in nats; float16 files stay within 0.001
 
@@ -132,11 +131,9 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
             f"{path} does not exist; write frame log-probabilities with: arcuate evaluate RUN --scores FILE"
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("logp", "lengths", "classes", "trials") if key in file}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        why = error if zipfile.is_zipfile(path) else "it is not a zip archive of arrays"
-        raise UserError(f"{path} is not a readable .npz file of frame log-probabilities: {why}") from None
+        arrays = read_npz(path, ("logp", "lengths", "classes", "trials"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable .npz file of frame log-probabilities: {error}") from None
     missing = [key for key in ("logp", "lengths") if key not in arrays]
     if missing:
         raise UserError(f"{path} lacks {' and '.join(missing)}; see docs/decoding.md for its layout")

@@ -9,6 +9,7 @@ beam the scores are exact sums over all alignments with at most `max_symbols` to
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,12 +18,11 @@ from torch import Tensor
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.losses.combined import ctc_loss
-from arcuate.losses.config import CTCSettings
-from arcuate.losses.rnnt import chunked_rnnt_loss
-from arcuate.models.interfaces import Joint
 from arcuate.models.transducer import Transducer
 
+Head = Literal["ctc", "transducer", "both"]
+HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
+TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
 MAX_SYMBOLS = 4  # tokens per frame
 
 
@@ -189,8 +189,11 @@ class HeadWeights:
     ctc: float = 0.3
     transducer: float = 1.0
 
+    def total(self, transducer: float, ctc: float) -> float:
+        """Weighted sum; a head without weight may rule a hypothesis out, where 0 · −inf would be NaN."""
+        return (self.transducer * transducer if self.transducer else 0.0) + (self.ctc * ctc if self.ctc else 0.0)
 
-@torch.inference_mode()
+
 def rescore(
     head: Transducer,
     frames: Tensor,  # (F, D)
@@ -199,22 +202,16 @@ def rescore(
     weights: HeadWeights = HeadWeights(),
 ) -> list[Hypothesis]:
     """Score token sequences exactly with both heads; best first."""
+    from arcuate.decoding.lattice import score_sequences  # its Numba kernels cost half a second
+
     candidates = list(dict.fromkeys(tuple(int(t) for t in sequence) for sequence in token_sequences))
     if not candidates:
         raise UserError("no hypothesis to rescore; pass the n-best list of at least one search")
-    n, device = len(candidates), frames.device
-    n_tokens = torch.tensor([len(c) for c in candidates], device=device)
-    tokens = torch.zeros(n, max(1, int(n_tokens.max())), dtype=torch.int64, device=device)
-    for row, candidate in zip(tokens, candidates, strict=True):
-        row[: len(candidate)] = torch.tensor(candidate, dtype=torch.int64)
-    n_frames = torch.full((n,), len(frames), device=device)
-    joint: Joint = head(frames[None], tokens)
-    expanded = joint.frames.expand(n, -1, -1)
-    transducer = chunked_rnnt_loss(joint.logits, expanded, joint.predicted, tokens, n_frames, n_tokens, BLANK)
-    ctc = ctc_loss(log_probs[None].expand(n, -1, -1).float(), n_frames, tokens, n_tokens, CTCSettings())
-    total = -(weights.transducer * transducer + weights.ctc * ctc)
-    order = total.argsort(descending=True, stable=True).tolist()
-    return [Hypothesis(candidates[i], {"transducer": -float(transducer[i]), "ctc": -float(ctc[i])}) for i in order]
+    scores = score_sequences(head, frames, log_probs.float().cpu().numpy(), candidates)
+    transducer, ctc = scores.transducer.tolist(), scores.ctc.tolist()
+    totals = [weights.total(t, c) for t, c in zip(transducer, ctc, strict=True)]
+    order = sorted(range(len(candidates)), key=lambda i: -totals[i])
+    return [Hypothesis(candidates[i], {"transducer": transducer[i], "ctc": ctc[i]}, total=totals[i]) for i in order]
 
 
 def require_transducer(head: Transducer | None, where: str) -> Transducer:
@@ -222,3 +219,10 @@ def require_transducer(head: Transducer | None, where: str) -> Transducer:
     if head is None:
         raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
     return head
+
+
+def check_head(name: str) -> Head:
+    """Return the name of a head, or raise UserError."""
+    if name not in HEAD_NAMES:
+        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
+    return name

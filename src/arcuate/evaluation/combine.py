@@ -40,7 +40,16 @@ from arcuate.evaluation.linear import (
 from arcuate.evaluation.metrics import Score, WordMetrics, score, score_text, summarise_words, total
 from arcuate.evaluation.significance import Difference, bootstrap_interval, score_difference
 from arcuate.evaluation.submission import WORDS_LABEL, find_decodings, missing_decodings
-from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
+from arcuate.files import (
+    DECODINGS,
+    FRAME_SCORES,
+    WEIGHTS,
+    check_writable,
+    fields_to_dict,
+    read_jsonl,
+    to_frame,
+    write_jsonl,
+)
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
 from arcuate.run import RunLike, open_run
@@ -183,16 +192,17 @@ def combine(
     if save_weights and not fit:
         raise UserError("--save-weights writes fitted weights; add --fit")
     target, save_file = (None if path is None else Path(path) for path in (out, save_weights))
-    for file in (target, save_file):
-        check_writable(file, *paths, references, weights, lm, llm)
+    check_writable(target, *paths, references, weights, lm, llm)
+    check_writable(save_file, *paths, references, weights, lm, llm, kind=WEIGHTS)
     if method == "auto" and not linear_only and _have_only_frames(paths, split, label):
         logger.info("no words have been decoded yet; averaging the frame scores (--method geometric)")
         method = "geometric"
     if method in get_args(Mean):
+        check_writable(target, kind=FRAME_SCORES)
         return combine_frames(paths, cast(Mean, method), split, label, target)
 
     files = [_find_words(path, split, label) if path.is_dir() else path for path in paths]
-    check_writable(target, *files)
+    check_writable(target, *files, kind=DECODINGS)
     if len(files) == 1 and paths[0].is_dir():
         raise UserError("one run alone cannot be combined; give several, or a .jsonl file with candidates")
     lists = [read_candidates(file) for file in files]

@@ -11,6 +11,7 @@ import numpy as np
 from arcuate.data.text import normalise_text
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
 from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
+from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import (
@@ -23,7 +24,7 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import check_writable, fields_to_dict, to_frame, write_jsonl
+from arcuate.files import DECODINGS, OutputKind, check_writable, fields_to_dict, to_frame, write_jsonl
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
@@ -89,9 +90,10 @@ class Transcription(Sequence[Transcript]):
         """Error rates, if there are references, and cost: one line each."""
         words, seconds = self.metrics.words, self.metrics.seconds_per_sentence
         caveat = " (the weights were tuned on these trials)" if self.tuned_on_these else ""
+        heads = {"ctc": "", "transducer": "; transducer", "both": "; both heads"}[self.search.head]
         rates = (
             f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
-            f" CER {percent(words.cer)}; language model {self.search.lm}{caveat}\n"
+            f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
         )
         return (
             f"{'' if words.wer is None else rates}{len(self)} trials,"
@@ -117,7 +119,7 @@ class TrialSource:
     references: str | Path | None
     split: str
     data: str | Path | None
-    head: str = "ctc"
+    head: str | None = "ctc"  # None: both if the transducer was trained
     checkpoint: str = "best"
 
 
@@ -160,8 +162,9 @@ class _Trials:
     classes: tuple[str, ...]
     boundary: int
     references: list[Reference]
-    transducer: "Transducer | None" = None  # with head="both"
-    frames: "tuple[Tensor, ...]" = ()  # encoder outputs, with head="both"
+    head: Head = "ctc"
+    transducer: "Transducer | None" = None  # unless the head is CTC
+    frames: "tuple[Tensor, ...]" = ()  # encoder outputs, unless the head is CTC
 
 
 def decode(
@@ -178,21 +181,23 @@ def decode(
     threshold: float | None = None,
     words: Sequence[str] = (),
     data: str | Path | None = None,
-    head: str = "ctc",
+    head: str | None = None,
     checkpoint: str = "best",
     progress: Progress | None = None,
 ) -> Transcription:
     """Decode a run folder or an .npz file of frame log-probabilities to words.
 
     `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
-    word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` (ctc or both) and `checkpoint` apply to runs.
-    `out`: write one JSON line per trial with its n-best list.
+    word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` and `checkpoint` apply to runs; `head` is ctc,
+    transducer or both (default: both if the transducer was trained). `out`: write one JSON line per trial with its
+    n-best list.
     """
     target = None if out is None else Path(out)
     task = open_task(
         TrialSource(source, references, split, data, head, checkpoint),
         SearchSource(lexicon, lm, config, beam, threshold, words),
         target,
+        DECODINGS,
         progress,
     )
     if task.joint is not None:
@@ -218,19 +223,18 @@ def decode(
 
 
 def open_task(
-    trials_from: TrialSource, models: SearchSource, out: Path | None, progress: Progress | None
+    trials_from: TrialSource, models: SearchSource, out: Path | None, kind: OutputKind, progress: Progress | None
 ) -> DecodingTask:
     """Load the trials, the lexicon and the language model, and build the search.
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
-    path, head, lexicon, lm = Path(os.fspath(trials_from.source)), trials_from.head, models.lexicon, models.lm
-    check_writable(out, path, trials_from.references, models.config, lexicon, lm)
+    path, lexicon, lm = Path(os.fspath(trials_from.source)), models.lexicon, models.lm
+    check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
     settings, tuned = models.settings()
-    if head not in ("ctc", "both"):
-        raise UserError(f"--head {head!r} is unknown; choose ctc or both")
-    if head == "both" and not path.is_dir():
-        raise UserError("--head both needs a run folder; a file of frame scores contains the CTC head only")
+    head = None if trials_from.head is None else check_head(trials_from.head)
+    if head not in (None, "ctc") and not path.is_dir():
+        raise UserError(f"--head {head} needs a run folder; a file of frame scores contains the CTC head only")
     trials = _score_run(path, trials_from, progress) if path.is_dir() else _read_file(path, trials_from, settings)
     entries = open_lexicon(str(lexicon), trials.classes)
     ngram = open_model(str(lm), progress)
@@ -260,14 +264,14 @@ def open_task(
         len(entries),
         settings.beam,
         settings.threshold,
-        head,
+        trials.head,
     )
     joint = None
     if trials.transducer is not None:
-        from arcuate.decoding.joint import HeadOutputs, JointWordSearch
+        from arcuate.decoding.joint import HeadOutputs, word_search
 
         outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
-        joint = JointWordSearch(search, entries, trials.transducer), outputs
+        joint = word_search(search, entries, trials.transducer, trials.head), outputs
     return DecodingTask(search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint)
 
 
@@ -287,21 +291,21 @@ def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _T
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
     from arcuate.data.alphabet import CLASSES, SILENCE
     from arcuate.decoding.transducer import require_transducer
-    from arcuate.evaluation.evaluate import score_split
+    from arcuate.evaluation.evaluate import choose_head, find_source, score_split
 
-    both = trials.head == "both"
     run, split, data = open_run(path), trials.split, trials.data
-    scored = score_split(run, split, data, trials.checkpoint, keep_frames=both, progress=progress)
+    head = choose_head(find_source(run, trials.checkpoint), trials.head)
+    scored = score_split(run, split, data, trials.checkpoint, keep_frames=head != "ctc", progress=progress)
     results = scored.results
     log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
-    if not both:
+    if head == "ctc":
         return _Trials(tuple(log_probs), CLASSES, SILENCE, references)
     transducer = require_transducer(scored.model.transducer, str(path))
     frames = tuple(r.frames for r in results if r.frames is not None)
-    return _Trials(tuple(log_probs), CLASSES, SILENCE, references, transducer, frames)
+    return _Trials(tuple(log_probs), CLASSES, SILENCE, references, head, transducer, frames)
 
 
 def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:

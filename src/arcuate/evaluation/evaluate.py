@@ -10,12 +10,9 @@ from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.transducer import require_transducer
+from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.trials import (
-    HEAD_NAMES,
-    TRANSDUCER_BEAM,
-    Head,
     PhonemeMetrics,
     TrialResult,
     decode_trials,
@@ -24,14 +21,16 @@ from arcuate.evaluation.trials import (
     summarise,
     write_results,
 )
-from arcuate.files import read_json, to_frame
+from arcuate.files import FRAME_SCORES, check_writable, read_json, to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
+from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
+from arcuate.training.curriculum import stage_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +192,7 @@ def score_split(
     """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
     source = find_source(run, checkpoint)
     config = source.config
-    chosen_head = _check_head(head)
+    chosen_head = check_head(head)
     validate = choose_search(config.validate_, search, beam)
     transducer_beam = _choose_transducer_beam(chosen_head, search, beam)
     validate = validate if chosen_head == "ctc" else config.validate_
@@ -210,7 +209,7 @@ def score_split(
         store,
         trials,
         batch_size=config.validate_.batch_size,
-        loss=config.loss,
+        loss=stage_loss(config.loss, checkpoint_stage(source.checkpoint, config.stages)),
         keep_log_probs=True,
         keep_frames=keep_frames,
         search=phoneme_search(validate),
@@ -229,18 +228,44 @@ def find_source(run: Run, checkpoint: str) -> ModelSource:
     return ModelSource(run, folder, TrainingConfig(**dict(load_model_config(folder).settings)), None)
 
 
+def choose_head(source: ModelSource, head: str | None) -> Head:
+    """The given head; by default both if the transducer was trained, otherwise CTC."""
+    if head is None:
+        return "both" if _transducer_was_trained(source) else "ctc"
+    chosen = check_head(head)
+    if chosen != "ctc" and not source.config.transducer.enabled:
+        require_transducer(None, str(source.run.path))
+    return chosen
+
+
+def _transducer_was_trained(source: ModelSource) -> bool:
+    """Whether the transducer loss had a weight in training up to this checkpoint."""
+    config = source.config
+    if not config.transducer.enabled or not config.stages:
+        return config.transducer.enabled and config.loss.rnnt.weight > 0
+    state_file = source.checkpoint / "state.json"
+    if not state_file.exists():  # such as an average of checkpoints of the last stage
+        return any(stage.losses.rnnt > 0 for stage in config.stages)
+    state = read_json(state_file)
+    progress = state.get("progress") or {}
+    completed, started = progress.get("index", 0), state.get("step", 0) > progress.get("began", 0)
+    return any(stage.losses.rnnt > 0 for stage in config.stages[: completed + started])
+
+
 def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
-    """Open the given store, or the one that the run was trained on."""
-    if isinstance(data, Store):
-        return data
+    """Open the given store, or the one that the run was trained on; its features must be those of training."""
     if data is not None:
-        return Store.open(Path(data))
+        store = data if isinstance(data, Store) else Store.open(Path(data))
+        store.check_trained_on(source.trained_on)
+        return store
     if source.trained_on is None:
         raise UserError(f"{source.run.path} is an imported model and records no store; give one with --data STORE")
     path = Path(str(source.trained_on.get("path", "")))
     if not path.is_dir():
         raise UserError(f"the training store {path} of this run does not exist; give it with --data STORE")
-    return Store.open(path)
+    store = Store.open(path)
+    store.check_trained_on(source.trained_on)
+    return store
 
 
 def check_outputs(label: str | None, scores: Path | None) -> None:
@@ -249,6 +274,7 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
         raise UserError(f"--label {label!r} may contain only letters, digits, - and _")
     if scores is not None and scores.is_dir():
         raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+    check_writable(scores, kind=FRAME_SCORES)
 
 
 def choose_search(settings: Validate, search: str | None, beam: int | None) -> Validate:
@@ -294,12 +320,6 @@ def write_frame_scores(path: Path, results: Sequence[TrialResult]) -> None:
     write_log_probs(path, FrameLogProbs(CLASSES, frames, tuple(r.trial.id for r in results), path.name))
 
 
-def _check_head(name: str) -> Head:
-    if name not in HEAD_NAMES:
-        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
-    return name
-
-
 def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) -> int | None:
     """Beam width of the transducer search; None for the greedy search."""
     if search != "greedy":
@@ -332,7 +352,8 @@ def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedT
 def _log_differences(source: ModelSource, store: Store, split: str, config: ModelConfig) -> None:
     """Report content that differs from the training data, and sessions that are unknown to the model."""
     if differ := _changed_splits(source, store):
-        logger.info(f"the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with")
+        parts = " and ".join(part if part == "statistics" else f"{part} trials" for part in differ)
+        logger.info(f"the {parts} of {store.path} differ from those the run was trained with")
     excluded = _excluded_trials(store, split, config)
     if excluded.n_trials:
         names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")
@@ -344,9 +365,12 @@ def _log_differences(source: ModelSource, store: Store, split: str, config: Mode
 
 
 def _changed_splits(source: ModelSource, store: Store) -> list[str] | None:
-    """Splits whose content differs from the training data; None if the run records no hashes."""
-    before = (source.trained_on or {}).get("hashes")
+    """Splits and statistics whose content differs from the training data; None if the run records no hashes."""
+    trained_on = source.trained_on or {}
+    before = trained_on.get("hashes")
     if not isinstance(before, dict):
         return None
     now = store.manifest.get("hashes", {})
-    return [split for split in SPLITS if before.get(split) != now.get(split)]
+    changed: list[str] = [split for split in SPLITS if before.get(split) != now.get(split)]
+    known, found = trained_on.get("statistics"), store.statistics_hash
+    return [*changed, "statistics"] if known and found and known != found else changed

@@ -24,7 +24,7 @@ from arcuate.evaluation.candidates import (
 from arcuate.evaluation.linear import assign_folds, cross_fit, make_example
 from arcuate.evaluation.metrics import WordMetrics, summarise_words, total
 from arcuate.evaluation.significance import Difference, score_difference
-from arcuate.files import check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
+from arcuate.files import DECODINGS, check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
 from arcuate.progress import Progress, logger, percent
 
 _DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
@@ -147,7 +147,7 @@ def rescore(
     hyps, llm = Path(hyps), Path(llm)
     files = (None if p is None else Path(p) for p in (references, context, out))
     references_file, context_file, target = files
-    check_writable(target, hyps, references_file, context_file)
+    check_writable(target, hyps, references_file, context_file, kind=DECODINGS)
     lists = read_n_best(hyps, n_best)
     if references_file:
         attached = attach_references([entry.candidates for entry in lists], references_file)

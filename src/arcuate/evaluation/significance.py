@@ -82,12 +82,13 @@ def bootstrap_interval(
     (None, None) for fewer than two trials: a single trial carries no information on the variance between trials, and
     its bootstrap interval would have width 0.
     """
-    scored = [s for s in scores if s.length]
-    if len(scored) < 2 or not n_resamples:
+    scored = [s for s in scores if s.length or s.errors]
+    if len(scored) < 2 or not any(s.length for s in scored) or not n_resamples:
         return None, None
     counts = np.array([(s.errors, s.length) for s in scored], dtype=np.float64)
     errors, lengths = _resample_sums(counts, n_resamples, seed).T
-    low, high = np.quantile(errors / lengths, [(1 - level) / 2, (1 + level) / 2])
+    drawn = lengths > 0  # a sample of empty references alone has no rate
+    low, high = np.quantile(errors[drawn] / lengths[drawn], [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

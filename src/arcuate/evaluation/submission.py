@@ -13,17 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from arcuate.data.store import Store, is_store
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS, layout_of_session, session_order
 from arcuate.errors import UserError
-from arcuate.files import check_writable, fields_to_dict, read_jsonl, write_text
+from arcuate.files import OutputKind, check_writable, fields_to_dict, read_jsonl, write_text
 from arcuate.progress import logger
 from arcuate.run import Run, RunLike, open_run
 
 Format = Literal["b2t25", "b2t24"]
+_MAX_TRIALS = 100_000  # of a session
+_MAX_TEXT_BYTES = 10_000_000
 WORDS_LABEL = "words"  # default label of word decodings in a run folder
 _N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
-_TRIAL_ID = re.compile(rf"(?P<session>.+)/(?:{'|'.join(SPLITS)})/(?P<number>\d+)")
+_TRIAL_ID = re.compile(rf"(?P<session>.+)/(?P<split>{'|'.join(SPLITS)})/(?P<number>\d{{1,9}})")
+_CSV = OutputKind(re.compile(rb"id,text\r?\n"), "submission.csv")
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,10 @@ def submit(
     path, target = Path(source), Path(out)
     decodings = path if path.is_file() else find_decodings(open_run(source), split, label)
     check_writable(target, decodings)
-    texts = read_texts(decodings)
+    texts = read_texts(decodings, split)
+    check_complete(texts, None if path.is_file() else open_run(source), split)
     kind: Format = guess_format(texts) if format is None else ("b2t24" if format == "b2t24" else "b2t25")
+    _check_earlier(target, kind, len(texts))
     n_empty = count_empty(texts, allow_empty)
     complete, note = check_count(kind, split, len(texts))
     write_submission(target, texts, kind)
@@ -98,13 +104,13 @@ def missing_decodings(run: Run, split: str, label: str | None) -> UserError:
     )
 
 
-def read_texts(path: Path) -> list[SubmittedText]:
-    """Read a file of word decodings, in the order of submission.
+def read_texts(path: Path, split: str | None = None) -> list[SubmittedText]:
+    """Read a file of word decodings, in the order of submission; with `split`, trials of another one are rejected.
 
     Lines without an n-best list are rejected: those of `arcuate evaluate` hold phonemes, and their `text` is the
     reference.
     """
-    texts = [_parse_row(row, f"{path} line {i}") for i, row in enumerate(read_jsonl(path), start=1)]
+    texts = [_parse_row(row, f"{path} line {i}", split) for i, row in enumerate(read_jsonl(path), start=1)]
     if not texts:
         raise UserError(f"{path} contains no trials")
     twice = [key for key, n in Counter((t.session, t.number) for t in texts).items() if n > 1]
@@ -113,7 +119,42 @@ def read_texts(path: Path) -> list[SubmittedText]:
     return sorted(texts, key=lambda t: (*session_order(t.session), t.number))
 
 
-def _parse_row(row: Mapping[str, Any], where: str) -> SubmittedText:
+def check_complete(texts: Sequence[SubmittedText], run: Run | None, split: str) -> None:
+    """Check that no trial is missing: rows are identified by their position, so a gap would shift all later ones.
+
+    The trials of a session are numbered from 0. With a run, they are also compared with those of its store.
+    """
+    given = {(text.session, text.number) for text in texts}
+    highest = dict(sorted(given))  # the last number of each session
+    expected = {(session, n) for session, last in highest.items() for n in range(min(last, _MAX_TRIALS) + 1)}
+    expected |= _stored_trials(run, split) if run is not None else set()
+    if missing := sorted(expected - given):
+        session, number = missing[0]
+        raise UserError(
+            f"{len(missing)} trials are missing, the first is trial {number} of {session}; a submission needs every"
+            f" trial, because rows are counted: decode all trials of the split {split}"
+        )
+
+
+def _stored_trials(run: Run, split: str) -> set[tuple[str, int]]:
+    """The trials of the split in the store that the run was trained on, if that is still there."""
+    path = Path(str(run.data().get("path", ""))) if run.environment_file.is_file() else Path()
+    if not is_store(path):
+        return set()
+    return {(info.session, info.number) for info in Store.open(path).trials if info.split == split}
+
+
+def _check_earlier(path: Path, format: Format, n_rows: int) -> None:
+    """Check that a file that is already there is an earlier submission."""
+    if format == "b2t25":
+        check_writable(path, kind=_CSV)
+    elif path.is_file() and path.stat().st_size:
+        lines = path.read_bytes()[:_MAX_TEXT_BYTES].decode("utf-8", "replace").split("\n")[:-1]
+        if len(lines) != n_rows or any(line != normalise_text(line) for line in lines):
+            raise UserError(f"{path} exists and is not an earlier submission of {n_rows} lines; choose another name")
+
+
+def _parse_row(row: Mapping[str, Any], where: str, split: str | None) -> SubmittedText:
     if "nbest" not in row:
         raise UserError(
             f"{where} has no nbest, so its text may be the reference; decode to words first:"
@@ -125,6 +166,11 @@ def _parse_row(row: Mapping[str, Any], where: str) -> SubmittedText:
     found = _TRIAL_ID.fullmatch(str(row.get("id", row.get("trial", ""))))
     if not found:
         raise UserError(f"{where}: the id {row.get('id')!r:.60} does not name session, split and number of a trial")
+    if split is not None and found["split"] != split:
+        raise UserError(
+            f"{where}: {found[0]} is a trial of the split {found['split']}, not {split}; decode the split {split},"
+            f" or check the format with --split {found['split']}"
+        )
     return SubmittedText(found["session"], int(found["number"]), normalise_text(text))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +12,10 @@ from arcuate.data.alphabet import token_names
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.hypothesis import greedy
-from arcuate.decoding.joint import JointBeamSearch
-from arcuate.decoding.transducer import (
-    TransducerBeamSearch,
-    TransducerGreedySearch,
-    require_transducer,
-    rescore,
-)
+from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, TransducerGreedySearch, require_transducer
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
 from arcuate.evaluation.significance import bootstrap_interval
-from arcuate.files import fields_to_dict, save_npz, write_json, write_jsonl
+from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.mode import MODES
@@ -30,9 +24,6 @@ from arcuate.progress import Progress, percent
 from arcuate.run import Run
 from arcuate.training.config import Validate
 
-Head = Literal["ctc", "transducer", "both"]
-HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
-TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
 _OPTIONAL = ("per_greedy", "per_by_mode", "mode_accuracy", "mode_accuracy_pooled")  # absent if None
 # Columns of `session_sums`, before the losses by head.
 _COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
@@ -109,7 +100,7 @@ def decode_trials(
                 tokens = tuple(search(logp))
                 if head != "ctc":
                     frames = outputs.frames[row, : len(logp)]
-                    tokens = _decode_transducer(model, frames, logp, tokens, head, transducer_beam)
+                    tokens = _decode_transducer(model, frames, logp, head, transducer_beam)
                 results[index] = TrialResult(
                     trial,
                     tokens,
@@ -128,20 +119,15 @@ def decode_trials(
 
 
 def _decode_transducer(
-    model: Model, frames: torch.Tensor, log_probs: np.ndarray, ctc_tokens: tuple[int, ...], head: Head, beam: int | None
+    model: Model, frames: torch.Tensor, log_probs: np.ndarray, head: Head, beam: int | None
 ) -> tuple[int, ...]:
-    """Tokens of one trial by the transducer, or by a joint search of both heads.
-
-    The n-best list of the joint search and the CTC hypothesis are rescored by both heads.
-    """
+    """Tokens of one trial by the transducer, or by a joint search of both heads."""
     network = require_transducer(model.transducer, "this model")
-    if head == "transducer":
-        searcher = TransducerGreedySearch(network) if beam is None else TransducerBeamSearch(network, beam)
-        return searcher.search(frames)[0].tokens
-    found = JointBeamSearch(network, beam or TRANSDUCER_BEAM).search(frames, log_probs)
-    candidates = [ctc_tokens, *(h.tokens for h in found)]
-    found = rescore(network, frames, torch.from_numpy(log_probs).to(frames.device), candidates)
-    return found[0].tokens
+    if beam is None:
+        return TransducerGreedySearch(network).search(frames)[0].tokens
+    from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels cost half a second
+
+    return token_search(network, head, beam).search(HeadOutputs(log_probs, frames))[0].tokens
 
 
 @dataclass(frozen=True)
@@ -249,9 +235,11 @@ def write_results(
     run: Run, split: str, label: str | None, results: Sequence[TrialResult], summary: Mapping[str, Any], store: Store
 ) -> None:
     """Write the lines, the summary, and a few trials with their bins for the figures of the report."""
-    write_jsonl(run.results_file(split, label), (result_row(r) for r in results))
-    write_json(run.results_file(split, label, "json"), summary)
-    _write_examples(run.results_file(split, label, "npz"), _choose_examples(results), store)
+    files = (run.results_file(split, label, ending) for ending in ("jsonl", "npz", "json"))
+    with atomic_group(*files) as (rows_file, examples_file, summary_file):
+        write_jsonl(rows_file, (result_row(r) for r in results))
+        _write_examples(examples_file, _choose_examples(results), store)
+        write_json(summary_file, summary)
 
 
 def _choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> list[TrialResult]:

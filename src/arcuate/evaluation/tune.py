@@ -4,6 +4,7 @@ The objective is the mean of two error rates: the word errors of the best hypoth
 the n-best list under its own scores. The second is smooth in the weights and keeps the few parameters from overfitting
 single sentences. The two weights that leave all acoustic scores unchanged are fitted first, on fixed n-best lists;
 then all weights on a subset, with one search per evaluation; then on all trials until the time budget is used up.
+With a transducer, all weights are fitted on fixed candidate lists, which are searched again after each fit.
 Optimisation by the simplex method of Nelder & Mead (1965).
 """
 
@@ -11,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -32,9 +33,12 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import fields_to_dict, write_text
+from arcuate.files import WEIGHTS, fields_to_dict, write_text
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike
+
+if TYPE_CHECKING:
+    from arcuate.decoding.joint import HeadOutputs, JointWordSearch
 
 _N_BEST = 20
 _SUBSET = 150  # trials
@@ -45,6 +49,14 @@ _WEIGHTS = {  # the tuned weights: size of the initial simplex along each, lowes
     "missing_silence_bonus": (2.0, -60.0, 20.0),
     "blank_penalty": (0.3, -10.0, 10.0),
 }
+# Weights tuned with a transducer. Every word has one silence there, so silence_bonus would repeat word_bonus.
+_JOINT_WEIGHTS = {
+    "lm_weight": _WEIGHTS["lm_weight"],
+    "word_bonus": (1.5, -20.0, 20.0),
+    "ctc_weight": (0.5, 0.0, 20.0),
+    "ilm_weight": (0.2, 0.0, 2.0),
+}
+_JOINT_ROUNDS = 2  # the candidates depend on the weights
 
 
 @dataclass(frozen=True)
@@ -121,25 +133,27 @@ def tune(
     folds: int = 0,
     split: str = "val",
     data: str | Path | None = None,
+    head: str | None = None,
+    checkpoint: str = "best",
     progress: Progress | None = None,
 ) -> TunedWeights:
     """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
 
     `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
-    `config`: initial weights.
+    `config`: initial weights. `head` and `checkpoint` as for `decode`.
     """
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
     target = None if out is None else Path(out)
-    trials, models = TrialSource(source, references, split, data), SearchSource(lexicon, lm, config, beam, threshold)
-    task = open_task(trials, models, target, progress)
+    trials = TrialSource(source, references, split, data, head, checkpoint)
+    task = open_task(trials, SearchSource(lexicon, lm, config, beam, threshold), target, WEIGHTS, progress)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
     fit_budget = budget / (folds + 1)
     cross_fit = _cross_fit(task, folds, fit_budget) if folds else None
-    tuner = _Tuner(task.search, task.trials, task.references, time.perf_counter() + fit_budget)
+    tuner = _make_tuner(task, range(len(task.trials)), time.perf_counter() + fit_budget)
     settings = tuner.fit()
-    transcripts = transcribe(task.search.with_settings(settings), task.trials, task.references, 1)
+    transcripts = _transcribe(task, range(len(task.trials)), settings)
     record = TuningRecord(
         task.description.scores,
         digest_references(task.references),
@@ -167,21 +181,28 @@ def _cross_fit(task: DecodingTask, n_folds: int, budget: float) -> CrossFit:
     transcripts: list[Transcript] = []
     for k in range(n_folds):
         logger.info(f"fold {k + 1} of {n_folds}")
-        inside, outside = np.flatnonzero(folds != k), np.flatnonzero(folds == k)
-        tuner = _Tuner(
-            task.search,
-            [task.trials[i] for i in inside],
-            [task.references[i] for i in inside],
-            time.perf_counter() + budget,
-        )
-        transcripts += transcribe(
-            task.search.with_settings(tuner.fit()),
-            [task.trials[i] for i in outside],
-            [task.references[i] for i in outside],
-            1,
-        )
+        tuner = _make_tuner(task, np.flatnonzero(folds != k).tolist(), time.perf_counter() + budget)
+        transcripts += _transcribe(task, np.flatnonzero(folds == k).tolist(), tuner.fit())
     metrics = summarise_transcripts(transcripts).words
     return CrossFit(n_folds, metrics.wer, metrics.cer)
+
+
+def _transcribe(task: DecodingTask, chosen: Sequence[int], settings: DecodingConfig) -> list[Transcript]:
+    """Decode the chosen trials with other settings."""
+    references = [task.references[i] for i in chosen]
+    if task.joint is None:
+        return transcribe(task.search.with_settings(settings), [task.trials[i] for i in chosen], references, 1)
+    search, outputs = task.joint
+    return transcribe(search.with_settings(settings), [outputs[i] for i in chosen], references, 1)
+
+
+def _make_tuner(task: DecodingTask, chosen: Sequence[int], deadline: float) -> "_Tuner":
+    """Tuner over the chosen trials."""
+    trials, references = [task.trials[i] for i in chosen], [task.references[i] for i in chosen]
+    if task.joint is None:
+        return _Tuner(task.search, trials, references, deadline)
+    search, outputs = task.joint
+    return _JointTuner(task.search, trials, references, deadline, joint=search, outputs=[outputs[i] for i in chosen])
 
 
 def _session_folds(references: Sequence[Reference], n_folds: int) -> np.ndarray:
@@ -339,6 +360,64 @@ class _Tuner:
         if key not in self.errors:
             self.errors[key] = score(normalise_text(reference).split(), normalise_text(" ".join(words)).split()).errors
         return self.errors[key]
+
+
+@dataclass
+class _JointTuner(_Tuner):
+    """Tuner of a search with the transducer: the scores of all candidates are linear in the weights."""
+
+    joint: "JointWordSearch | None" = None
+    outputs: "Sequence[HeadOutputs]" = ()
+
+    def fit(self) -> DecodingConfig:
+        started = time.perf_counter()
+        start = settings = self.search.settings
+        every = range(len(self.outputs))
+        for _ in range(_JOINT_ROUNDS):
+            if time.perf_counter() > self.deadline:
+                logger.info("the time budget is used up; keeping the best weights so far")
+                break
+            settings = self._better(settings, self._fit_candidates(settings), every)
+        if settings == start:
+            logger.info("no better weights than the initial ones were found; they are kept")
+        self.seconds = round(time.perf_counter() - started, 1)
+        return settings
+
+    def _search_errors(self, settings: DecodingConfig, chosen: Sequence[int]) -> list[tuple[float, float]]:
+        assert self.joint is not None
+        search = self.joint.with_settings(settings)
+        lists = [search.search(self.outputs[i], _N_BEST) for i in chosen]
+        self.n_evaluations += 1
+        return [self._trial_errors(i, n, [h.total or 0.0 for h in n]) for i, n in zip(chosen, lists, strict=True)]
+
+    def _fit_candidates(self, settings: DecodingConfig) -> DecodingConfig:
+        """Fit all weights on the candidates of a single search."""
+        assert self.joint is not None
+        search, every = self.joint.with_settings(settings), range(len(self.outputs))
+        scored = [search.scored_candidates(outputs) for outputs in self.outputs]
+        names = list(_JOINT_WEIGHTS) if search.weights is None else [n for n in _JOINT_WEIGHTS if n != "ctc_weight"]
+        start = np.array([getattr(settings, name) for name in names])
+
+        def weighted(point: np.ndarray) -> DecodingConfig:
+            return settings.model_copy(update={n: round(float(v), 3) for n, v in zip(names, point, strict=True)})
+
+        def objective(point: np.ndarray) -> float:
+            bounds = [_JOINT_WEIGHTS[name][1:] for name in names]
+            if any(not low <= v <= high for v, (low, high) in zip(point, bounds, strict=True)):
+                return 1e9
+            ranker = search.with_ranking(weighted(point))
+            lists = [ranker.rank(candidates) for candidates in scored]
+            return self._objective(
+                [self._trial_errors(i, n, [h.total or 0.0 for h in n]) for i, n in zip(every, lists, strict=True)],
+                every,
+            )
+
+        simplex = _initial_simplex(start, np.array([_JOINT_WEIGHTS[name][0] for name in names]))
+        options: Any = {"initial_simplex": simplex, "maxfev": 120, "xatol": 0.01, "fatol": 1e-5}
+        found = minimize(objective, start, method="Nelder-Mead", options=options)
+        fitted = weighted(found.x)
+        logger.info("from candidate lists: " + ", ".join(f"{n} {getattr(fitted, n):g}" for n in names))
+        return fitted
 
 
 def _initial_simplex(start: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -163,6 +163,7 @@ def _make_plan(
     if not dry_run:
         check_run_folder(run.path, can_resume=False)
     store = data if isinstance(data, Store) else Store.open(Path(data))
+    store.check_trained_on(source.trained_on)
     model = load_model(source.checkpoint)
     if session in model.config.sessions:
         raise UserError(

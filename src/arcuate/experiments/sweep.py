@@ -113,7 +113,7 @@ def sweep(
     return summarise_study(plan, study, stop.signal)
 
 
-# --- Search space: a range or choices per setting, validated by parsing recipes at the ends --------------
+# --- Search space: a range or choices per setting, validated by loading recipes with the end values ------
 
 
 class Range(Settings):
@@ -206,7 +206,7 @@ def _read_dimension(where: str, path: str, given: Any, recipe: str | Path, overr
         key = ".".join(map(str, problem["loc"]))
         raise UserError(
             f"{where}: {path}{f'.{key}' if key else ''}: {problem['msg'].removeprefix('Value error, ')};"
-            " a range has low, high, log and step, a choice has choices"
+            " give low and high, optionally log or step, for a range, or give choices"
         ) from None
 
     def find_problem(text: str) -> str | None:
@@ -314,7 +314,7 @@ def _fail_abandoned(plan: SweepPlan, study: optuna.Study) -> None:
 
 
 def _requeue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """Queue the settings of an interrupted trial again, because it has not measured them."""
+    """Queue the settings of an interrupted trial again, because they have no result yet."""
     study.tell(number, state=TrialState.FAIL)
     study.enqueue_trial(params)
 

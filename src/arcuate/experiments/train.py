@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -22,11 +22,19 @@ from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, trai
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
+from arcuate.errors import UserError
 from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
-from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
+from arcuate.models.runtime import (
+    RuntimeChoice,
+    configure_runtime,
+    count_cores,
+    describe_times,
+    fewest_threads,
+    time_threads,
+)
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
@@ -43,13 +51,14 @@ from arcuate.training.environment import (
     choose_precision,
     describe_environment,
     init_distributed,
+    own_device,
     shut_down_distributed,
 )
 from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, infer_modes, read_modes, write_modes
 from arcuate.training.start import Start, check_not_calibrated, check_same_recipe, find_parent, start_run
 from arcuate.training.state import TrainingState
-from arcuate.training.step import make_encode
+from arcuate.training.step import compute_gradients, encode_for_training, make_encode
 from arcuate.training.tracking import check_trackers, make_trackers
 
 
@@ -132,14 +141,21 @@ def train(
     # A run that was killed early may have no environment.json.
     previous = run.environment() if resume and run.recipe_file.is_file() and run.environment_file.is_file() else {}
     runtime = _same_threads(recipe, previous)
-    machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size)
+    machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size, announce=False)
+    machine = replace(machine, device=own_device(machine.device))
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
     model = build_model(recipe, store, selection).to(machine.device)
     distributed = init_distributed(machine.device)
     try:
-        if distributed.any(precision.kind == "fp32") and precision.kind != "fp32":
-            precision = PrecisionChoice("fp32", "training in fp32 because another process does")
+        if distributed.size > 1 and recipe.runtime.compile:
+            raise UserError(
+                "runtime.compile=true cannot be combined with several processes: DistributedDataParallel has to find"
+                " the session layers that a batch does not use, which a compiled model hides; set runtime.compile=false"
+            )
+        for kind in ("fp32", "fp16"):  # the least capable process decides
+            if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
+                precision = PrecisionChoice(kind, f"training in {kind} because another process does")
         setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed)
         if distributed.is_main:
             _announce(setup, official, previous)
@@ -164,9 +180,11 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
     return {
         "path": str(store.path.resolve()),
         "layout": store.layout,
+        "features": store.manifest.get("features"),
         "n_channels": store.n_channels,
         "sessions": list(sessions),
         "hashes": store.manifest.get("hashes"),
+        "statistics": store.statistics_hash,
     }
 
 
@@ -234,7 +252,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     )
     selecting = counted(len(selection.validation), f"{selection.selected_on} trial")
     logger.info(f"{counted(len(selection.train), 'training trial')}; checkpoints are selected on {selecting}")
-    logger.info(f"{machine.device}, {counted(machine.threads, 'thread')}: {machine.reason}")
+    logger.info(str(machine))
     if (workers := worker_count(recipe)) < recipe.data.workers:
         logger.info(
             f"data.workers={recipe.data.workers} exceeds the number of cores; using {counted(workers, 'worker')}"
@@ -284,7 +302,9 @@ def _train(
     progress: Progress | None,
 ) -> TrainResult:
     """Create or resume the run folder under its lock, and train."""
-    machine, distributed = setup.machine, setup.distributed
+    distributed = setup.distributed
+    training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
+    machine = setup.machine if start.resume else _check_threads(setup, training)
     environment = describe_environment(
         device=str(machine.device),
         threads=machine.threads,
@@ -294,9 +314,9 @@ def _train(
         n_parameters=setup.n_parameters,
         selected_on=setup.selection.selected_on,
         precision=setup.precision.kind,
+        precision_reason=setup.precision.note,
         parent=parent,
     )
-    training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
     with ExitStack() as stack:
         with distributed.raise_together():
             check_run_folder(setup.run.path, start.resume)
@@ -309,6 +329,39 @@ def _train(
             return setup.outcome(training, 0.0, stop)
         _find_modes(setup, training, progress)
         return _run_loop(setup, training, callbacks, stop, progress)
+
+
+def _check_threads(setup: _Setup, training: TrainingState) -> RuntimeChoice:
+    """Compare the threads that a probe chose with one thread on a real step, before the first one counts.
+
+    The step changes nothing: its gradients are discarded, and every step derives its random numbers from its position.
+    """
+    machine = setup.machine
+    if not machine.measured or machine.threads == 1:
+        return machine
+    batch = _planned_batches(setup)[0]
+    encode = partial(encode_for_training, training.model)
+    training.model.train()
+    seconds = time_threads(
+        lambda: compute_gradients(training, encode, [batch], machine.device, Distributed()), (1, machine.threads), 1
+    )
+    training.optimizer.zero_grad(set_to_none=True)
+    setup.store.close()  # loader processes must not inherit open files
+    reason = f"{machine.reason}; first step: {describe_times(seconds)}"
+    chosen = replace(machine, threads=fewest_threads(seconds), reason=reason)
+    torch.set_num_threads(chosen.threads)
+    if chosen.threads != machine.threads:
+        logger.info(f"using {counted(chosen.threads, 'thread')} after timing the first step: {describe_times(seconds)}")
+    return chosen
+
+
+def _planned_batches(setup: _Setup) -> PlannedBatches:
+    """The training sequence, or the part of this process in it."""
+    recipe, selection, distributed = setup.recipe, setup.selection, setup.distributed
+    return PlannedBatches(
+        *(setup.store, selection.train, make_plan(selection.train, recipe.data.batching, recipe.data.seed)),
+        *(selection.sessions, recipe.front_end.statistics_spec, (distributed.rank, distributed.size)),
+    )
 
 
 def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | None) -> None:
@@ -333,12 +386,9 @@ def _run_loop(
     """Run the remaining steps from the restored or initial state."""
     recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
-    plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
-    planned = PlannedBatches(
-        *(setup.store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec),
-        (distributed.rank, distributed.size),
+    batches = training_batches(
+        _planned_batches(setup), training.position, None, worker_count(recipe), pin_memory=device.type == "cuda"
     )
-    batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]

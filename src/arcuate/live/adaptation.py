@@ -243,6 +243,7 @@ def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Sto
     if data is None:
         return None
     store = data if isinstance(data, Store) else Store.open(data)
+    store.check_trained_on(run.data() if run.environment_file.is_file() else None)
     if store.n_channels != model.config.n_channels:
         raise UserError(
             f"{store.path} has {store.n_channels} channels, but the model expects {model.config.n_channels}"

@@ -21,6 +21,7 @@ class DecoderOptions(TypedDict, total=False):
     beam: int | None
     session: str | None
     llm: str | Path | None
+    head: str | None
     adapt: str | Adaptation | None
     adapt_settings: Overrides | None
     data: str | Path | None

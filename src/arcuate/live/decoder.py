@@ -16,17 +16,20 @@ from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.joint import HeadOutputs, JointTokenSearch, JointWordSearch, JointWordState, TokenState
 from arcuate.decoding.log_probs import check_log_probs
-from arcuate.decoding.word_search.search import WordState
+from arcuate.decoding.word_search.search import WordSearch, WordState
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
+from arcuate.evaluation.evaluate import choose_head, find_source
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
 from arcuate.live.engine import Engine, ModelDelay, Rescorer, load_search, make_engine
+from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
 from arcuate.models.runtime import choose_device
-from arcuate.progress import Progress
-from arcuate.run import find_checkpoint
+from arcuate.progress import Progress, logger
+from arcuate.run import open_run
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class _SentenceState:
     """Immutable state of model and search within one sentence."""
 
     model: StreamState
-    words: WordState | None
+    search: WordState | JointWordState | TokenState | None
     new_frames: np.ndarray  # (f, V) of the last push
     frames: tuple[np.ndarray, ...] = ()  # (f, V) each, none empty
     bins: tuple[np.ndarray, ...] = ()  # kept for rolling normalisation and for adaptation
@@ -86,6 +89,7 @@ class StreamingDecoder:
         session: str | None = None,
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
+        head: str | None = None,
         adapt: str | Adaptation | None = None,
         adapt_settings: Overrides | None = None,
         data: str | Path | Store | None = None,
@@ -99,8 +103,8 @@ class StreamingDecoder:
         `decoding` are settings of the word search or a file of `arcuate tune`; `beam` overrides their beam. `session`
         selects the session layer (default: the last one). `statistics` are those of the block if known; without them a
         model that normalises uses running statistics of its stream. `llm` is a causal language model that rescores the
-        n-best list at the end of every sentence. `warm` decodes zeros, so that compilation does not delay the first
-        sentence.
+        n-best list at the end of every sentence. `head`: ctc, transducer or both; default: both if the model has a
+        trained transducer. `warm` decodes zeros, so that compilation does not delay the first sentence.
 
         `adapt` is a method of `arcuate evaluate --adapt`: after each sentence the session layer may be updated, and
         `session` may be new to the model. `adapt_settings` change the settings of the method, as {"lr": 5e-4}. `data`
@@ -108,11 +112,16 @@ class StreamingDecoder:
         decoded first, which `progress` reports.
         """
         adaptation = optional_adaptation(adapt, adapt_settings)
-        model = load_model(find_checkpoint(Path(path), checkpoint)).to(choose_device(device, "device"))
+        source = find_source(open_run(path), checkpoint)
+        model = load_model(source.checkpoint).to(choose_device(device, "device"))
+        chosen = choose_head(source, head)
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
             raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
-        engine = make_engine(model, search, None if llm is None else Rescorer(load_causal(Path(llm))))
+        engine = make_engine(model, search, None if llm is None else Rescorer(load_causal(Path(llm))), chosen)
+        if model.transducer is not None:
+            used = {"ctc": "the CTC head", "transducer": "the transducer", "both": "both heads, CTC and transducer"}
+            logger.info(f"decoding with {used[chosen]}")
         if adaptation is not None:
             engine = replace(engine, adaptation=load_setup(path, model, search, adaptation, data, progress))
         if warm:
@@ -168,13 +177,16 @@ class StreamingDecoder:
         self._use_newest_state()
         with torch.inference_mode():
             outputs, state = self._model.step(self._now.model, torch.from_numpy(chunk)[None].to(self._device))
-        self._advance(outputs.log_probs["ctc"], state, chunk)
+        self._advance(outputs, state, chunk)
         return self.partial()
 
     def push_log_probs(self, log_probs: np.ndarray) -> Partial:
         """Decode frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
-        frames = check_log_probs(log_probs, self.engine.model.config.classes)
-        self._advance(torch.from_numpy(frames)[None], self._now.model, None)
+        if self.engine.joint is not None:
+            raise UserError(f"--head {self.engine.head} needs bins, but log-probabilities were given; use --head ctc")
+        frames = torch.from_numpy(check_log_probs(log_probs, self.engine.model.config.classes))[None]
+        n_frames = torch.tensor([frames.shape[1]])
+        self._advance(Outputs(frames, n_frames, {"ctc": frames}), self._now.model, None)
         return self.partial()
 
     def precompute(self) -> None:
@@ -184,22 +196,30 @@ class StreamingDecoder:
 
     def partial(self) -> Partial:
         """Return the result so far."""
-        now, search = self._now, self.engine.search
-        if search is None or now.words is None:
+        now, search = self._now, self._word_search
+        if search is None:
             phonemes = tuple(self.engine.model.config.classes[token] for token in self._tokens())
             return Partial(phonemes, 0, now.n_frames, now.new_frames)
         with self.engine.lock:
-            words, n_settled = search.partial(now.words), search.n_settled(now.words)
+            words, n_settled = search.partial(now.search), search.n_settled(now.search)  # type: ignore[arg-type]
         return Partial(tuple(words), n_settled, now.n_frames, now.new_frames)
+
+    def partial_nbest(self, n: int) -> list[Hypothesis]:
+        """Return the best hypotheses so far, cheaply: during a sentence, words come from the CTC head."""
+        state = self._now.search
+        if isinstance(state, JointWordState) and self.engine.search is not None:
+            with self.engine.lock:
+                return self.engine.search.finish(state.words, n)
+        return self.nbest(n)
 
     def nbest(self, n: int) -> list[Hypothesis]:
         """Return the best hypotheses if the sentence ended here, best first."""
-        search, words = self.engine.search, self._now.words
-        if search is None or words is None:
+        search, state = self.engine.joint or self.engine.search, self._now.search
+        if search is None:
             best = float(self.log_probs().max(axis=1).sum()) if self.n_frames else 0.0
             return [Hypothesis(self._tokens(), {"acoustic": best}, total=best)]
         with self.engine.lock:
-            return search.finish(words, n) or [Hypothesis(())]
+            return search.finish(state, n) or [Hypothesis(())]  # type: ignore[arg-type]
 
     def finish(self) -> Hypothesis:
         """End the sentence and return its best hypothesis. The stream is ready for the next one."""
@@ -213,17 +233,19 @@ class StreamingDecoder:
         if self.n_bins or not self.n_frames:  # frames from elsewhere are complete already
             with torch.inference_mode():
                 outputs = self._model.finish(self._now.model)
-            self._advance(outputs.log_probs["ctc"], self._now.model, None)
+            self._advance(outputs, self._now.model, None)
         rescorer, search = self.engine.rescorer, self.engine.search
         hypotheses = self.nbest(max(n, rescorer.n_best if rescorer else 1))
         if rescorer and search and hypotheses[0].total is not None:
             hypotheses = rescorer(hypotheses, search.settings.lm_weight)
-        tokens = self._tokens()
+        if self._word_search is not None:
+            tokens = self._tokens()
+            hypotheses = [replace(hypothesis, tokens=tokens) for hypothesis in hypotheses]
         if adapt:
             self._submit_update(hypotheses[0])
         self._update_statistics()
         self._start_sentence()
-        return [replace(hypothesis, tokens=tokens) for hypothesis in hypotheses[:n]]
+        return hypotheses[:n]
 
     def log_probs(self) -> np.ndarray:
         """All frames of the sentence so far, in the order of the model's classes. (F, V)"""
@@ -300,21 +322,25 @@ class StreamingDecoder:
         else:
             self._model, session = self._base, self.sessions.index(self.session)
         state = self._model.start(session, batch_statistics(statistics, self._device))
-        self._now = _SentenceState(state, engine.search.start() if engine.search else None, self._no_frames)
+        search = engine.joint or engine.search
+        self._now = _SentenceState(state, search.start() if search else None, self._no_frames)
 
-    def _advance(self, log_probs: torch.Tensor, state: StreamState, chunk: np.ndarray | None) -> None:
-        """Run the search over new frames (1, f, V) and replace the sentence state."""
+    def _advance(self, outputs: Outputs, state: StreamState, chunk: np.ndarray | None) -> None:
+        """Run the search over new frames (a batch of one) and replace the sentence state."""
         now, engine = self._now, self.engine
-        frames = log_probs[0].float().cpu().numpy()
-        words = now.words
-        if engine.search is not None and words is not None and len(frames):
+        frames = outputs.log_probs["ctc"][0].float().cpu().numpy()
+        search = now.search
+        if len(frames):
             with engine.lock:
-                words = engine.search.step(words, frames[:, engine.columns])
+                if engine.joint is not None:
+                    search = engine.joint.step(search, HeadOutputs(frames, outputs.frames[0]))  # type: ignore[arg-type]
+                elif engine.search is not None:
+                    search = engine.search.step(search, frames[:, engine.columns])  # type: ignore[arg-type]
         keep_bins = self._uses_running_statistics or self.adapter is not None
         bins = (*now.bins, chunk) if keep_bins and chunk is not None else now.bins
         all_frames = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))
-        self._now = _SentenceState(state, words, frames, all_frames, bins, now.n_frames + len(frames), n_bins)
+        self._now = _SentenceState(state, search, frames, all_frames, bins, now.n_frames + len(frames), n_bins)
 
     def _update_statistics(self) -> None:
         """Add the finished sentence to the running statistics; bins older than `rolling_bins` fade out."""
@@ -325,7 +351,19 @@ class StreamingDecoder:
             faded = replace(past, n=past.n * decay, m2=past.m2 * decay, n_bins=min(past.n_bins, limit))
             self._past = faded.merge(RunningStatistics.from_bins(signed_log(bins) if front_end.log1p else bins))
 
+    @property
+    def _word_search(self) -> WordSearch | JointWordSearch | None:
+        """The search for words; None if phonemes are decoded."""
+        joint = self.engine.joint
+        return joint if isinstance(joint, JointWordSearch) else self.engine.search
+
     def _tokens(self) -> tuple[int, ...]:
+        """Phonemes so far."""
+        state, joint = self._now.search, self.engine.joint
+        if isinstance(joint, JointWordSearch) and isinstance(state, JointWordState):
+            return joint.token_search.partial(state.tokens)
+        if isinstance(joint, JointTokenSearch) and isinstance(state, TokenState):
+            return joint.partial(state)
         return tuple(greedy(self.log_probs()))
 
     def _check_shape(self, bins: ArrayLike) -> np.ndarray:

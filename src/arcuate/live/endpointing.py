@@ -188,7 +188,7 @@ class Endpointer:
         text = {"words": list(partial.words), "n_settled": partial.n_settled, "n_frames": partial.n_frames}
         event: Event = {"type": "partial", **text}
         if self.decoder.engine.search is not None and len(partial.words) > partial.n_settled:
-            nbest = [h.words for h in self.decoder.nbest(self.settings.alternatives)]
+            nbest = [h.words for h in self.decoder.partial_nbest(self.settings.alternatives)]
             event["alternatives"] = word_alternatives(partial.words, nbest)
         self.emit(event)
 

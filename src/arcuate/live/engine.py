@@ -13,7 +13,9 @@ from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
 from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.transducer import Head, require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import CausalModel, score_sentences
@@ -74,10 +76,14 @@ class Engine:
     silence: int  # silence column of the model's output, -1 if there is none
     delay: ModelDelay
     lock: threading.Lock  # the search has one set of work buffers
+    head: Head = "ctc"
+    joint: JointWordSearch | JointTokenSearch | None = None  # with the transducer, alone or beside CTC
     adaptation: AdaptationSetup | None = None
 
 
-def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | None = None) -> Engine:
+def make_engine(
+    model: Model, search: WordSearch | None, rescorer: Rescorer | None = None, head: Head = "ctc"
+) -> Engine:
     """Prepare a model for streaming; it must be causal."""
     require_causal(model.config.settings.encoder.causal)
     model = model.eval().requires_grad_(False)
@@ -94,7 +100,20 @@ def make_engine(model: Model, search: WordSearch | None, rescorer: Rescorer | No
         silence,
         _model_delay(model),
         threading.Lock(),
+        head,
+        None if head == "ctc" else _joint_search(model, search, head),
     )
+
+
+def _joint_search(model: Model, search: WordSearch | None, head: Head) -> JointWordSearch | JointTokenSearch:
+    """Search with the transducer for words, or for tokens without a word search."""
+    transducer = require_transducer(model.transducer, "this model")
+    if search is None:
+        return token_search(transducer, head)
+    assert search.lexicon is not None
+    if model.config.classes != search.classes:  # the transducer's outputs cannot be reordered
+        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+    return word_search(search, search.lexicon, transducer, head)
 
 
 def _with_rolling_normalisation(model: Model) -> Model:

@@ -14,15 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-<<<<<<< HEAD
-from arcuate.adaptation.config import Adaptation
-from arcuate.config import parse_settings, read_yaml
-=======
-import yaml
-
 from arcuate.adaptation.config import optional_adaptation
-from arcuate.config import parse_settings
->>>>>>> main
+from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
@@ -136,7 +129,9 @@ def prepare_server(
     folder = None if record is None else Path(record)
     data, session = options.get("data"), options.get("session")
     options["adapt"] = optional_adaptation(options.get("adapt"), options.pop("adapt_settings", None))
-    _check_source(source, "lm" in options and options["lm"] is None, options["adapt"] is not None)
+    _check_source(source, "lm" in options and options["lm"] is None, options["adapt"] is not None, options.get("head"))
+    if source == "redis-logits":
+        options["head"] = "ctc"
     _check_recording(folder, record_session)
     run = open_run(run).path
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
@@ -166,7 +161,7 @@ def prepare_server(
     return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
 
 
-def _check_source(source: str, without_words: bool, adapts: bool) -> None:
+def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
     if source not in _SOURCES:
         raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
@@ -175,6 +170,8 @@ def _check_source(source: str, without_words: bool, adapts: bool) -> None:
         raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
     if without_words and source == "redis-logits":
         raise UserError("--source redis-logits needs a language model; remove --no-words")
+    if source == "redis-logits" and head not in (None, "ctc"):
+        raise UserError(f"--head {head} needs bins, but --source redis-logits receives CTC logits; use --head ctc")
 
 
 def _check_recording(folder: Path | None, session: str | None) -> None:

@@ -225,6 +225,7 @@ def _model_info(decoder: StreamingDecoder, source: Source | None, settings: Live
         "session": decoder.session,
         "frame_ms": BIN_MS * engine.model.config.settings.front_end.patch.stride,
         "delay_ms": {**{k.removesuffix("_ms"): v for k, v in vars(delay).items()}, "total": delay.total_ms},
+        "head": engine.head,
         "words": engine.search is not None,
         "n_words": len(engine.search.words) if engine.search else 0,
         "phrase": settings.start.phrase is not None,

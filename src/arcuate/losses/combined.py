@@ -1,12 +1,14 @@
 """Losses of all heads and their weighted sum, one value per trial; the caller sums over trials and divides once."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from arcuate.data.alphabet import BLANK
 from arcuate.losses.config import CTCSettings, LossSettings
-from arcuate.losses.rnnt import chunked_rnnt_loss
+from arcuate.losses.rnnt import Lengths, chunked_rnnt_loss
 from arcuate.models.interfaces import Flow, Joint, Outputs
 
 LOSS_NAMES = ("ctc", "rnnt", "intermediate", "mode", "denoise")
@@ -19,17 +21,26 @@ def compute_losses(
     n_tokens: Tensor,
     settings: LossSettings,
     modes: Tensor | None = None,  # (B, 2) target weight of each mode; zeros if unknown
+    token_lengths: Sequence[int] | None = None,  # `n_tokens` on the host
 ) -> dict[str, Tensor]:
-    """Losses by name, each (B,); those of weight 0 are left out, because 0 times infinity is not a number."""
+    """Losses by name, each (B,); those of weight 0 are left out, because 0 times infinity is not a number.
+
+    The kernels need the lengths on the host: with `token_lengths` and `outputs.lengths` nothing is read back from the
+    device.
+    """
+    lengths = Lengths(
+        outputs.n_frames.cpu() if outputs.lengths is None else torch.tensor(outputs.lengths),
+        n_tokens.cpu() if token_lengths is None else torch.tensor(token_lengths),
+    )
 
     def ctc(log_probs: Tensor) -> Tensor:
-        return ctc_loss(log_probs.float(), outputs.n_frames, tokens, n_tokens, settings.ctc)
+        return ctc_loss(log_probs.float(), lengths.n_frames, tokens, n_tokens, settings.ctc, lengths.n_tokens)
 
     losses = {}
     if settings.ctc.weight > 0:
         losses["ctc"] = ctc(outputs.log_probs["ctc"])
     if settings.rnnt.weight > 0 and outputs.joint is not None:
-        losses["rnnt"] = _transducer_loss(outputs.joint, outputs.n_frames, tokens, n_tokens, settings.rnnt.reduction)
+        losses["rnnt"] = _transducer_loss(outputs, outputs.joint, tokens, n_tokens, settings.rnnt.reduction, lengths)
     if settings.intermediate.weight > 0 and outputs.intermediate:
         losses["intermediate"] = torch.stack([ctc(inner) for inner in outputs.intermediate.values()]).mean(0)
     if settings.mode.weight > 0 and outputs.mode is not None and modes is not None:
@@ -44,8 +55,12 @@ def weighted_loss(losses: dict[str, Tensor], settings: LossSettings) -> Tensor:
     return torch.stack([getattr(settings, name).weight * values for name, values in losses.items()]).sum(0)
 
 
-def _transducer_loss(joint: Joint, n_frames: Tensor, tokens: Tensor, n_tokens: Tensor, reduction: str) -> Tensor:
-    losses = chunked_rnnt_loss(joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens, blank=BLANK)
+def _transducer_loss(
+    outputs: Outputs, joint: Joint, tokens: Tensor, n_tokens: Tensor, reduction: str, lengths: Lengths
+) -> Tensor:
+    n_frames = outputs.n_frames
+    parts = (joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens)
+    losses = chunked_rnnt_loss(*parts, blank=BLANK, on_host=lengths)
     match reduction:
         case "mean_per_token":
             return losses / n_tokens.clamp(min=1)
@@ -74,13 +89,17 @@ def ctc_loss(
     tokens: Tensor,  # (B, U) padded
     n_tokens: Tensor,  # (B,)
     settings: CTCSettings,
+    n_tokens_on_host: Tensor | None = None,
 ) -> Tensor:
-    """CTC loss (Graves et al. 2006) of each trial, divided by its number of tokens for mean_per_token. (B,)"""
+    """CTC loss (Graves et al. 2006) of each trial, divided by its number of tokens for mean_per_token. (B,)
+
+    torch needs both lengths on the host: pass `n_frames` on the CPU, and `n_tokens_on_host`, to avoid a read.
+    """
     losses = F.ctc_loss(
         log_probs.transpose(0, 1),
         tokens.long(),
         n_frames.long(),
-        n_tokens.long(),
+        (n_tokens if n_tokens_on_host is None else n_tokens_on_host).long(),
         blank=BLANK,
         reduction="none",
         zero_infinity=settings.zero_infinity,

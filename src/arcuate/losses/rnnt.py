@@ -7,6 +7,7 @@ summed probability of all paths. It is computed in two stages: log-probabilities
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,20 @@ from torch.utils.checkpoint import checkpoint
 from arcuate.errors import UserError
 
 _NODES = 4096  # lattice nodes joined at a time by `chunked_rnnt_loss`
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Frames and tokens of each trial on the host, where they are needed to cut the lattices."""
+
+    n_frames: Tensor  # (B,)
+    n_tokens: Tensor  # (B,)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.n_frames.tolist(), self.n_tokens.tolist(), strict=True))
+
+
 Join = Callable[[Tensor, Tensor], Tensor]  # (B, t, W), (B, U + 1, W) -> (B, t, U + 1, V)
 
 
@@ -39,10 +54,12 @@ def rnnt_loss(
         )
     frames = torch.as_tensor(n_frames, device=logits.device)
     tokens = torch.as_tensor(n_tokens, device=logits.device)
-    _check_inputs(logits.shape, targets, frames, tokens, blank)
+    on_host = Lengths(frames.cpu(), tokens.cpu())
+    _check_inputs(logits.shape, targets, on_host)
+    _check_classes(targets.cpu(), on_host.n_tokens, blank, logits.shape[3])
     if not len(logits):
         return logits.sum((1, 2, 3))  # an empty batch
-    blanks, emissions = _node_log_probs(logits, targets, frames, tokens, blank, reuse_logits)
+    blanks, emissions = _node_log_probs(logits, targets, on_host.pairs, blank, reuse_logits)
     return _lattice_loss(blanks, emissions, frames, tokens)
 
 
@@ -55,22 +72,25 @@ def chunked_rnnt_loss(
     n_tokens: Tensor,
     blank: int = 0,
     nodes: int = _NODES,
+    on_host: Lengths | None = None,
 ) -> Tensor:
     """`rnnt_loss` of join(frames, predicted), without holding all logits (B, T, U + 1, V) at once. (B,)
 
     Logits are computed for about `nodes` lattice nodes at a time and recomputed in the backward pass (gradient
-    checkpointing): memory falls from B T U V to nodes V for one additional joiner pass.
+    checkpointing): memory falls from B T U V to nodes V at the cost of one additional joiner pass. With the lengths
+    `on_host` nothing is read back from the device. The classes of the targets are not checked.
     """
-    _check_inputs((*frames.shape[:2], predicted.shape[1]), targets, n_frames, n_tokens, blank)
+    on_host = on_host or Lengths(n_frames.cpu(), n_tokens.cpu())
+    _check_inputs((*frames.shape[:2], predicted.shape[1]), targets, on_host)
     length = max(1, nodes // (predicted.shape[0] * predicted.shape[1]))
 
-    def node_log_probs(part: Tensor, predicted: Tensor, n_part: Tensor) -> tuple[Tensor, Tensor]:
-        return _node_log_probs(join(part, predicted), targets, n_part, n_tokens, blank, reuse_logits=True)
+    def node_log_probs(part: Tensor, predicted: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        return _node_log_probs(join(part, predicted), targets, sizes, blank, reuse_logits=True)
 
     blanks, emissions = [], []
     for first in range(0, frames.shape[1], length):
         part = frames[:, first : first + length]
-        n_part = (n_frames - first).clamp(0, part.shape[1])
+        n_part = [(min(max(t - first, 0), part.shape[1]), u) for t, u in on_host.pairs]
         if torch.is_grad_enabled():
             log_probs = checkpoint(node_log_probs, part, predicted, n_part, use_reentrant=False)
         else:
@@ -81,10 +101,13 @@ def chunked_rnnt_loss(
 
 
 def _node_log_probs(
-    logits: Tensor, targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int, reuse_logits: bool
+    logits: Tensor, targets: Tensor, sizes: list[tuple[int, int]], blank: int, reuse_logits: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the blank and of the next token at every node. 2 x (B, T, U + 1)"""
-    log_probs: tuple[Tensor, Tensor] = _NodeLogProbs.apply(logits, targets, n_frames, n_tokens, blank, reuse_logits)
+    """Log-probabilities of the blank and of the next token at every node; `sizes` are frames and tokens per trial.
+
+    2 x (B, T, U + 1)
+    """
+    log_probs: tuple[Tensor, Tensor] = _NodeLogProbs.apply(logits, targets, sizes, blank, reuse_logits)
     return log_probs
 
 
@@ -97,8 +120,7 @@ class _NodeLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, targets: Tensor, *rest):  # type: ignore[no-untyped-def]
-        n_frames, n_tokens, ctx.blank, ctx.reuse = rest
-        ctx.nodes = list(zip(n_frames.tolist(), n_tokens.tolist(), strict=True))
+        ctx.nodes, ctx.blank, ctx.reuse = rest
         dtype = torch.promote_types(logits.dtype, torch.float32)
         norms, blanks, emissions = logits.new_zeros((3, *logits.shape[:3]), dtype=dtype)
         for i, (t, u) in enumerate(ctx.nodes):
@@ -121,7 +143,7 @@ class _NodeLogProbs(torch.autograd.Function):
             d_nodes[:, :u].scatter_add_(-1, _next_token_index(targets[i, :u], t), d_emit[:, :u, None])
             d_logits[i, :t, : u + 1] = d_nodes
             d_logits[i, t:], d_logits[i, :, u + 1 :] = 0.0, 0.0
-        return d_logits, *[None] * 5
+        return d_logits, *[None] * 4
 
 
 def _next_token_index(targets: Tensor, n_frames: int) -> Tensor:
@@ -230,27 +252,30 @@ def _backward_recursion(blank: Tensor, emit: Tensor, end: tuple[Tensor, Tensor, 
     return betas
 
 
-def _check_inputs(shape: Sequence[int], targets: Tensor, n_frames: Tensor, n_tokens: Tensor, blank: int) -> None:
-    """Check shapes, lengths and classes, which would otherwise fail as an index error in a kernel.
+def _check_inputs(shape: Sequence[int], targets: Tensor, lengths: Lengths) -> None:
+    """Check shapes and lengths, which would otherwise fail as an index error in a kernel.
 
-    `shape` is that of the logits, (B, T, U + 1, V); V may be missing, then classes are not checked.
+    `shape` is that of the logits, with or without V.
     """
-    n_trials, length, columns, *n_classes = shape
+    n_trials, length, columns = shape[:3]
     if targets.ndim != 2 or len(targets) != n_trials or columns != targets.shape[1] + 1:
         raise UserError(
             f"transducer logits are for {n_trials} trials and {columns} token positions, targets have shape"
             f" {tuple(targets.shape)}; logits need one position more than targets: (B, T, U + 1, V) with targets (B, U)"
         )
-    _check_lengths("n_frames", n_frames, n_trials, 1, length)
-    _check_lengths("n_tokens", n_tokens, n_trials, 0, targets.shape[1])
-    real = targets[torch.arange(targets.shape[1], device=targets.device) < n_tokens[:, None]]
+    _check_lengths("n_frames", lengths.n_frames, n_trials, 1, length)
+    _check_lengths("n_tokens", lengths.n_tokens, n_trials, 0, targets.shape[1])
     if targets.is_floating_point() or targets.is_complex():
         raise UserError(f"targets are {targets.dtype}; expected integers, the class of each token")
+
+
+def _check_classes(targets: Tensor, n_tokens: Tensor, blank: int, n_classes: int) -> None:
+    """Check that every target within its length is a class, and not the blank."""
+    real = targets[torch.arange(targets.shape[1]) < n_tokens[:, None]]
     if bool((real == blank).any()):
         raise UserError(f"a target is {blank}, the blank; pass the true n_tokens instead of the padded length")
-    for n in n_classes:
-        if not 0 <= blank < n or (len(real) and not 0 <= int(real.min()) <= int(real.max()) < n):
-            raise UserError(f"blank {blank} or a target is not a class; there are {n}, numbered from 0")
+    if not 0 <= blank < n_classes or (len(real) and not 0 <= int(real.min()) <= int(real.max()) < n_classes):
+        raise UserError(f"blank {blank} or a target is not a class; there are {n_classes}, numbered from 0")
 
 
 def _check_lengths(name: str, lengths: Tensor, n_trials: int, least: int, most: int) -> None:

@@ -74,14 +74,15 @@ class FrontEndSettings(Settings):
     """From stored bins to the input of the encoder."""
 
     normalise: Literal["none", "block", "rolling"] = Field(
-        "none", description="Z-score by the statistics of the block or of the past (rolling), or not at all."
+        "none",
+        description="Z-score by the statistics of the block, or of all bins so far (rolling); none = no z-score.",
     )
     log1p: bool = Field(False, description="log(1 + x) before normalisation, intended for raw non-negative features.")
     rolling_bins: int = Field(
         1500,
         ge=50,
         le=100_000,
-        description="Maximum weight of the past in rolling normalisation, in bins (1500 = 30 s).",
+        description="Maximum weight of the bins before the trial in rolling statistics, in bins (1500 = 30 s).",
     )
     smoothing: SmoothingSettings = SmoothingSettings()
     session_layer: SessionLayerSettings = SessionLayerSettings()
@@ -221,7 +222,7 @@ class SpeakingModeSettings(Settings):
 
 
 class DenoiserSettings(Settings):
-    """Flow-matching bridge from the frames of noisy bins to those of clean bins."""
+    """Flow-matching denoiser: moves the encoder frames of noisy bins towards those of clean bins."""
 
     enabled: bool = Field(False, description="Enable the denoiser.")
     width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")

@@ -80,7 +80,7 @@ class Denoiser(nn.Module):
         return self._velocity(F.pad(hidden, (0, 0, left, n_context - left)))
 
     def _hidden(self, x: Tensor, time: float | Tensor) -> Tensor:
-        t = torch.as_tensor(time, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+        t = time.reshape(-1, 1, 1) if isinstance(time, Tensor) else x.new_full((1, 1, 1), time)
         return F.silu(self.input(x) + self.time(t))
 
     def _velocity(self, hidden: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ with an immutable state passed in and returned.
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class _StemState:
 class FrontEndState:
     """Streaming state of the front end."""
 
-    session: Tensor  # (1,)
+    session: Tensor  # (1,) on the CPU
     statistics: BatchStatistics | None
     running: _RunningSums | None
     n_bins: int  # received so far
@@ -81,10 +82,9 @@ class FrontEnd(nn.Module):
         bins = self.session_layer(smooth(bins, self.kernel), session)
         return bins if self.stem is None else self.stem(bins, n_bins.clamp(min=self.settings.patch.bins))
 
-    def start(self, session: Tensor, statistics: BatchStatistics | None) -> FrontEndState:
-        """State before the first bin of one trial."""
-        weight = next(self.session_layer.parameters(), torch.zeros(()))
-        zeros = torch.zeros(1, self.left, self.n_channels, dtype=weight.dtype, device=session.device)
+    def start(self, session: Tensor, statistics: BatchStatistics | None, like: Tensor) -> FrontEndState:
+        """State before the first bin of one trial; `like` gives device and dtype, and `session` is on the CPU."""
+        zeros = like.new_zeros(1, self.left, self.n_channels)
         stem = None if self.stem is None else self.stem.start(zeros)
         return FrontEndState(session, statistics, None, 0, zeros, zeros[:, :0], stem)
 
@@ -189,14 +189,23 @@ def smooth(bins: Tensor, weights: list[float]) -> Tensor:
     n_trials, n_bins = bins.shape[0], bins.shape[1] - taps + 1
     if taps == 1:
         return bins
-    band = bins.new_zeros(_BAND, _BAND + taps - 1)  # row i holds the weights from column i on
-    band.as_strided((_BAND, taps), (_BAND + taps, 1)).copy_(bins.new_tensor(weights))
+    band = _band_matrix(tuple(weights), bins.dtype, bins.device)
     pieces = []
     for first in range(0, n_bins, _BAND):
         n = min(_BAND, n_bins - first)
         piece = bins[:, first : first + n + taps - 1]
         pieces.append(torch.bmm(band[:n, : n + taps - 1].expand(n_trials, -1, -1), piece))
     return torch.cat(pieces, dim=1)
+
+
+@lru_cache(maxsize=8)
+def _band_matrix(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Row i holds the weights from column i on; kept, because a copy to the device would synchronise."""
+    taps = len(weights)
+    with torch.inference_mode(False):
+        band = torch.zeros(_BAND, _BAND + taps - 1, dtype=dtype, device=device)
+        band.as_strided((_BAND, taps), (_BAND + taps, 1)).copy_(torch.tensor(weights, dtype=dtype))
+    return band
 
 
 class _Stem(nn.Module):
@@ -285,7 +294,7 @@ class SessionLayer(nn.Module):
         self.layer_norm = nn.LayerNorm(n_channels) if settings.layer_norm else None
 
     def forward(self, bins: Tensor, session: Tensor) -> Tensor:
-        """(B, T, C), (B,) -> (B, T, C)"""
+        """(B, T, C), (B,) -> (B, T, C); `session` is best on the CPU, because the host chooses the maps."""
         softsign = self.settings.activation == "softsign"
         if self.settings.enabled:
             indices = session.tolist()

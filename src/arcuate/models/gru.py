@@ -84,18 +84,23 @@ class GRU(Encoder):
         return next(self.gru.parameters()).new_zeros(shape)
 
     def forward_with_layers(
-        self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]
+        self,
+        bins: Tensor,
+        n_frames: Tensor | None,
+        state: Tensor,
+        layers: Collection[int],
+        lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """`forward`, and the outputs of the given layers (1 = the first)."""
         if bins.device.type != "cpu":
-            return self._forward_torch(bins, n_frames, state, layers)
+            return self._forward_torch(bins, n_frames, state, layers, lengths)
         if torch.is_autocast_enabled("cpu"):  # the kernels below work in the precision of the weights
             with torch.autocast("cpu", enabled=False):
-                return self.forward_with_layers(bins.to(state.dtype), n_frames, state, layers)
+                return self.forward_with_layers(bins.to(state.dtype), n_frames, state, layers, lengths)
         padding = None
         if self.settings.bidirectional and n_frames is not None:
             length = self.patch.count_frames(bins.shape[1])
-            if bool((n_frames < length).any()):
+            if min(n_frames.tolist() if lengths is None else lengths) < length:
                 padding = torch.arange(length)[:, None] >= n_frames  # (F, B)
         x, last, inner = bins, [], {}
         for layer in range(self.settings.depth):
@@ -142,11 +147,18 @@ class GRU(Encoder):
         return gru_recurrence(projected, h0, w_hh, b_hh[2 * width :], reverse=bool(direction))
 
     def _forward_torch(
-        self, bins: Tensor, n_frames: Tensor | None, state: Tensor, layers: Collection[int]
+        self,
+        bins: Tensor,
+        n_frames: Tensor | None,
+        state: Tensor,
+        layers: Collection[int],
+        known_lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """torch's kernels: all layers in one call, or layer by layer if inner outputs are requested."""
         x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
-        lengths = n_frames.cpu() if self.settings.bidirectional and n_frames is not None else None
+        lengths = None
+        if self.settings.bidirectional and n_frames is not None:
+            lengths = n_frames.cpu() if known_lengths is None else torch.tensor(known_lengths)
         if not layers:
             if lengths is None:
                 frames, state = self.gru(x, state.contiguous())

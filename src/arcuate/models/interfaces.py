@@ -42,9 +42,17 @@ class Encoder(nn.Module):
         return self.forward_with_layers(bins, n_frames, state, ())[:2]
 
     def forward_with_layers(
-        self, bins: Tensor, n_frames: Tensor | None, state: EncoderState, layers: Collection[int]
+        self,
+        bins: Tensor,
+        n_frames: Tensor | None,
+        state: EncoderState,
+        layers: Collection[int],
+        lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, EncoderState, dict[int, Tensor]]:
-        """The same, and the outputs of some inner layers (1 = the first) as inputs for the output layer."""
+        """The same, and the outputs of some inner layers (1 = the first) as inputs for the output layer.
+
+        `lengths` are the frame counts on the host, for kernels that need them there.
+        """
         raise NotImplementedError
 
 
@@ -66,6 +74,8 @@ class ModelInputs:
     tokens: Tensor | None = None  # (B, U) padded targets of the transducer loss
     clean: Tensor | None = None  # (B, T, C) the same bins before augmentation, input of the speaking mode
     layers: tuple[int, ...] = ()  # encoder layers (1 = the first) with an intermediate CTC loss
+    lengths: tuple[int, ...] | None = None  # `n_bins` on the host; without them some losses and encoders read it back
+    without_gradient: tuple[str, ...] = ()  # outputs (ctc, mode) that no loss uses
 
 
 @dataclass(frozen=True)
@@ -101,3 +111,4 @@ class Outputs:
     mode: Tensor | None = None  # (B, 2) logits of the speaking mode
     flow: Flow | None = None  # of the denoiser, in training
     intermediate: dict[int, Tensor] = field(default_factory=dict)  # CTC log-probabilities of inner layers
+    lengths: tuple[int, ...] | None = None  # `n_frames` on the host, if known

@@ -41,6 +41,7 @@ class Encoded:
     n_frames: Tensor  # (B,)
     mode: ModeLogits | None = None
     layers: dict[int, Tensor] = field(default_factory=dict)  # outputs of inner layers (B, F, D)
+    lengths: tuple[int, ...] | None = None  # `n_frames` on the host, if known
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,13 @@ class Model(nn.Module):
             ready = self.mode.condition(ready, mode.per_bin[:, : ready.shape[1]])
         n_frames = self.config.settings.front_end.patch.count_frames(inputs.n_bins)
         start: EncoderState = self.encoder.start(len(inputs.bins))
-        frames, _, layers = self.encoder.forward_with_layers(ready, n_frames, start, inputs.layers)
-        return Encoded(frames, n_frames, mode, layers)
+        lengths = self.count_frames(inputs.lengths)
+        frames, _, layers = self.encoder.forward_with_layers(ready, n_frames, start, inputs.layers, lengths)
+        return Encoded(frames, n_frames, mode, layers, lengths)
+
+    def count_frames(self, n_bins: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Number of frames of trials whose lengths are known on the host."""
+        return None if n_bins is None else tuple(map(self.config.settings.front_end.patch.count_frames, n_bins))
 
     def predict(self, encoded: Encoded, tokens: Tensor | None = None) -> Outputs:
         """Denoiser and heads; inner layers go through the same output layer as the last one."""
@@ -123,14 +129,15 @@ class Model(nn.Module):
             frames = self.denoiser(frames, encoded.n_frames)
         mode = None if encoded.mode is None else encoded.mode.per_trial
         outputs = self._apply_heads(frames, encoded.n_frames, tokens, mode)
-        return replace(outputs, intermediate={i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()})
+        intermediate = {i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()}
+        return replace(outputs, intermediate=intermediate, lengths=encoded.lengths)
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
         """State of a stream before the first bin of a trial; `statistics` as for a batch of one."""
         require_causal(self.config.settings.encoder.causal)
         self._check_inputs(None, statistics)
-        session_index = torch.tensor([session], device=self.head.weight.device)
-        front_end, like = self.front_end.start(session_index, statistics), self.head.weight.new_zeros(1, 0, 0)
+        like = self.head.weight.new_zeros(1, 0, 0)
+        front_end = self.front_end.start(torch.tensor([session]), statistics, like)
         mode = None if self.mode is None else self.mode.start(like)
         denoiser = None if self.denoiser is None else self.denoiser.start(like)
         return StreamState(front_end, self.encoder.start(1), mode, denoiser)
@@ -192,7 +199,7 @@ class Model(nn.Module):
 
     def _stream_outputs(self, frames: Tensor, state: StreamState) -> Outputs:
         mode = None if state.mode is None else state.mode.logits[:, 0]
-        return self._apply_heads(frames, torch.tensor([frames.shape[1]], device=frames.device), None, mode)
+        return self._apply_heads(frames, torch.full((1,), frames.shape[1], device=frames.device), None, mode)
 
     def _apply_heads(self, frames: Tensor, n_frames: Tensor, tokens: Tensor | None, mode: Tensor | None) -> Outputs:
         joint = None

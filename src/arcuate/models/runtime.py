@@ -2,12 +2,18 @@
 
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
 from arcuate.errors import UserError
 from arcuate.models.config import RuntimeSettings
+from arcuate.progress import counted, logger
+
+_SMALL_MODEL = 4e6  # operations of one recurrent step, below which threads cost more than they save
+_MIN_GAIN = 0.9  # more threads are used only if they take less than this fraction of the time
 
 
 @dataclass(frozen=True)
@@ -15,25 +21,38 @@ class RuntimeChoice:
     device: torch.device
     threads: int
     reason: str  # why this number of threads
+    measured: bool = False  # by a probe, which the first steps of a training may correct
+
+    def __str__(self) -> str:
+        return f"{self.device}, {counted(self.threads, 'thread')}: {self.reason}"
 
 
-def configure_runtime(settings: RuntimeSettings, width: int = 256, batch_size: int = 16) -> RuntimeChoice:
-    """Choose device and threads for a model of this width, and set the threads of torch."""
+def configure_runtime(
+    settings: RuntimeSettings, width: int = 256, batch_size: int = 16, announce: bool = True
+) -> RuntimeChoice:
+    """Choose device and threads for a model of this width, set the threads of torch, and log the choice."""
     device = choose_device(settings.device)
-    threads, reason = _choose_threads(settings.threads, width, batch_size, device)
-    torch.set_num_threads(threads)
-    return RuntimeChoice(device, threads, reason)
+    choice = _choose_threads(settings.threads, width, batch_size, device)
+    torch.set_num_threads(choice.threads)
+    if announce:
+        logger.info(str(choice))
+    return choice
 
 
 def choose_device(name: str, setting: str = "runtime.device") -> torch.device:
     """The device of this name, if available; `setting` names the option in error messages."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {"cpu": True, "cuda": torch.cuda.is_available()}
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"{setting}={name} is not a device; use {setting}=auto, cpu, cuda or mps") from None
+        raise UserError(f"{setting}={name} is not a device; use {setting}=auto, cpu or cuda") from None
+    if device.type == "mps":
+        raise UserError(
+            f"{setting}=mps is not supported: Metal has no float64, which normalisation and speaking modes need, and"
+            f" torch has no CTC loss for it; use {setting}=cpu"
+        )
     if not available.get(device.type, False):
         raise UserError(f"{setting}={name} is not available on this machine; use {setting}=auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -44,17 +63,21 @@ def choose_device(name: str, setting: str = "runtime.device") -> torch.device:
     return device
 
 
-def _choose_threads(requested: int | None, width: int, batch_size: int, device: torch.device) -> tuple[int, str]:
+def _choose_threads(requested: int | None, width: int, batch_size: int, device: torch.device) -> RuntimeChoice:
     if requested is not None:
-        return requested, "runtime.threads"
+        return RuntimeChoice(device, requested, "runtime.threads")
     if "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads(), "OMP_NUM_THREADS"
+        return RuntimeChoice(device, torch.get_num_threads(), "OMP_NUM_THREADS")
     if device.type != "cpu":
-        return torch.get_num_threads(), f"the model runs on {device.type}"
+        return RuntimeChoice(device, torch.get_num_threads(), f"the model runs on {device.type}")
     n_cores = count_cores()
     if n_cores == 1:
-        return 1, "one core"
-    return _probe_threads(n_cores, width, batch_size)
+        return RuntimeChoice(device, 1, "one core")
+    if 6 * batch_size * width**2 < _SMALL_MODEL:
+        return RuntimeChoice(device, 1, "small model")
+    candidates = [n for n in (1, 2, 4, 8, 16, 32) if n <= n_cores]
+    seconds = time_threads(_recurrence(width, batch_size), candidates, n_runs=7)
+    return RuntimeChoice(device, fewest_threads(seconds), f"probe ({describe_times(seconds)})", measured=True)
 
 
 def count_cores() -> int:
@@ -62,42 +85,52 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _probe_threads(n_cores: int, width: int, batch_size: int) -> tuple[int, str]:
-    """Time recurrent steps of the model's size with 1, 2, 4, … threads, and choose the fewest within 10 % of the best.
+def time_threads(run: Callable[[], object], candidates: Sequence[int], n_runs: int) -> dict[int, float]:
+    """Seconds of `run` by number of threads, estimated from CPU time: median over runs, in turns, after a warm-up.
 
-    On shared cores many threads can be ten times slower than one, which only a measurement shows.
+    The CPU time of a process does not contain the time in which other processes had the core, unlike the wall clock,
+    which on shared machines differs tenfold between repetitions. Threads that wait for each other stay busy for a
+    while, so n threads of which one is delayed look expensive, as they are.
     """
-    candidates = [n for n in (1, 2, 4, 8, 16, 32) if n <= min(n_cores, 32)]
     before = torch.get_num_threads()
-    seconds: dict[int, float] = {}
+    times: dict[int, list[float]] = {n: [] for n in candidates}
     try:
-        for n in candidates:
-            torch.set_num_threads(n)
-            seconds[n] = _time_steps(width, batch_size)
-            if seconds[n] > 3 * min(seconds.values()):
-                break
+        for repetition in range(n_runs + 1):
+            for n in candidates:
+                torch.set_num_threads(n)
+                start = time.process_time()
+                run()
+                if repetition:  # the first one is the warm-up
+                    times[n].append((time.process_time() - start) / n)
     finally:
         torch.set_num_threads(before)
-    fastest = min(seconds.values())
-    threads = min(n for n in seconds if seconds[n] <= 1.1 * fastest)
-    measured = ", ".join(f"{n}: {1000 * s:.1f} ms" for n, s in seconds.items())
-    return threads, f"fewest within 10 % of the fastest in a probe ({measured})"
+    return {n: median(seconds) for n, seconds in times.items()}
 
 
-def _time_steps(width: int, batch_size: int, n_steps: int = 20) -> float:
-    """Seconds of the fastest of three runs of a recurrence of this size."""
+def fewest_threads(seconds: Mapping[int, float]) -> int:
+    """The smallest number of threads that no larger number beats clearly."""
+    chosen = min(seconds)
+    for n in sorted(seconds):
+        if seconds[n] < _MIN_GAIN * seconds[chosen]:
+            chosen = n
+    return chosen
+
+
+def describe_times(seconds: Mapping[int, float]) -> str:
+    return ", ".join(f"{counted(n, 'thread')} {1000 * s:.1f} ms" for n, s in seconds.items())
+
+
+def _recurrence(width: int, batch_size: int, n_steps: int = 20) -> Callable[[], object]:
+    """A recurrence of this size."""
     generator = torch.Generator().manual_seed(0)
     state = torch.randn(batch_size, width, generator=generator)
     recurrent = torch.randn(width, 3 * width, generator=generator)
     frames = torch.randn(batch_size * n_steps, 2 * width, generator=generator)
     projection = torch.randn(2 * width, 3 * width, generator=generator)
 
-    def run_once() -> float:
-        start = time.perf_counter()
+    def run() -> None:
         gates = (frames @ projection).view(n_steps, batch_size, -1)
         for step in range(n_steps):
             state.copy_(torch.tanh((gates[step] + state @ recurrent)[:, :width]))
-        return time.perf_counter() - start
 
-    run_once()
-    return min(run_once() for _ in range(3))
+    return run

@@ -1,9 +1,9 @@
 """Selective state-space encoder: Mamba-2 / SSD (Dao & Gu 2024), linear in time with a state of constant size.
 
-A block is a short causal convolution, input-dependent decay, input and output maps (the selective scan), and a gate.
-Different from the published block: expansion 1 (inner width equals outer width), layer norm instead of RMS norm after
-the gate, and in the bidirectional model half of the heads run backwards in time. `ssd_scan` is the recurrence, computed
-in chunks; the rest of the file is the network around it.
+A block is a short causal convolution, the selective scan (with input-dependent decay, input map and output map), and a
+gate. Differences from the published block: expansion 1 (inner width equals outer width), layer norm instead of RMS norm
+after the gate, and in the bidirectional model half of the heads run backwards in time. `ssd_scan` is the recurrence,
+computed in chunks; the rest of the file is the network around it.
 """
 
 import math
@@ -57,7 +57,12 @@ class SSM(Encoder):
         return state[0].conv_inputs.new_zeros(len(state[0].conv_inputs), 0, self.n_outputs)
 
     def forward_with_layers(
-        self, bins: Tensor, n_frames: Tensor | None, state: SSMState, layers: Collection[int]
+        self,
+        bins: Tensor,
+        n_frames: Tensor | None,
+        state: SSMState,
+        layers: Collection[int],
+        lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, SSMState, dict[int, Tensor]]:
         """`forward`, and the normalised outputs of the given layers (1 = the first)."""
         frames = project_patches(bins, self.input.weight, self.input.bias, self.patch).transpose(0, 1)
@@ -209,7 +214,7 @@ def ssd_scan(
 
 
 class _SSDScan(torch.autograd.Function):
-    """Frames are viewed as chunks (B, K, L, ...); only frame-by-frame products are computed per head.
+    """Frames are viewed as chunks (B, K, L, ...); only the (L, L) products within a chunk need a matrix per head.
 
     Backward pass. Let s_t be the sum of log decays over all frames up to t. The decay from j to i enters as
     exp(s_i) exp(-s_j), so s_t acts only as a factor on the output of frame t and as an inverse factor on its input:

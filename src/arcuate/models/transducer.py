@@ -44,6 +44,15 @@ class Transducer(nn.Module):
         predicted, state = self.predictor.step(state, tokens)
         return self.predictor_proj(predicted), state
 
+    def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Projected predictions after every prefix of a prefix tree, and the row of each prefix. (M,) -> (R, W), (M,)
+
+        Node 0 is the empty prefix; `parents` precede their children, and `tokens` are the last tokens. Prefixes that
+        the prediction network does not distinguish share a row.
+        """
+        predicted, rows = self.predictor.predict_prefixes(parents, tokens)
+        return self.predictor_proj(predicted), rows
+
     def log_probs(self, frame: Tensor, predicted: Tensor) -> Tensor:
         """Log-probabilities of all classes at one projected frame (W,) for each prediction (n, W). (n, V)"""
         return self.output(torch.tanh(frame + predicted)).log_softmax(-1)
@@ -74,6 +83,15 @@ class _StatelessPredictor(nn.Module):
         state = torch.cat([state[:, 1:], tokens[:, None]], dim=1)
         return self._predict(state), state
 
+    def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        recent = torch.full((len(parents), self.context), _START)  # last tokens of each prefix
+        ancestors = torch.arange(len(parents))
+        for back in range(self.context - 1, -1, -1):
+            recent[:, back] = torch.where(ancestors > 0, tokens[ancestors], _START)
+            ancestors = parents[ancestors]
+        distinct, rows = recent.unique(dim=0, return_inverse=True)
+        return self._predict(distinct.to(self.embedding.weight.device)), rows
+
     def _predict(self, recent: Tensor) -> Tensor:
         embedded = F.dropout(self.embedding(recent).flatten(-2), self.dropout, self.training)
         return F.relu(self.linear(embedded))
@@ -103,3 +121,17 @@ class _LSTMPredictor(nn.Module):
         hidden, cell = state.permute(1, 2, 0, 3).contiguous()  # (depth, n, W) each, as torch expects them
         outputs, after = self.lstm(self.embedding(tokens)[:, None], (hidden, cell))
         return outputs[:, 0], torch.stack(after).permute(2, 0, 1, 3)
+
+    def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        depth = torch.zeros_like(parents)
+        for node in range(1, len(parents)):
+            depth[node] = depth[parents[node]] + 1
+        predicted, state = self.start(1)
+        outputs = predicted.new_zeros(len(parents), predicted.shape[1])
+        outputs[0], nodes = predicted[0], torch.zeros(1, dtype=torch.int64)
+        for length in range(1, int(depth.max()) + 1):  # one batch of prefixes of equal length at a time
+            longer = (depth == length).nonzero()[:, 0]
+            above = torch.searchsorted(nodes, parents[longer]).to(predicted.device)
+            predicted, state = self.step(state[above], tokens[longer].to(predicted.device))
+            outputs[longer.to(predicted.device)], nodes = predicted, longer
+        return outputs, torch.arange(len(parents))

@@ -64,7 +64,12 @@ class Transformer(Encoder):
         return state[0].keys.new_zeros(len(state[0].keys), 0, self.n_outputs)
 
     def forward_with_layers(
-        self, bins: Tensor, n_frames: Tensor | None, state: _State, layers: Collection[int]
+        self,
+        bins: Tensor,
+        n_frames: Tensor | None,
+        state: _State,
+        layers: Collection[int],
+        lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, _State, dict[int, Tensor]]:
         """`forward`, and the normalised outputs of the given layers (1 = the first)."""
         frames = F.dropout(self.embedding(bins), self.settings.input_dropout, self.training)
@@ -161,7 +166,7 @@ class Attention(nn.Module):
 class RelativePositionBias(nn.Module):
     """Learned attention bias per head and bucket of relative positions (T5, Raffel et al. 2020).
 
-    Different from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
+    Differences from T5: distances beyond `context` are masked instead of sharing the last bucket, and the bias is laid
     out for blocks of queries, so that cost and memory of a trial grow linearly with its length.
     """
 
@@ -174,8 +179,8 @@ class RelativePositionBias(nn.Module):
     def windows(self, n_cached: int, n_new: int, padding: Tensor | None = None) -> list[_Window]:
         """Windows over `n_new` frames after `n_cached` cached ones; `padding` (B, F) marks frames to ignore."""
         n_block = min(max(self.context, _MIN_BLOCK), n_new)
-        buckets = relative_position_buckets(self.context, self.n_buckets, self.bidirectional)
-        by_distance = self.table[:, torch.tensor(buckets, device=self.table.device)]
+        buckets = _bucket_index(self.context, self.n_buckets, self.bidirectional, self.table.device)
+        by_distance = self.table[:, buckets]
         by_distance = F.pad(by_distance, (n_block, n_block), value=-math.inf)
         windows = []
         for first in range(0, n_new, n_block):
@@ -192,6 +197,13 @@ class RelativePositionBias(nn.Module):
                 bias = bias + _PADDING_BIAS * padding[:, None, None, low:high].to(bias.dtype)
             windows.append(_Window(slice(first, end), slice(low, high), bias))
         return windows
+
+
+@lru_cache(maxsize=64)
+def _bucket_index(context: int, n_buckets: int, bidirectional: bool, device: torch.device) -> Tensor:
+    """`relative_position_buckets` on the device; kept, because a copy to the device would synchronise."""
+    with torch.inference_mode(False):
+        return torch.tensor(relative_position_buckets(context, n_buckets, bidirectional), device=device)
 
 
 @lru_cache(maxsize=64)

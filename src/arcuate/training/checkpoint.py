@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -32,7 +32,7 @@ from arcuate.models.io import (
 )
 from arcuate.models.model import Model
 from arcuate.run import Run
-from arcuate.training.curriculum import Count, StageProgress
+from arcuate.training.curriculum import Count, Stage, StageProgress, stage_at
 from arcuate.training.guard import migrate_state
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.schedule import PlateauState
@@ -142,6 +142,18 @@ def save_checkpoint(run: Run, step: int, model: Model, tensors: Mapping[str, Ten
         if folder.exists():
             _make_room(run, folder, step)
     return folder
+
+
+def checkpoint_stage(folder: Path, stages: Sequence[Stage]) -> Stage | None:
+    """Return the stage that trained a checkpoint; None without stages. A model without a state is of the last one.
+
+    The checkpoint at the end of a stage is written after the next one has begun.
+    """
+    if not stages or not (folder / STATE_FILE).is_file():
+        return stages[-1] if stages else None
+    saved = _read_state(folder)
+    ended = saved.progress.index > 0 and saved.progress.began == saved.step
+    return stage_at(stages, saved.progress.index - ended)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

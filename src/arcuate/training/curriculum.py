@@ -39,7 +39,7 @@ class StageLosses(Settings):
 
 
 class Stage(Settings):
-    """One stage of a curriculum; on the command line stages.0.epochs=2 or stages.ctc.epochs=2."""
+    """One stage of a curriculum; set by index or name on the command line: stages.0.epochs=2, stages.ctc.epochs=2."""
 
     renamed: ClassVar[Mapping[str, str]] = {"rate": "lr_factor", "plateau": "patience", "gain": "min_improvement"}
     renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
@@ -52,7 +52,7 @@ class Stage(Settings):
     losses: StageLosses = StageLosses()
     train: tuple[Component, ...] = Field((), description="Trained components; empty = all of them.")
     requires: Literal["transducer", "mode", "denoiser"] | None = Field(
-        None, description="Component without which the stage is left out; null = the stage is always part of the run."
+        None, description="Component that the stage needs: models without it skip the stage; null = never skipped."
     )
     lr_factor: float = Field(1.0, gt=0.0, le=1000.0, description="Factor on the scheduled learning rate.")
     schedule: Literal["restart", "continue"] = Field(

@@ -81,16 +81,32 @@ def choose_precision(settings: Precision, device: torch.device, previous: object
             f"train.precision.kind=fp16 needs a CUDA device, but the device is {device};"
             " set train.precision.kind=fp32, or runtime.device=cuda if there is one"
         )
+    if previous == "fp16" and settings.kind == "bf16":
+        return PrecisionChoice("fp16", "training in fp16, as when this run started")
+    problem = _problem(settings.kind, device, tolerate_slow=previous == settings.kind)
+    if problem is None:
+        return PrecisionChoice(settings.kind)
+    if settings.kind == "bf16" and device.type == "cuda":
+        also = _problem("fp16", device, tolerate_slow=False)
+        if also is None:
+            return PrecisionChoice("fp16", f"{problem}: training in fp16")
+        problem = f"{problem}, and {also}"
+    return PrecisionChoice("fp32", f"{problem}: training in fp32")
+
+
+def _problem(kind: str, device: torch.device, tolerate_slow: bool) -> str | None:
+    """Return why a precision cannot be used on a device; None if it can."""
+    if kind == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"torch only emulates bf16 on {device}, which is slow"
     try:
-        relative_time = _probe(settings.kind, device)
+        relative_time = _probe(kind, device)
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        return PrecisionChoice("fp32", f"{settings.kind} does not run on {device} ({first}): training in fp32")
+        return f"{kind} does not run on {device} ({str(error).splitlines()[0]})"
     # On an accelerator the small probe shows that mixed precision runs, not how fast it is.
-    if device.type == "cpu" and relative_time > _MAX_RELATIVE_TIME and previous != settings.kind:
+    if device.type == "cpu" and relative_time > _MAX_RELATIVE_TIME and not tolerate_slow:
         how = f"{relative_time:.0f} times slower" if relative_time >= 1.5 else "no faster"
-        return PrecisionChoice("fp32", f"{settings.kind} is {how} than fp32 on this CPU: training in fp32")
-    return PrecisionChoice(settings.kind)
+        return f"{kind} is {how} than fp32 on this CPU"
+    return None
 
 
 def _probe(kind: str, device: torch.device, size: int = 192) -> float:
@@ -142,6 +158,14 @@ class Distributed:
         """Return whether the flag is set on any process; does not synchronise with the device."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor([int(flag)])).item())
 
+    def max(self, value: float) -> float:
+        """Return the largest value over all processes; does not synchronise with the device."""
+        if self.size == 1:
+            return value
+        values = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return float(values.item())
+
     @contextmanager
     def raise_together(self) -> Iterator[None]:
         """Raise on every process if the block raises on any of them."""
@@ -157,23 +181,56 @@ class Distributed:
             raise UserError(f"process {self.rank} ends because another process reported an error")
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        """Wait for all processes, on the CPU: a barrier of NCCL would need the device and a kernel of its own."""
+        self.any(False)
+
+
+def _process_count() -> int:
+    """Return the number of processes that torchrun describes in the environment; 1 without torchrun."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return 1
+    return _environment_number("WORLD_SIZE")
+
+
+def _environment_number(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.isdecimal():
+        raise UserError(f"{name} is {text!r:.40}, expected a number; unset it or start with torchrun")
+    return int(text)
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return the device of this process, and make it the current one: under torchrun the GPU numbered LOCAL_RANK."""
+    if device.type != "cuda":
+        return device
+    if _process_count() > 1:
+        if device.index is not None:
+            raise UserError(
+                f"runtime.device={device} would put all processes of torchrun on one GPU; set runtime.device=cuda, and"
+                " choose GPUs with CUDA_VISIBLE_DEVICES"
+            )
+        local, n_devices = _environment_number("LOCAL_RANK"), torch.cuda.device_count()
+        if local >= n_devices:
+            raise UserError(
+                f"torchrun started process {local} on this machine, which has {n_devices} GPUs; set --nproc-per-node to"
+                f" at most {n_devices}"
+            )
+        device = torch.device("cuda", local)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return device
 
 
 def init_distributed(device: torch.device) -> Distributed:
-    """Join the process group that torchrun describes in the environment; without torchrun, a single process."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Distributed()
-    text = os.environ["WORLD_SIZE"]
-    if not text.isdecimal():
-        raise UserError(f"WORLD_SIZE is {text!r:.40}, expected a number; unset it or start with torchrun")
-    size = int(text)
+    """Join the process group that torchrun describes in the environment; without torchrun, a single process.
+
+    Tensors on a GPU are exchanged by NCCL, flags and numbers of the host by gloo.
+    """
+    size = _process_count()
     if size == 1:
         return Distributed()
-    if device.type == "mps":
-        raise UserError("several processes cannot share an mps device; start without torchrun")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    use_nccl = device.type == "cuda" and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo")
     return Distributed(dist.get_rank(), size)
 
 

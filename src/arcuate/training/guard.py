@@ -162,6 +162,11 @@ class Guard:
         """Whether all measured updates were too small, relative to the weights, for a run to leave chance level."""
         return self.update_ratio is not None and self.update_ratio < _SMALL_UPDATE
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last steps were high or not finite, but too few of them for a verdict."""
+        return max(self.n_high, self.n_skipped) > 1
+
     def after_rewind(self, to_start: bool = False, lr_scale: float = 1.0, n_left: int | None = None) -> float:
         """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
 
@@ -270,7 +275,7 @@ class Guard:
         if self.n_high < self.settings.spike.patience:
             return KEEP
         assert self.lowest_median is not None
-        reason = f"loss {metrics.loss:.3g} against {math.exp(self.lowest_median):.3g} before"
+        reason = f"loss {metrics.loss:.3g} above its lowest median {math.exp(self.lowest_median):.3g}"
         return self._verdict("rewind", "spike", f"{reason} for {self.n_high} consecutive steps")
 
     def _spike_limit(self) -> float | None:

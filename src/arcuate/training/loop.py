@@ -8,13 +8,13 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from arcuate.data.batching import Batch
+from arcuate.data.batching import Batch, prefetch
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl
 from arcuate.models.io import save_tensors
@@ -23,15 +23,24 @@ from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.checkpoint import link, load_checkpoint, remove_newer, repair_best_links
 from arcuate.training.environment import Distributed
-from arcuate.training.guard import Verdict
+from arcuate.training.guard import KEEP, Verdict
 from arcuate.training.metrics import IntervalMetrics, StepMetrics
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import Encode, apply_update, compute_gradients, encode_for_training
+from arcuate.training.step import (
+    DeviceMetrics,
+    Encode,
+    apply_update,
+    compute_gradients,
+    encode_for_training,
+    finish_step,
+    read_metrics,
+)
 
 Validate = Callable[[Model], dict[str, Any]]  # a row of metrics.jsonl without its step
 
 _MAX_SAVED_BATCHES = 20
+_OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; neither an incident nor a step towards a rewind
 
 
 def train(
@@ -57,28 +66,30 @@ def train(
     state.interval.started = time.perf_counter()
     if state.step == 0 and distributed.is_main:
         state.save()
+    on_device = prefetch(batches, device)
     stopping = False  # if stop is requested on any process, all of them stop after the same step
     while not state.is_finished and not stopping:
         loading = time.perf_counter()
-        drawn = [next(batches).to(device) for _ in range(settings.accumulate)]
+        drawn = [next(on_device) for _ in range(settings.accumulate)]
         waiting_s = time.perf_counter() - loading
 
         learning_rates = _set_learning_rates(state)
         # Augment, forward, loss, backward.
-        metrics = compute_gradients(state, encode, drawn, device, distributed)
+        computed = compute_gradients(state, encode, drawn, device, distributed)
         lr = learning_rates.get("rest", max(learning_rates.values()))
-        bad_trials = "" if metrics.is_finite else _name_bad_trials(drawn, distributed)
-        verdict = state.guard.judge(metrics, lr, state.n_left, bad_trials)
-        if verdict.applies_update:
-            ratio = apply_update(state, measure=(state.step + 1) % settings.log_every == 0)
-            state.record_update_ratio(ratio)
+        # Without guard and loss scaler nothing depends on the metrics: they are read when the next row is written.
+        metrics = computed.read() if state.guard.settings.enabled or state.scaler.is_enabled() else None
+        verdict = KEEP if metrics is None else _judge(state, metrics, lr, drawn, distributed)
+        if verdict.applies_update and (metrics is None or metrics.may_update):
+            state.record_update_ratio(apply_update(state, measure=(state.step + 1) % settings.log_every == 0))
+        finish_step(state)
         state.step += 1
         state.position += settings.accumulate
         skipped_by = None if verdict.applies_update else verdict.kind
-        state.interval.add(metrics, sum(b.n_counted for b in drawn), waiting_s, skipped_by)
+        loop.add(computed if metrics is None else metrics, sum(b.n_trials for b in drawn), waiting_s, skipped_by)
         stopping = distributed.any(stop.requested)
 
-        if verdict.action != "keep":
+        if metrics is not None and verdict.action != "keep" and verdict is not _OVERFLOW:
             loop.respond(verdict, metrics, drawn)
         if verdict.action == "rewind":
             continue
@@ -89,8 +100,10 @@ def train(
         validated = state.step % settings.validate_every == 0 or is_last
         improved = validated and loop.validate(validate)
         if validated and state.stage_is_over:
-            if state.interval.n_steps:  # this validation ended the stage early
+            if state.interval.n_steps or loop.unread:  # this validation ended the stage early
                 loop.log(learning_rates)
+            if state.guard.is_failing:
+                loop.restore_healthy()
             if distributed.is_main:
                 callback.on_stage_end(state.stage_summary())
             state.start_next_stage()
@@ -100,6 +113,16 @@ def train(
             loop.checkpoint(improved, scheduled)
     if stopping and not stop.requested:
         stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
+
+
+def _judge(
+    state: TrainingState, metrics: StepMetrics, lr: float, batches: Sequence[Batch], distributed: Distributed
+) -> Verdict:
+    """Verdict of the guard, except on an overflow of scaled fp16 gradients, which the loss scaler handles."""
+    if metrics.overflowed:
+        return _OVERFLOW
+    bad_trials = "" if metrics.is_finite else _name_bad_trials(batches, distributed)
+    return state.guard.judge(metrics, lr, state.n_left, bad_trials)
 
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
@@ -115,16 +138,35 @@ def _set_learning_rates(state: TrainingState) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """What happens between steps: rows, validations, checkpoints, and the verdicts of the guard."""
+    """Work between steps: logging, validation, checkpoints, and the response to the guard's verdicts."""
 
     state: TrainingState
     device: torch.device
     callback: Callback
     distributed: Distributed
+    unread: list[tuple[DeviceMetrics, int, float]] = field(default_factory=list)  # metrics, trials, waiting time
+
+    def add(
+        self, metrics: StepMetrics | DeviceMetrics, n_trials: int, waiting_s: float, skipped_by: str | None
+    ) -> None:
+        """Add a step to the next row; metrics on the device are read when the row or a checkpoint is written."""
+        if isinstance(metrics, DeviceMetrics):
+            self.unread.append((metrics, n_trials, waiting_s))
+        else:
+            self.state.interval.add(metrics, n_trials, waiting_s, skipped_by)
+
+    def _read_metrics(self) -> None:
+        """Add all steps whose metrics are still on the device."""
+        steps = read_metrics([step for step, _, _ in self.unread])
+        for metrics, (_, n_trials, waiting_s) in zip(steps, self.unread, strict=True):
+            self.state.interval.add(metrics, n_trials, waiting_s, None)
+        self.unread.clear()
 
     def log(self, learning_rates: dict[str, float]) -> None:
         """Write the means since the last training row."""
-        row = self.state.interval.to_row(self.state.step, learning_rates, memory_mb(self.device))
+        self._read_metrics()
+        memory = self.distributed.max(memory_mb(self.device))
+        row = self.state.interval.to_row(self.state.step, learning_rates, memory)
         self.state.interval = IntervalMetrics()
         self._write_row(row)
         if not self.state.recipe.guard.enabled:
@@ -144,6 +186,7 @@ class _Loop:
 
     def checkpoint(self, improved: bool, scheduled: bool) -> None:
         state = self.state
+        self._read_metrics()
         if self.distributed.is_main:
             name = state.save(scheduled)
             if improved:
@@ -187,6 +230,27 @@ class _Loop:
                 f" {state.run.incidents_file}"
             )
 
+    def restore_healthy(self) -> None:
+        """At the end of a stage whose last steps failed: continue from the last healthy weights of the stage."""
+        state = self.state
+        if not state.rewind_targets or state.rewind_targets[-1] >= state.step:
+            return
+        step, target = state.step, load_checkpoint(state.run.checkpoints / f"step-{state.rewind_targets[-1]:08d}")
+        state.restore_weights(target)
+        state.step = step  # the stage is over
+        n_failing = max(state.guard.n_high, state.guard.n_skipped)
+        row = {
+            "step": step,
+            "position": state.position,
+            "kind": "stage_end",
+            "action": "restore",
+            "reason": f"the last {n_failing} steps of the stage had a high or non-finite loss: continuing from the"
+            f" weights of step {target.step}",
+        }
+        if self.distributed.is_main:
+            append_jsonl(state.run.incidents_file, row)
+            self.callback.on_incident(row)
+
     def _rewind(self, verdict: Verdict) -> dict[str, Any]:
         """Return to the last good checkpoint, or to the first, at another learning rate; the data position stays."""
         state = self.state
@@ -217,7 +281,8 @@ class _Loop:
 
     def _check_finite(self, row: dict[str, Any]) -> None:
         """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
-        broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
+        values = {name: row[name] for name in ("loss", "grad_norm")}  # None if the loss scaler skipped every step
+        broken = [name for name, value in values.items() if value is not None and not math.isfinite(value)]
         if not broken:
             return
         if self.distributed.is_main:

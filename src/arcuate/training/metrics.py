@@ -5,6 +5,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+MIN_LOSS_SCALE = 1.0  # gradients that overflow at this scale do so without scaling as well
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -17,6 +19,22 @@ class StepMetrics:
     n_distinct: int  # different phonemes in the greedy output
     length_ratio: float  # length of the greedy output / length of the targets
     losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
+    loss_scale: float | None = None  # of fp16; None in other precisions
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the loss scale made fp16 gradients overflow: the scaler lowers the scale and training goes on.
+
+        A scale at its minimum cannot be the cause.
+        """
+        if self.loss_scale is None or self.loss_scale <= MIN_LOSS_SCALE:
+            return False
+        return math.isfinite(self.loss) and not math.isfinite(self.grad_norm)
+
+    @property
+    def may_update(self) -> bool:
+        """False for fp16 gradients that are not finite, which never reach the weights, with or without the guard."""
+        return self.loss_scale is None or math.isfinite(self.grad_norm)
 
     @property
     def is_finite(self) -> bool:
@@ -25,6 +43,8 @@ class StepMetrics:
     def to_dict(self) -> dict[str, float | str | None]:
         """Return plain values for incidents.jsonl; non-finite numbers become text, because JSON has none."""
         values = asdict(self)
+        if self.loss_scale is None:
+            del values["loss_scale"]
         values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
         return {name: v if v is None or math.isfinite(v) else str(v) for name, v in values.items()}
 
@@ -49,7 +69,7 @@ class IntervalMetrics:
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, metrics: StepMetrics, n_trials: int, waiting_s: float, skipped_by: str | None) -> None:
-        """Add one step; `skipped_by` names the guard's rule if its update was not applied."""
+        """Add one step; `skipped_by` names the rule if its update was not applied."""
         self.n_steps += 1
         self.n_trials += n_trials
         self.waiting_s += waiting_s

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arcuate.data.batching import evaluation_batches, group_by_length
+from arcuate.data.batching import evaluation_batches, group_by_length, to_device
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from arcuate.files import read_jsonl, write_jsonl
@@ -46,7 +46,7 @@ class Modes:
             p = self.vocalised.get(trial)
             if p is not None:
                 row[_VOCALISED], row[1 - _VOCALISED] = p * vocalised_weight, (1 - p) * silent_weight
-        return torch.tensor(rows, device=device)
+        return to_device(torch.tensor(rows), device)
 
     @property
     def weights(self) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 import math
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -50,7 +51,9 @@ class TrainingState:
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.averages = WeightAverages(model, recipe.ema, recipe.swa)
         self.guard = Guard(recipe.guard, restarts=recipe.schedule.kind == "restarts")
-        self.scaler = torch.amp.GradScaler("cuda", enabled=mixed_precision == "fp16")
+        device = next(model.parameters()).device
+        self._fp16_scaler = torch.amp.GradScaler(device.type, enabled=mixed_precision == "fp16")
+        self._no_scaler = torch.amp.GradScaler(device.type, enabled=False)
         self.mixed_precision = mixed_precision  # used once `mixed_precision_on`
         self.mixed_precision_on = recipe.train.precision.below_per is None
         self.step = 0
@@ -77,6 +80,11 @@ class TrainingState:
     @property
     def precision(self) -> str:
         return self.mixed_precision if self.mixed_precision_on else "fp32"
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """The loss scaler of fp16; it does nothing in other precisions, also before mixed precision starts."""
+        return self._fp16_scaler if self.precision == "fp16" else self._no_scaler
 
     @property
     def is_finished(self) -> bool:
@@ -195,7 +203,7 @@ class TrainingState:
             "mixed_precision_on": self.mixed_precision_on,
             "progress": asdict(self.progress),
             "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
-            "scaler": self.scaler.state_dict(),
+            "scaler": self._fp16_scaler.state_dict(),
             "file_sizes": {
                 "metrics": self.run.metrics_file.stat().st_size,
                 "incidents": self.run.incidents_file.stat().st_size,
@@ -226,7 +234,7 @@ class TrainingState:
             self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
             restore_optimizer(self.optimizer, tensors)
             if saved.scaler:
-                self.scaler.load_state_dict(saved.scaler)
+                self._fp16_scaler.load_state_dict(saved.scaler)
         self.step = saved.step
 
     def check_rows(self, checkpoint: Checkpoint) -> None:
@@ -263,10 +271,11 @@ def explain_mismatch(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def memory_mb(device: torch.device) -> float:
-    """Return the peak memory of the device, or of the process on a CPU."""
+    """Return the peak memory of the device, or of the process on a CPU, in 10^6 bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss: macOS reports bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def _ends_line(path: Path, size: int) -> bool:

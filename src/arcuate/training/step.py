@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,52 +27,92 @@ Encode = Callable[[ModelInputs, bool], Outputs]  # forward pass of a model; the 
 
 # Sums over the batches of a step, in the order in which they are packed into one tensor.
 _SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
+_VALUES = (*_SUMS, "grad_norm", "n_distinct", "loss_scale")
 _INTERMEDIATE = "intermediate."  # prefix of the tensors of `EncodeModule`
+
+
+@dataclass(frozen=True)
+class DeviceMetrics:
+    """Metrics of one step that are still on the device, so that the host does not wait for it."""
+
+    values: Tensor  # `_VALUES`, over all processes
+    n_trials: int
+    n_classes: int
+    loss_settings: LossSettings
+    loss_names: tuple[str, ...]  # losses that were computed
+
+    def read(self) -> StepMetrics:
+        """Transfer the values: the only synchronisation of a step."""
+        return read_metrics([self])[0]
+
+
+def read_metrics(steps: Sequence[DeviceMetrics]) -> list[StepMetrics]:
+    """Transfer the metrics of several steps at once."""
+    return [_step_metrics(step, row) for step, row in zip(steps, _transfer([s.values for s in steps]), strict=True)]
+
+
+def _transfer(rows: list[Tensor]) -> list[list[float]]:
+    values: list[list[float]] = torch.stack(rows).tolist() if rows else []
+    return values
+
+
+def _step_metrics(step: DeviceMetrics, values: Sequence[float]) -> StepMetrics:
+    totals = dict(zip(_VALUES, values, strict=True))
+    n_trials = step.n_trials
+    means = {name: totals[name] / n_trials for name in step.loss_names}
+    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
+    return StepMetrics(
+        loss=totals["loss"] / n_trials,
+        grad_norm=totals["grad_norm"],
+        normalised_loss=_normalised_loss(means, step.loss_settings, n_tokens, n_frames, step.n_classes),
+        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
+        n_distinct=int(totals["n_distinct"]),
+        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
+        losses=means,
+        loss_scale=totals["loss_scale"] or None,
+    )
 
 
 def compute_gradients(
     state: TrainingState, encode: Encode, batches: Sequence[Batch], device: torch.device, distributed: Distributed
-) -> StepMetrics:
+) -> DeviceMetrics:
     """Compute and clip the gradients of the mean loss per trial over all batches; return the metrics of the step.
 
-    All sums stay on the device until they are transferred together: one synchronisation per step.
+    Nothing is read from the device: everything the host has to know (lengths, sessions, masks, cuts) is known before
+    the step, and the metrics stay on the device until they are read.
     """
     loss_settings = state.loss
     n_trials = sum(batch.n_trials for batch in batches)  # over all processes
     n_classes = len(state.model.config.classes)
-    sums = torch.zeros(len(_SUMS), device=device)
-    class_counts = torch.zeros(n_classes, device=device)
+    sums = torch.zeros(len(_SUMS) + n_classes, device=device)
     state.optimizer.zero_grad(set_to_none=True)
     for batch in batches:
         torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
         with autocast(state.precision, device):
             outputs = forward(state.model, encode, batch, state.recipe, loss_settings)
         modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
-        losses = compute_losses(outputs, batch.tokens, batch.n_tokens, loss_settings, modes)
+        losses = compute_losses(outputs, batch.tokens, batch.n_tokens, loss_settings, modes, batch.token_lengths)
         per_trial = weighted_loss(losses, loss_settings)
-        # Trials that only pad the batch of this process have weight 0, but their graph must exist on every process.
-        loss = per_trial[: batch.n_counted].sum() + 0.0 * per_trial.sum()
+        # A process without trials of its own repeats one, because every process needs the graph; it must not count,
+        # even if its loss is infinite.
+        loss = per_trial.sum() if batch.n_counted else _zero_loss(outputs)
         state.scaler.scale(loss * (distributed.size / n_trials)).backward()
         with torch.no_grad():
-            batch_sums, batch_counts = _summarise(outputs, batch, loss, losses)
-            sums += batch_sums
-            class_counts += batch_counts
+            sums += _summarise(outputs, batch, loss, losses)
     grad_norm = _clip_gradients(state)
-    sums, class_counts = distributed.sum(sums), distributed.sum(class_counts)
+    sums = distributed.sum(sums)
+    class_counts = sums[len(_SUMS) :]
     class_counts[BLANK] = 0
-    packed = torch.stack([*sums, grad_norm.to(device), (class_counts > 0).sum()])
-    totals = dict(zip((*_SUMS, "grad_norm", "n_distinct"), packed.tolist(), strict=True))  # the only transfer
-    means = {name: totals[name] / n_trials for name in LOSS_NAMES if name in losses}
-    n_tokens, n_frames = totals["target_tokens"] / n_trials, totals["frames"] / n_trials
-    return StepMetrics(
-        loss=totals["loss"] / n_trials,
-        grad_norm=totals["grad_norm"],
-        normalised_loss=_normalised_loss(means, loss_settings, n_tokens, n_frames, n_classes),
-        blank_share=totals["blank_frames"] / max(totals["frames"], 1),
-        n_distinct=int(totals["n_distinct"]),
-        length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
-        losses=means,
-    )
+    scale = state.scaler.scale(sums.new_ones(())) if state.scaler.is_enabled() else sums.new_zeros(())
+    others = torch.stack([grad_norm.to(device), (class_counts > 0).sum(), scale.to(device)])
+    values = torch.cat([sums[: len(_SUMS)], others])
+    return DeviceMetrics(values, n_trials, n_classes, loss_settings, tuple(n for n in LOSS_NAMES if n in losses))
+
+
+def _zero_loss(outputs: Outputs) -> Tensor:
+    """Zero, as a function of all outputs that a loss uses, so that every parameter gets a gradient of zero."""
+    parts = [part for part in tensors_from_outputs(outputs).values() if part.requires_grad]
+    return torch.stack([0.0 * part.float().sum() for part in parts]).sum()
 
 
 def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
@@ -82,8 +122,11 @@ def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, 
     """
     clean = model.normalise(batch.bins, batch.statistics)
     ids = [t.id for t in batch.trials]
-    bins, n_bins = augment(clean, batch.n_bins, ids, recipe.augment, recipe.train.seed, batch.position)
-    clean = clean[:, clean.shape[1] - bins.shape[1] :]  # random cuts remove the first bins
+    on_host = torch.tensor(batch.lengths)
+    bins, lengths = augment(clean, on_host, ids, recipe.augment, recipe.train.seed, batch.position)
+    cut = clean.shape[1] - bins.shape[1]  # random cuts remove the first bins
+    n_bins = (batch.n_bins - cut).clamp(min=1) if cut else batch.n_bins
+    clean = clean[:, cut:]
     inputs = ModelInputs(
         bins,
         n_bins,
@@ -91,6 +134,8 @@ def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, 
         tokens=batch.tokens if loss.rnnt.weight > 0 else None,
         clean=clean if model.mode is not None or model.denoiser is not None else None,
         layers=loss.intermediate.active_layers,
+        lengths=tuple(lengths.tolist()),
+        without_gradient=tuple(n for n in ("ctc", "mode") if getattr(loss, n).weight == 0),
     )
     return encode(inputs, loss.denoise.weight > 0)
 
@@ -126,14 +171,14 @@ def _clip_gradients(state: TrainingState) -> Tensor:
 
 
 def apply_update(state: TrainingState, measure: bool = False) -> float | None:
-    """Update the weights from their gradients, and the averages from the weights.
+    """Update the weights from their gradients, and the averages from the weights; call `finish_step` afterwards.
 
-    With `measure`, return norm of the update / norm of the weights before it. That copies the weights and transfers one
-    number, so it is done at the steps that write a row.
+    The gradients are unscaled and known to be finite if there is a loss scaler, so its own check, which would
+    synchronise once more, is not needed. With `measure`, return norm of the update / norm of the weights before it:
+    that copies the weights and transfers one number, so it is done at the steps that write a row.
     """
     before = [p.detach().clone() for p in state.model.parameters() if p.grad is not None] if measure else []
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
+    state.optimizer.step()
     state.averages.update(state.model, state.step + 1)
     if not before:
         return None
@@ -141,6 +186,11 @@ def apply_update(state: TrainingState, measure: bool = False) -> float | None:
     size = torch.nn.utils.get_total_norm(before)
     torch._foreach_sub_(before, after)
     return float(torch.nn.utils.get_total_norm(before) / size)
+
+
+def finish_step(state: TrainingState) -> None:
+    """Adjust the loss scale; after every step, with or without an update, because the next `unscale_` needs it."""
+    state.scaler.update()
 
 
 def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, distributed: Distributed) -> Encode:
@@ -153,10 +203,12 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
         torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
     if distributed.size > 1:
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
-        device_ids = [device] if device.type == "cuda" else None
+        device_ids = [device.index] if device.type == "cuda" else None
         wrapped = EncodeModule(model)
         module = DistributedDataParallel(wrapped, device_ids=device_ids, find_unused_parameters=True)
-        return lambda inputs, match_flow: outputs_from_tensors(module(inputs, match_flow))
+        return lambda inputs, match_flow: replace(
+            outputs_from_tensors(module(inputs, match_flow)), lengths=model.count_frames(inputs.lengths)
+        )
     if recipe.runtime.compile and device.type == "cuda":
         return partial(torch.compile(encode_for_training), model)
     return partial(encode_for_training, model)
@@ -170,18 +222,24 @@ class EncodeModule(nn.Module):
         self.model = model
 
     def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
-        outputs = encode_for_training(self.model, inputs, match_flow)
-        parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
-        parts |= {f"{_INTERMEDIATE}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
-        if outputs.joint is not None:
-            joint = outputs.joint  # views, so that DistributedDataParallel finds the parameters in the output
-            weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
-            parts |= {"joint.0": joint.frames, "joint.1": joint.predicted, "joint.2": weight, "joint.3": bias}
-        if outputs.mode is not None:
-            parts["mode"] = outputs.mode
-        if outputs.flow is not None:
-            parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
-        return parts
+        parts = tensors_from_outputs(encode_for_training(self.model, inputs, match_flow))
+        # The reducer waits for the gradient of every parameter behind an output: detach outputs without a loss.
+        return {name: t.detach() if name in ("frames", *inputs.without_gradient) else t for name, t in parts.items()}
+
+
+def tensors_from_outputs(outputs: Outputs) -> dict[str, Tensor]:
+    """All tensors of the outputs, by name."""
+    parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
+    parts |= {f"{_INTERMEDIATE}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
+    if outputs.joint is not None:
+        joint = outputs.joint  # views, so that DistributedDataParallel finds the parameters in the output
+        weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
+        parts |= {"joint.0": joint.frames, "joint.1": joint.predicted, "joint.2": weight, "joint.3": bias}
+    if outputs.mode is not None:
+        parts["mode"] = outputs.mode
+    if outputs.flow is not None:
+        parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
+    return parts
 
 
 def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
@@ -199,18 +257,24 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
     )
 
 
-def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sums of one batch in the order of `_SUMS`, and the number of frames per most probable class."""
-    best = outputs.log_probs["ctc"].argmax(-1)  # (B, F)
-    valid = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:, None]
+def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> Tensor:
+    """Return the sums of one batch in the order of `_SUMS`, then the number of frames per most probable class.
+
+    Trials that only pad the batch of this process are left out.
+    """
+    n = batch.n_counted
+    log_probs = outputs.log_probs["ctc"][:n]
+    best = log_probs.argmax(-1)  # (B, F)
+    valid = torch.arange(best.shape[1], device=best.device) < outputs.n_frames[:n, None]
     changes = torch.ones_like(valid)
     changes[:, 1:] = best[:, 1:] != best[:, :-1]
     blank = best == BLANK
     n_output_tokens = (changes & ~blank & valid).sum()  # of the greedy output
-    counts = [(blank & valid).sum(), valid.sum(), n_output_tokens, batch.n_tokens.sum()]
-    by_loss = [losses[n][: batch.n_counted].sum() if n in losses else loss.new_zeros(()) for n in LOSS_NAMES]
+    counts = [(blank & valid).sum(), valid.sum(), n_output_tokens, batch.n_tokens[:n].sum()]
+    by_loss = [losses[name][:n].sum() if name in losses else loss.new_zeros(()) for name in LOSS_NAMES]
     sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])
-    return sums, torch.bincount(best[valid], minlength=outputs.log_probs["ctc"].shape[-1])
+    by_class = sums.new_zeros(log_probs.shape[-1])  # without boolean indexing and bincount, which synchronise
+    return torch.cat([sums, by_class.scatter_add_(0, best.flatten(), valid.flatten().to(sums.dtype))])
 
 
 def _normalised_loss(

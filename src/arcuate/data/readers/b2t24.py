@@ -33,6 +33,7 @@ from arcuate.data.readers.source import (
 from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import Split, Trial, trial_id
 from arcuate.errors import UserError
+from arcuate.files import check_expansion
 
 PARTITIONS: dict[str, Split] = {"train": "train", "test": "val", "competitionHoldOut": "test"}
 DEFAULT_FEATURES = "tx1+spikePow:6v"
@@ -306,7 +307,7 @@ class _Inflated:
     """Bytes of a compressed variable, inflated chunk by chunk."""
 
     def __init__(self, stream: BinaryIO, n_bytes: int) -> None:
-        self.stream, self.left = stream, n_bytes
+        self.stream, self.left, self.n_bytes, self.n_inflated = stream, n_bytes, n_bytes, 0
         self.inflate = zlib.decompressobj()
         self.ready = b""
 
@@ -328,6 +329,8 @@ class _Inflated:
             packed = _read_exactly(self.stream, min(self.left, _CHUNK_BYTES))
             self.left -= len(packed)
         chunk = self.inflate.decompress(packed, _CHUNK_BYTES)
+        self.n_inflated += len(chunk)
+        check_expansion(self.n_inflated, self.n_bytes)
         if not chunk and (self.inflate.eof or not (self.left or self.inflate.unconsumed_tail)):
             raise ValueError("a compressed variable ends before its values do")
         return chunk

@@ -4,6 +4,7 @@ Files are untrusted: only plain datasets stored inside the file itself are read,
 allocated, and label lengths come from `seq_len`, never from the padded array.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -29,10 +30,12 @@ from arcuate.data.readers.source import (
     unreadable,
 )
 from arcuate.data.trial import Split, Trial, trial_id
+from arcuate.files import check_expansion
 
 FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")
 _MAX_TOKENS = 100_000
+_MAX_CHUNK_BYTES = 2**26  # a chunk is inflated as a whole
 _MAX_ATTRIBUTE_BYTES = 100_000
 
 
@@ -65,6 +68,7 @@ def read_trials(file: SourceFile) -> Iterator[ReadResult]:
             detail = f"entries that are not trials, ignored: {', '.join(stray[:5])}"
             yield ReadResult(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
         seen: set[int] = set()
+        budget = _Budget(file.path.stat().st_size)
         for number, name in names:
             identity = trial_id(file.session, file.split, number)
             if number in seen:
@@ -72,7 +76,7 @@ def read_trials(file: SourceFile) -> Iterator[ReadResult]:
                 continue
             seen.add(number)
             try:
-                yield _read_trial(file, number, _group(data, name))
+                yield _read_trial(file, number, _group(data, name), budget)
             except FILE_ERRORS as error:
                 yield unreadable(identity, summarise_error(error))
 
@@ -97,9 +101,20 @@ def _trial_names(data: h5py.File) -> tuple[list[tuple[int, str]], list[str]]:
     return sorted((int(found[1]), found[0]) for found in matches), stray
 
 
-def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> ReadResult:
+class _Budget:
+    """Bytes that the bins of a file may expand to: a few bytes can describe gigabytes of equal or repeated values."""
+
+    def __init__(self, n_packed: int) -> None:
+        self._n_packed, self._spent = n_packed, 0
+
+    def spend(self, n_bytes: int) -> None:
+        check_expansion(self._spent + n_bytes, self._n_packed)
+        self._spent += n_bytes
+
+
+def _read_trial(file: SourceFile, number: int, group: h5py.Group, budget: "_Budget") -> ReadResult:
     problems: list[Problem] = []
-    bins = _read_bins(group, problems)
+    bins = _read_bins(group, problems, budget)
     block = _integer_attribute(group, "block_num")
     if block is None:
         problems.append(Problem("no block number", None, "block_num is missing; block 0 is assumed", "note"))
@@ -113,7 +128,7 @@ def _read_trial(file: SourceFile, number: int, group: h5py.Group) -> ReadResult:
     return ReadResult(trial.id, trial, tuple(problems))
 
 
-def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
+def _read_bins(group: h5py.Group, problems: list[Problem], budget: "_Budget") -> np.ndarray:
     """Bins (T, C) float32; T is `n_time_steps` unless it exceeds the array."""
     data = _dataset(group, "input_features")
     if data.ndim != 2 or data.dtype.kind not in "fiu":
@@ -130,6 +145,7 @@ def _read_bins(group: h5py.Group, problems: list[Problem]) -> np.ndarray:
         rows = n_bins
     elif n_bins != rows:
         problems.append(Problem("time steps", n_bins, f"n_time_steps is {n_bins} but there are {rows} bins"))
+    budget.spend(rows * channels * data.dtype.itemsize)
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the quality checks report
         return np.ascontiguousarray(data[:rows], dtype=np.float32)
 
@@ -215,6 +231,8 @@ def _dataset(group: h5py.Group, name: str) -> h5py.Dataset:
         raise ValueError(f"{name} is not an array")
     if data.external or data.is_virtual:
         raise ValueError(f"{name} refers to another file, which is not allowed")
+    if data.chunks and math.prod(data.chunks) * data.dtype.itemsize > _MAX_CHUNK_BYTES:
+        raise ValueError(f"{name} is stored in chunks of {data.chunks} values, more than a trial has")
     return data
 
 

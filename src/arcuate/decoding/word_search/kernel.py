@@ -1,11 +1,12 @@
 """Compiled frame loop of the word search: token passing over the lexicon tree (Young et al. 1989) with CTC topology.
 
-Different from textbook token passing: every beam entry carries two acoustic scores, as in CTC prefix beam search,
+Differences from textbook token passing: every beam entry carries two acoustic scores, as in CTC prefix beam search,
 and entries with equal word history, node and last token are merged within the frame. With sum_alignments the score of
 a word sequence is therefore the sum over all its alignments, silences and pronunciations.
 
 Recurrence. Let b and k be the log-scores of the alignments of entry e that end in blank and in its last token a, and
-p(c) the scaled log-probability of class c at this frame. `⊕` is log-sum, or max for best alignments.
+p(c) the scaled log-probability of class c at this frame. `⊕` is log-sum, or max for best alignments. SIL is the class
+`weights.boundary`.
 
     stay     b' = (b ⊕ k) + p(blank)                        same entry
              k' = k + p(a)                                  same entry: the last token is repeated
@@ -27,7 +28,6 @@ of which few pass the threshold; one hash insertion per passing arc.
 """
 
 import numpy as np
-from numba import njit
 
 from arcuate.decoding.compiled import NEG_INF, Row, hash_append, unmanaged
 from arcuate.decoding.word_search.beam import (
@@ -43,6 +43,7 @@ from arcuate.decoding.word_search.beam import (
     prune,
 )
 from arcuate.decoding.word_search.lookahead import bigram_context
+from arcuate.jit import njit
 from arcuate.language.ngram.query import NGramArrays, advance, backoff
 
 DONE, CANDIDATES_FULL, BACKPOINTERS_FULL, LOOKAHEAD_FULL = 0, 1, 2, 3
@@ -64,7 +65,7 @@ def run_frames(
     A status other than DONE names the buffer that was too small. The failing frame has not been applied:
     enlarge the buffer and call again from that frame.
     """
-    models, candidates = unmanaged(models), unmanaged(candidates)
+    models, candidates = unmanaged(models), unmanaged(candidates)  # views without reference counting
     backpointers = unmanaged(backpointers)
     for t in range(frames.shape[0]):
         candidates.counts[:] = 0
@@ -166,7 +167,7 @@ def _advance_in_tree(
 ) -> float:
     """Follow every arc of the tree node, and end the words whose pronunciation is complete.
 
-    Children and successor rows are both sorted by node, so they are matched like two sorted lists.
+    Children and successor rows are both sorted by node, so one merge pass matches them.
     """
     tree, lookahead = models.tree, models.lookahead
     first_children, tokens, first_entries = tree.first_children, tree.tokens, tree.first_entries

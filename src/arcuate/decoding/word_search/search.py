@@ -69,6 +69,7 @@ class WordSearch:
     boundary: int  # class of the silence between words, or -1
     settings: DecodingConfig = field(default_factory=DecodingConfig)
     oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
+    lexicon: Lexicon | None = None  # with the pronunciations in the tree
     workspace: _Workspace = field(init=False)
 
     def __post_init__(self) -> None:
@@ -252,7 +253,7 @@ def build_word_search(
     if absent:
         raise UserError(f"{absent[0]!r} has a weight but no pronunciation; add it to the lexicon first")
     tree = build_tree(lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses)
-    return WordSearch(tree, lexicon.words, model, classes, boundary, settings or DecodingConfig(), oov_words)
+    return WordSearch(tree, lexicon.words, model, classes, boundary, settings or DecodingConfig(), oov_words, lexicon)
 
 
 def with_words(

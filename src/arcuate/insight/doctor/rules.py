@@ -14,15 +14,16 @@ from arcuate.insight.doctor.measurements import (
 )
 
 _FEW, _FEW_IN_WARMUP = 5, 6  # too few evaluations: n < 5, or n <= 6 in warm-up
-_FROZEN_HIGH = 0.5  # an output that never changes at this error rate or above is constant
+_FROZEN_HIGH = 0.5  # identical evaluations at this error rate or above mean a constant output
 _DEGRADED, _DEGRADED_BY = 0.15, 0.03  # relative and absolute rise of the error rate
 _LOSS_ROSE = 0.15  # of the validation loss above its minimum
 _RATE_ROSE = 0.03  # of the error rate above its best: more than the noise between evaluations
-_FLAT, _FALLING, _FALLING_LATE = 0.03, 0.06, 0.03  # gain over the last third (first two), over the last fifth (third)
+_FLAT, _FALLING = 0.03, 0.06  # relative gain over the last third of the run
+_FALLING_LATE = 0.03  # relative gain over the last fifth
 _HIGH_FLAT, _HIGH_DONE, _HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference level
-_ON_TRACK = 1.15  # multiple of the official curve at the same batch
+_ON_TRACK = 1.15  # multiple of the official run's error rate at the same step
 _HIGH_ANYWHERE = 0.4  # an error rate that is high on any data
-_LOSS_FLAT = 0.07  # fraction of the total loss decrease in the last third; about 1/3 × 1/5
+_LOSS_FLAT = 0.07  # fraction of the total loss decrease in the last third: a fifth of the average pace (1/3 × 1/5)
 _LOSS_LEARNT = 0.5  # if the loss fell by this fraction, the model has learnt something and may be flat at the end
 LOSS_TREND = 0.05  # smaller relative changes of the training loss count as flat
 _FAILED = frozenset({"exploded", "collapsed", "degraded"})
@@ -32,7 +33,7 @@ _RECOVERED = 0.05  # a run that ends within this fraction of its best has recove
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict that applies. A minor one is never primary; one without a verdict contributes evidence only."""
+    """Result of a rule that applies. A minor finding is never primary; one with an empty verdict is evidence only."""
 
     verdict: str
     evidence: tuple[str, ...]
@@ -151,7 +152,7 @@ def _overfit(m: Measurements) -> Finding | None:
 
 
 def _plateaued(m: Measurements) -> Finding | None:
-    """Flat, or at the end of its schedule, at a level that other runs on the same data surpass."""
+    """Flat, or at the end of its schedule, with a higher error rate than other runs reach on the same data."""
     if m.n < _FEW:
         return None
     if m.loss_only:
@@ -260,7 +261,7 @@ def _constant_output_since(m: Measurements) -> int:
 
 
 def _loss_falls(m: Measurements) -> bool:
-    """Whether the loss falls at a fifth of its average pace or faster, or by as much as required of an error rate."""
+    """Whether the loss falls at a fifth of its average pace or faster, or by the gain required of an error rate."""
     return m.late_progress >= _LOSS_FLAT or m.gain >= _FALLING
 
 

@@ -1,6 +1,5 @@
 """The contents of a run folder, read once and validated for drawing; what is missing is None or empty."""
 
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
-from arcuate.files import read_json, read_jsonl
+from arcuate.files import read_json, read_jsonl, read_npz
 from arcuate.insight import charts
 from arcuate.insight.formats import finite_int, finite_number
 from arcuate.run import Run
@@ -242,12 +241,12 @@ def _read_examples(path: Path) -> tuple[tuple[Example, ...], str | None]:
     if not path.exists():
         return (), None
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return tuple(
-                Example(str(trial), _matrix(arrays[f"bins_{i}"]), _matrix(arrays[f"log_probs_{i}"]))
-                for i, trial in enumerate(arrays["trials"].reshape(-1)[:3])
-            ), None
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_npz(path)
+        return tuple(
+            Example(str(trial), _matrix(arrays[f"bins_{i}"]), _matrix(arrays[f"log_probs_{i}"]))
+            for i, trial in enumerate(arrays["trials"].reshape(-1)[:3])
+        ), None
+    except (OSError, ValueError, KeyError) as error:
         return (), f"{path.name} cannot be read: {error}"
 
 

@@ -1,7 +1,7 @@
 """Estimate a language model from text: modified Kneser–Ney smoothing with interpolation (Chen & Goodman 1999).
 
-Different from the paper: fallback discounts, pruning and counts of counts follow KenLM's `lmplz`, so both programs give
-the same probabilities.
+Differences from the paper: fallback discounts, pruning and counts of counts follow KenLM's `lmplz`, so both programs
+give the same probabilities.
 """
 
 from array import array

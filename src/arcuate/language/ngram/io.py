@@ -33,8 +33,11 @@ _MAX_SPHINX_ORDER = 16
 _EMBEDDED_NAME = "pocketsphinx English 3-gram"  # its training text is unknown
 
 
-def open_model(name: str | Path, progress: Progress | None = None) -> LanguageModel:
-    """Open a model by name (`default`) or path. Files of other tools are converted in memory."""
+def open_model(name: str | Path, progress: Progress | None = None, *, verify: bool = False) -> LanguageModel:
+    """Open a model by name (`default`) or path. Files of other tools are converted in memory.
+
+    `verify` checks every checksum, which commands that write a new model from this one need.
+    """
     if str(name) in _EMBEDDED:
         return replace(_open_embedded(progress), name=_EMBEDDED_NAME)
     path = Path(name)
@@ -42,7 +45,7 @@ def open_model(name: str | Path, progress: Progress | None = None) -> LanguageMo
         known = " or ".join(_EMBEDDED)
         raise UserError(f"no language model {name}; give a model file, an ARPA file, or {known}")
     if is_model_file(path):
-        return LanguageModel.open(path)
+        return check_model_file(path) if verify else LanguageModel.open(path)
     return read_third_party(path, progress=progress)
 
 
@@ -188,7 +191,7 @@ def export_model(
     """Write a model as an ARPA file, gzipped if its name ends in .gz."""
     path = Path(path)
     check_can_write(path, force, name)
-    model = open_model(name, progress)
+    model = open_model(name, progress, verify=True)
     write_arpa(model, path, force=force, progress=progress)
     return ExportResult(str(name), str(path), model.counts)
 

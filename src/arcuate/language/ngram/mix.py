@@ -58,7 +58,7 @@ def mix_models(
         raise UserError("give either held-out text with --tune or one --weight per model")
     path = Path(path)
     check_can_write(path, force, *models, *([tune] if tune else []))
-    opened = [open_model(name, progress) for name in models]
+    opened = [open_model(name, progress, verify=True) for name in models]
     held_out = read_sentences(tune) if tune else None
     tuning = tune_weights(opened, held_out, progress=progress) if held_out else None
     normalised = _normalise_weights(tuning.weights if tuning else weights, len(opened))

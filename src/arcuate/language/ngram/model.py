@@ -6,6 +6,7 @@ reader opens it.
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +19,14 @@ import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.files import atomic_write, check_writable, explain_write_error
+from arcuate.files import OutputKind, atomic_write, check_writable, explain_write_error
 from arcuate.language.ngram.query import NGramArrays, advance, links_are_valid, score_words, state_after
 from arcuate.language.ngram.text import BOS, EOS, UNK, Vocabulary, special_id
 from arcuate.progress import Progress
 
 VERSION = 1
 _FORMAT = "arcuate-lm"
+_LANGUAGE_MODEL = OutputKind(re.compile(rb".{8}\{.{0,200}arcuate-lm|\s*\\data\\|\x1f\x8b", re.DOTALL), "words.alm")
 _DTYPES = {"U64": np.uint64, "I64": np.int64, "I32": np.int32, "F32": np.float32, "U8": np.uint8}
 _DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 2**22
@@ -255,6 +257,8 @@ def check_can_write(path: Path, force: bool, *inputs: Path | str) -> None:
     check_writable(path, *inputs)
     if (path.is_file() or (path.is_symlink() and not path.exists())) and not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another name")
+    if path.is_file() and not _LANGUAGE_MODEL.matches(path):
+        raise UserError(f"{path} is not a language model, and --force replaces only those; choose another name")
 
 
 def _header(arrays: Mapping[str, np.ndarray], metadata: dict[str, Any]) -> bytes:

@@ -2,17 +2,18 @@
 
 import codecs
 import gzip
+import io
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from numba import njit
 
 from arcuate.errors import UserError
+from arcuate.jit import njit
 from arcuate.progress import Progress
 
 LN10 = 2.302585092994046
@@ -23,6 +24,8 @@ _FNV_OFFSET = np.uint64(14695981039346656037)
 _FNV_PRIME = np.uint64(1099511628211)
 _BLOCK = 2**23
 _MAX_LINE = 2**20
+_MAX_EXPANSION = 100  # inflated bytes per compressed byte; English text has 3 to 5
+_FREE_BYTES = 2**22  # inflated bytes that are always accepted
 _REPORT_EVERY = 50_000
 
 
@@ -36,7 +39,25 @@ def open_binary(path: Path) -> BinaryIO:
 def decompressed(raw: BinaryIO) -> BinaryIO:
     """Decompress a stream if its first bytes are those of gzip; its name is ignored."""
     is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
-    return gzip.GzipFile(fileobj=raw) if is_gzip else raw  # type: ignore[return-value]
+    return io.BufferedReader(_Inflated(raw), _BLOCK // 8) if is_gzip else raw
+
+
+class _Inflated(io.RawIOBase):
+    """A gzipped stream that stops when it expands far more than text does."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._stream, self._n_bytes = raw, gzip.GzipFile(fileobj=raw), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._stream.read1(len(buffer))
+        self._n_bytes += len(block)
+        if self._n_bytes > _FREE_BYTES + _MAX_EXPANSION * self._raw.tell():
+            raise gzip.BadGzipFile(f"it expands to more than {_MAX_EXPANSION} times its size, as text does not")
+        buffer[: len(block)] = block
+        return len(block)
 
 
 def read_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:

@@ -335,7 +335,6 @@ function fillTrials() {
 }
 
 function showPlayer() {
-  byId("play").textContent = replay.paused ? "▶" : "⏸";
   byId("play").setAttribute("aria-label", replay.paused ? "Resume" : "Pause");
   for (const button of byId("speeds").children)
     button.setAttribute("aria-pressed", String(Number(button.dataset.speed) === replay.speed));

@@ -50,7 +50,9 @@ def open_replay(
     """
     if data is None and not Run(run).environment_file.is_file():
         raise UserError(f"{run} does not record what it was trained on; name a store with --data")
-    store = Store.open(Path(data or str(Run(run).data().get("path", ""))))
+    trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
+    store = Store.open(Path(data or str(trained_on.get("path", ""))))
+    store.check_trained_on(trained_on)
     if store.n_channels != decoder.n_channels:
         raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
     front_end, adapts = decoder.engine.model.config.settings.front_end, decoder.adapter is not None

@@ -1,0 +1,142 @@
+"""Exact scores of many token sequences by both heads, and the internal language model of the transducer.
+
+Hypotheses of one trial share most of their tokens, so all sequences are scored in one pass over a tree of their
+prefixes: the forward variables of a prefix are computed once, and the joiner once per frame and distinct prediction.
+The scores are those of the RNN-T loss (Graves 2012) and the CTC loss (Graves et al. 2006). Time is linear in frames
+times prefixes; memory does not grow with the number of frames.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from arcuate.data.alphabet import BLANK
+from arcuate.decoding.compiled import NEG_INF, log_add
+from arcuate.models.transducer import Transducer
+
+_JOINED = 1 << 21  # activations of the joiner computed at a time
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """Natural-log scores of token sequences; one value per sequence each."""
+
+    transducer: np.ndarray  # (n,)
+    ctc: np.ndarray  # (n,)
+    ilm: np.ndarray  # (n,) internal language model of the transducer
+
+
+@dataclass(frozen=True, eq=False)
+class _PrefixTree:
+    """All prefixes of some token sequences; node 0 is the empty one, and parents precede their children."""
+
+    parents: np.ndarray  # (M,) int64
+    tokens: np.ndarray  # (M,) int64, last token of each prefix
+    ends: np.ndarray  # (n,) int64, node of each sequence
+
+
+def _build_tree(sequences: Iterable[Sequence[int]]) -> _PrefixTree:
+    children: dict[tuple[int, int], int] = {}
+    parents, tokens, ends = [0], [BLANK], []
+    for sequence in sequences:
+        node = 0
+        for token in sequence:
+            child = children.setdefault((node, int(token)), len(parents))
+            if child == len(parents):
+                parents.append(node)
+                tokens.append(int(token))
+            node = child
+        ends.append(node)
+    return _PrefixTree(np.array(parents, np.int64), np.array(tokens, np.int64), np.array(ends, np.int64))
+
+
+@torch.inference_mode()
+def score_sequences(
+    head: Transducer,
+    frames: Tensor,  # (F, D) of the encoder
+    log_probs: np.ndarray,  # (F, V) of the CTC head
+    sequences: Sequence[Sequence[int]],
+) -> HeadScores:
+    """Log-probability of every token sequence under each head, summed over all alignments."""
+    tree = _build_tree(sequences)
+    predicted, rows = head.predict_prefixes(torch.from_numpy(tree.parents), torch.from_numpy(tree.tokens))  # (R, W)
+    node_rows, ctc = rows.numpy(), np.ascontiguousarray(log_probs, np.float64)
+    arrived = np.full(len(tree.parents), NEG_INF)
+    on_token, on_blank = arrived.copy(), arrived.copy()
+    arrived[0] = on_blank[0] = 0.0
+    projected = head.encoder_proj(frames)
+    n_joined = max(1, _JOINED // max(1, predicted.numel()))
+    for first in range(0, len(frames), n_joined):
+        logits = head.output(torch.tanh(projected[first : first + n_joined, None] + predicted)).float()  # (f, R, V)
+        _run_lattices(
+            logits.cpu().numpy(),
+            logits.logsumexp(-1).cpu().numpy(),
+            ctc[first : first + n_joined],
+            tree.parents,
+            tree.tokens,
+            node_rows,
+            arrived,
+            on_token,
+            on_blank,
+        )
+    ctc_scores = np.logaddexp(on_token, on_blank)
+    ilm = _sum_over_prefixes(_internal_scores(head, predicted).cpu().numpy(), tree.parents, tree.tokens, node_rows)
+    return HeadScores(arrived[tree.ends], ctc_scores[tree.ends], ilm[tree.ends])
+
+
+def _internal_scores(head: Transducer, predicted: Tensor) -> Tensor:
+    """Log-probability of each token after each prediction, without acoustic input. (R, V)
+
+    Internal language model estimation: the encoder output is set to zero (Variani et al. 2020, Meng et al. 2021), and
+    the blank is excluded, because it carries no information about the next token.
+    """
+    silent = head.encoder_proj(predicted.new_zeros(head.encoder_proj.in_features))
+    logits = head.output(torch.tanh(silent + predicted)).double()
+    logits[:, BLANK] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+@njit(cache=True)
+def _run_lattices(
+    logits: np.ndarray,  # (F, R, V) of the joiner
+    norms: np.ndarray,  # (F, R) their log-sums
+    ctc: np.ndarray,  # (F, V) log-probabilities
+    parents: np.ndarray,
+    tokens: np.ndarray,
+    rows: np.ndarray,  # (M,) prediction of each prefix
+    arrived: np.ndarray,  # (M,) transducer: prefix emitted before this frame; updated
+    on_token: np.ndarray,  # (M,) CTC: prefix emitted, last frame was its last token; updated
+    on_blank: np.ndarray,  # (M,) CTC: prefix emitted, last frame was a blank; updated
+) -> None:
+    """Forward recursions over some frames, for all prefixes at once."""
+    n = parents.shape[0]
+    emitted = np.empty(n)
+    for t in range(logits.shape[0]):
+        emitted[0] = arrived[0]
+        for i in range(1, n):  # a frame may emit several tokens: parents first
+            parent = rows[parents[i]]
+            label = np.float64(logits[t, parent, tokens[i]]) - norms[t, parent]
+            emitted[i] = log_add(arrived[i], emitted[parents[i]] + label)
+        for i in range(n):
+            arrived[i] = emitted[i] + np.float64(logits[t, rows[i], BLANK]) - norms[t, rows[i]]
+        for i in range(n - 1, 0, -1):  # children first: parents still hold the values of the frame before
+            parent = parents[i]
+            before = log_add(on_token[i], on_blank[parent])
+            if tokens[parent] != tokens[i]:  # equal tokens need a blank between them
+                before = log_add(before, on_token[parent])
+            on_blank[i] = log_add(on_blank[i], on_token[i]) + ctc[t, BLANK]
+            on_token[i] = before + ctc[t, tokens[i]]
+        on_blank[0] += ctc[t, BLANK]
+
+
+@njit(cache=True)
+def _sum_over_prefixes(scores: np.ndarray, parents: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Sum of token scores (R, V) along every prefix. (M,)"""
+    total = np.zeros(parents.shape[0])
+    for i in range(1, parents.shape[0]):
+        total[i] = total[parents[i]] + scores[rows[parents[i]], tokens[i]]
+    return total

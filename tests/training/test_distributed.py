@@ -1,0 +1,199 @@
+"""Devices and numbers of several processes, on a stand-in for CUDA and on parts of a batch."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from arcuate.data.batching import Batch, prefetch, training_batches
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
+from arcuate.models.runtime import choose_device
+from arcuate.training import state as state_module
+from arcuate.training import step as step_module
+from arcuate.training.environment import Distributed, init_distributed, own_device
+from arcuate.training.state import memory_mb
+from arcuate.training.step import DeviceMetrics, compute_gradients, encode_for_training, make_encode, read_metrics
+from support.devices import FakeCuda
+from support.training import make_recipe, make_state, planned_batches
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch, n_devices=4)
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, local: int, size: int) -> None:
+    for name, value in (("RANK", rank), ("LOCAL_RANK", local), ("WORLD_SIZE", size)):
+        monkeypatch.setenv(name, str(value))
+
+
+def test_every_rank_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
+    assert choose_device("auto") == CUDA
+    as_rank(monkeypatch, rank=6, local=2, size=8)  # the second machine of two
+    assert own_device(CUDA) == torch.device("cuda:2")
+    assert cuda.calls == [("set_device", torch.device("cuda:2"))]
+
+
+def test_one_process_keeps_the_named_gpu(cuda: FakeCuda) -> None:
+    assert own_device(CUDA) == CUDA
+    assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")
+    assert cuda.calls == [("set_device", torch.device("cuda:1"))]
+
+
+def test_impossible_placements_are_refused(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
+    as_rank(monkeypatch, rank=5, local=5, size=8)
+    with pytest.raises(UserError, match="has 4 GPUs; set --nproc-per-node to at most 4"):
+        own_device(CUDA)
+    with pytest.raises(UserError, match=r"runtime\.device=cuda:1 would put all processes"):
+        own_device(torch.device("cuda:1"))
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    with pytest.raises(UserError, match="LOCAL_RANK is 'x'"):
+        own_device(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("device", "nccl", "expected"),
+    [("cuda:0", True, "cpu:gloo,cuda:nccl"), ("cuda:0", False, "gloo"), ("cpu", True, "gloo")],
+)
+def test_backend_follows_the_device(monkeypatch: pytest.MonkeyPatch, device: str, nccl: bool, expected: str) -> None:
+    joined: list[str] = []
+    as_rank(monkeypatch, rank=1, local=1, size=2)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+    monkeypatch.setattr(dist, "init_process_group", joined.append)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    assert init_distributed(torch.device(device)) == Distributed(1, 2)
+    assert joined == [expected]
+
+
+def test_gradients_are_averaged_on_the_gpu_of_the_rank(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(step_module, "DistributedDataParallel", lambda module, **options: given.update(options))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda kind: None)
+    recipe = make_recipe()
+    state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
+    make_encode(state.model, recipe, torch.device("cuda:3"), Distributed(3, 4))
+    assert given == {"device_ids": [3], "find_unused_parameters": True}
+
+
+def test_compile_is_refused_with_several_processes(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("arcuate.experiments.train.init_distributed", lambda device: Distributed(0, 2))
+    monkeypatch.setattr(Distributed, "any", lambda self, flag: flag)
+    with pytest.raises(UserError, match=r"set runtime\.compile=false"):
+        train("tiny", cohort_store, tmp_path / "run", overrides=["runtime.compile=true"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_mps_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"runtime.device=mps is not supported: .*float64.*use runtime.device=cpu"):
+        choose_device("mps")
+
+
+def test_batches_are_pinned_and_copied_on_a_stream_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, cohort_store: Path
+) -> None:
+    recipe = load_recipe("tiny", ["data.batching.batch_size=2", "front_end.normalise=block"])
+    planned = planned_batches(Store.open(cohort_store), recipe)
+    pinned: list[int] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(id(tensor))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch = planned[0].pin_memory()
+    assert len(pinned) == 7  # bins, lengths, tokens, their lengths, and three statistics
+    assert batch.session.device == CPU
+
+    steps: list[str] = []
+
+    def to(self: Batch, device: torch.device) -> Batch:
+        steps.append(f"copy {self.position} on {cuda.stream}")
+        return self
+
+    monkeypatch.setattr(Batch, "to", to)
+    for ready in prefetch(iter([planned[i] for i in range(3)]), CUDA):
+        steps.append(f"step {ready.position}")
+    assert steps == [
+        *("copy 0 on side", "copy 1 on side", "step 0"),  # the next copy is queued before the step
+        *("copy 2 on side", "step 1", "step 2"),
+    ]
+    assert [name for name, _ in cuda.calls].count("wait_stream") == 3
+
+
+def test_the_data_loader_pins_batches(monkeypatch: pytest.MonkeyPatch, cohort_store: Path) -> None:
+    """torch pins what it knows, and objects with a method `pin_memory`; others stay pageable without a message."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t, *rest: pinned.append(t) or t)  # type: ignore[func-returns-value]
+    planned = planned_batches(Store.open(cohort_store), load_recipe("tiny", ["data.batching.batch_size=2"]))
+    batch = next(training_batches(planned, 0, 1, workers=0))
+    assert isinstance(pin_memory(batch), Batch)
+    assert any(t is batch.bins for t in pinned)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(Distributed):
+    """One of several processes whose sums are added up by the test."""
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_parts_of_a_batch_add_up_to_its_metrics(batch_size: int, cohort_store: Path, tmp_path: Path) -> None:
+    """With one trial, the second process has none of its own: the trial it repeats must not count."""
+    store, recipe = Store.open(cohort_store), make_recipe(f"data.batching.batch_size={batch_size}")
+    state = make_state(store, recipe, tmp_path / "run")
+
+    def metrics(share: tuple[int, int]) -> DeviceMetrics:
+        batch = planned_batches(store, recipe, share)[3]
+        return compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Part(*share))
+
+    whole = metrics((0, 1))
+    first, second = metrics((0, 2)), metrics((1, 2))
+    assert first.n_trials == second.n_trials == whole.n_trials == batch_size
+    added = dataclasses.replace(first, values=first.values + second.values)
+    expected, found = read_metrics([whole, added])
+    for name in ("loss", "blank_share", "length_ratio"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-5), name
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+def test_an_infinite_loss_of_a_repeated_trial_does_not_count(cohort_store: Path, tmp_path: Path) -> None:
+    """A trial with more tokens than frames; its owner counts it, the process that repeats it does not."""
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=1", "loss.ctc.zero_infinity=false")
+    state = make_state(store, recipe, tmp_path / "run")
+    idle = planned_batches(store, recipe, (1, 2))[0]
+    trial = dataclasses.replace(idle.trials[0], tokens=tuple([1, 2] * 500))
+    tokens = torch.tensor([trial.tokens])
+    idle = dataclasses.replace(idle, trials=(trial,), tokens=tokens, n_tokens=torch.tensor([1000]))
+    found = compute_gradients(state, partial(encode_for_training, state.model), [idle], CPU, Part(1, 2)).read()
+    assert (found.loss, found.grad_norm) == (0.0, 0.0)
+
+
+def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
+    """macOS reports bytes, Linux units of 1,024 bytes; several GPUs each report their own."""
+
+    class Usage:
+        ru_maxrss = 500_000_000
+
+    monkeypatch.setattr(state_module.resource, "getrusage", lambda who: Usage)
+    monkeypatch.setattr(state_module.sys, "platform", "darwin")
+    assert memory_mb(CPU) == 500.0
+    monkeypatch.setattr(state_module.sys, "platform", "linux")
+    assert memory_mb(CPU) == 512_000.0
+    assert memory_mb(torch.device("cuda:3")) == 3.0

@@ -1,0 +1,100 @@
+"""Stages without a text loss, stages that end in an explosion, and the losses of a checkpoint's own stage."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import arcuate
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train as train_recipe
+from arcuate.files import read_jsonl
+from arcuate.training.callbacks import Callback, Stop
+from arcuate.training.checkpoint import checkpoint_stage
+from arcuate.training.guard import KEEP, Guard
+from arcuate.training.loop import train
+from arcuate.training.modes import Modes
+from arcuate.training.state import TrainingState
+from support.training import make_recipe, make_state, planned_batches
+
+CPU = torch.device("cpu")
+SMALL = ["train.log_every=1", "train.validate_every=100", "train.checkpoint_every=2", "data.batching.batch_size=4"]
+
+
+def run(state: TrainingState, store: Store) -> None:
+    batches = planned_batches(store, state.recipe)  # type: ignore[arg-type]
+    train(state, (batches[p] for p in range(1000)), None, CPU, Callback(), Stop())
+
+
+def test_incidents_of_a_stage_without_a_text_loss_are_recorded(cohort_store: Path, tmp_path: Path) -> None:
+    store = Store.open(cohort_store)
+    stages = "stages=[{name: mode, steps: 4, losses: {mode: 1}}]"
+    recipe = make_recipe(*SMALL, "mode.enabled=true", "guard.max_skips=2", "guard.max_rewinds=0", stages)
+    state = make_state(store, recipe, tmp_path / "run")
+    state.modes = Modes({t.id: 0.5 for t in planned_batches(store, recipe).trials})
+    for parameter in state.model.parameters():
+        parameter.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(UserError, match="grad_norm not finite"):
+        run(state, store)
+    first = read_jsonl(state.run.incidents_file)[0]
+    assert (first["kind"], first["metrics"]["normalised_loss"]) == ("non_finite", None)
+
+
+def test_an_explosion_at_the_end_of_a_stage_does_not_reach_the_next(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(cohort_store)
+    stages = "stages=[{name: one, steps: 6, losses: {ctc: 1}}, {name: two, steps: 1, losses: {ctc: 1}}]"
+    state = make_state(store, make_recipe(*SMALL, stages), tmp_path / "run")
+    healthy: dict[str, torch.Tensor] = {}
+    judge = Guard.judge
+
+    def explode(self, metrics, lr):  # type: ignore[no-untyped-def]
+        if state.step == 4:  # after the checkpoint of step 4, which is healthy
+            healthy.update({n: p.detach().clone() for n, p in state.model.named_parameters()})
+        if state.step >= 4 and state.progress.index == 0:
+            with torch.no_grad():
+                for parameter in state.model.parameters():
+                    parameter.fill_(1e3)
+            state.guard.n_high += 1
+            return KEEP
+        return judge(self, metrics, lr)
+
+    monkeypatch.setattr(Guard, "judge", explode)
+    started: list[dict[str, torch.Tensor]] = []
+    begin = state.start_next_stage
+
+    def record() -> None:
+        started.append({n: p.detach().clone() for n, p in state.model.named_parameters()})
+        begin()
+
+    monkeypatch.setattr(state, "start_next_stage", record)
+    run(state, store)
+    assert all(torch.equal(started[0][n], healthy[n]) for n in healthy)
+    incident = read_jsonl(state.run.incidents_file)[0]
+    assert (incident["step"], incident["kind"], incident["action"]) == (6, "stage_end", "restore")
+    assert "step 4" in incident["reason"]
+
+
+def test_evaluation_uses_the_losses_of_the_checkpoints_stage(cohort_store: Path, tmp_path: Path) -> None:
+    stages = "stages=[{name: ctc, steps: 2, losses: {ctc: 1}}, {name: both, steps: 2, losses: {ctc: 0.5, rnnt: 0.25}}]"
+    overrides = [
+        *("encoder.width=16", "data.batching.batch_size=4", "train.log_every=1", "train.validate_every=2"),
+        *("transducer={enabled: true, width: 16}", "loss.rnnt.weight=1", stages),
+    ]
+    result = train_recipe("tiny", cohort_store, tmp_path / "run", overrides=overrides)
+    recipe = load_recipe(tmp_path / "run")
+    names = {}
+    for name in ("step-00000002", "step-00000004"):
+        stage = checkpoint_stage(result.run.checkpoints / name, recipe.stages)
+        assert stage is not None
+        names[name] = stage.name
+    assert names == {"step-00000002": "ctc", "step-00000004": "both"}
+    validated = read_jsonl(result.run.metrics_file)
+    for name, step in (("step-00000002", 2), ("last", 4)):
+        loss = next(row["loss"] for row in validated if row["step"] == step and row["split"] == "val")
+        scored = arcuate.evaluate(result, split="val", checkpoint=name)
+        assert scored.metrics.loss == pytest.approx(loss, rel=1e-5)
