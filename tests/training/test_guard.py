@@ -318,7 +318,7 @@ def trial_losses(guard: Guard, best: float, scale: float) -> Verdict:
             return verdict
 
 
-@pytest.mark.parametrize("best", [0.3, 0.1, 0.03])
+@pytest.mark.parametrize("best", [1.0, 0.3, 0.1, 0.03])
 def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> None:
     guard = Guard(GuardSettings())
     scale, tried = guard.after_rewind(False, 1.0, 500), []
@@ -329,7 +329,7 @@ def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> Non
         assert (verdict.action, verdict.kind) == ("rewind", "search")
         assert verdict.lr_scale is not None
         scale = verdict.lr_scale
-    assert tried == [0.3, 0.1, 0.03]
+    assert tried == [1.0, 0.3, 0.1, 0.03]
     assert scale == best
     assert guard.n_rewinds == 1  # trials do not count
     assert guard.judge(decoding(2.0), 1e-3) == KEEP
@@ -342,13 +342,14 @@ def test_trial_that_explodes_or_is_not_finite_ends_early_and_is_not_taken() -> N
     assert [v.action for v in steps] == ["skip", "skip", "rewind"]
     losses = [2.0] * 5 + [9.0] * 6
     assert [guard.judge(decoding(v), 1e-3).action for v in losses].count("rewind") == 1
-    assert trial_losses(guard, 0.03, 0.03).lr_scale == 0.03
+    assert trial_losses(guard, 0.1, 0.1).kind == "search"
+    assert trial_losses(guard, 0.1, 0.03).lr_scale == 0.1
 
 
 def test_search_needs_enough_steps_before_the_end_of_the_run() -> None:
     guard = Guard(GuardSettings())
     assert guard.after_rewind(False, 1.0, 8) == 0.3 and not guard.search.is_active
-    assert guard.after_rewind(False, 1.0, 15) == 0.3 and guard.search.n_steps == 14
+    assert guard.after_rewind(False, 1.0, 15) == 1.0 and guard.search.n_steps == 14
 
 
 def test_slow_rise_rewinds_and_a_schedule_with_restarts_may_rise() -> None:

@@ -167,11 +167,14 @@ class Guard:
         """Whether the last steps were high or not finite, but too few of them for a verdict."""
         return max(self.n_high, self.n_skipped) > 1
 
-    def after_rewind(self, to_start: bool = False, lr_scale: float = 1.0, n_left: int | None = None) -> float:
+    def after_rewind(
+        self, to_start: bool = False, lr_scale: float = 1.0, n_left: int | None = None, lr_step: int | None = None
+    ) -> float:
         """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
 
         The statistics stay, unless the run starts again from its first checkpoint. `lr_scale` is the scale so far,
-        `n_left` the number of steps from the checkpoint to the end of the run; without it there is no search.
+        `n_left` the number of steps from the checkpoint to the end of the run (without it there is no search),
+        `lr_step` the step since then with the highest learning rate.
         """
         factors = self._trial_factors(to_start)
         small = to_start and self.updates_are_small
@@ -187,7 +190,8 @@ class Guard:
         n_steps = self.settings.search.steps or min(max(self.settings.stuck.patience // 3, 20), 200)
         n_steps = min(n_steps, (n_left or 0) - 1)
         if self.settings.search.enabled and n_steps >= MIN_STEPS:
-            return self.search.start([lr_scale * f for f in factors], n_steps, prefer_high=not to_start)
+            scales = [lr_scale * factor for factor in factors]
+            return self.search.start(scales, n_steps, small or not to_start, None if small else lr_step)
         factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
         return lr_scale / factor if small else lr_scale * factor
 
@@ -198,7 +202,9 @@ class Guard:
         """
         lower, higher = [0.3, 0.1, 0.03], [3.0, 10.0]
         ratio = self.update_ratio
-        if not to_start or ratio is None or ratio > _LARGE_UPDATE:
+        if not to_start:
+            return [1.0, *lower]  # the data may have been the cause
+        if ratio is None or ratio > _LARGE_UPDATE:
             return lower
         if not self.updates_are_small:
             return [0.1, 0.3, *higher]

@@ -26,6 +26,7 @@ from arcuate.training.environment import Distributed
 from arcuate.training.guard import KEEP, Verdict
 from arcuate.training.metrics import IntervalMetrics, StepMetrics
 from arcuate.training.optim import set_learning_rates
+from arcuate.training.schedule import learning_rate
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import (
     DeviceMetrics,
@@ -127,13 +128,25 @@ def _judge(
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
     """Set and return the learning rates of the next update; the schedule spans the run, or the stage it restarts in."""
-    stage, step, n_steps = state.stage, state.step, state.recipe.train.steps
-    scale = state.lr_scale
-    if stage is not None:
-        scale *= stage.lr_factor
-        if stage.schedule == "restart" and stage.steps is not None:
-            step, n_steps = step - state.progress.began, stage.steps
-    return set_learning_rates(state.optimizer, state.recipe, step, scale, state.plateaus, n_steps)
+    step = state.step if state.guard.search.lr_step is None else state.guard.search.lr_step
+    step, n_steps, factor = _schedule_position(state, step)
+    return set_learning_rates(state.optimizer, state.recipe, step, state.lr_scale * factor, state.plateaus, n_steps)
+
+
+def _schedule_position(state: TrainingState, step: int) -> tuple[int, int, float]:
+    """Return step and length of the schedule, and the factor of the stage on the learning rate."""
+    stage = state.stage
+    if stage is None:
+        return step, state.recipe.train.steps, 1.0
+    if stage.schedule == "restart" and stage.steps is not None:
+        return step - state.progress.began, stage.steps, stage.lr_factor
+    return step, state.recipe.train.steps, stage.lr_factor
+
+
+def _scheduled_lr(state: TrainingState, step: int) -> float:
+    """Return the learning rate of the weights at a step without the scale of the guard."""
+    step, n_steps, factor = _schedule_position(state, step)
+    return factor * learning_rate(state.recipe.schedule, step, n_steps, state.plateaus[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,9 +273,11 @@ class _Loop:
             targets = [step for step in targets if step <= (state.rewound_to or 0)]
         elif to_start:
             targets = targets[:1]
+        elif verdict.kind == "rise":  # the weights degraded slowly: go back to half of the last healthy step
+            targets = [step for step in targets if step <= targets[-1] // 2] or targets[:1]
         elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
             targets = targets[:-1]  # returning to this one did not help: go further back
-        state.rewind_targets = targets
+        state.rewind_targets, failed_at = targets, state.step
         target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
         state.restore_weights(target)
         if self.distributed.is_main:
@@ -273,7 +288,8 @@ class _Loop:
         if verdict.lr_scale is not None:
             state.lr_scale = verdict.lr_scale
         else:
-            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left)
+            lr_step = max(range(state.step, max(failed_at, state.step + 1)), key=partial(_scheduled_lr, state))
+            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step)
         state.interval = IntervalMetrics()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()

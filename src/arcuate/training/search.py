@@ -18,7 +18,7 @@ MIN_STEPS = 10  # of a trial; with fewer steps left in the run there is no searc
 _FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
 # Scores (log loss) that differ by less are equal. Short trials from the first weights favour learning rates that are
 # too high for a whole run, and late ones those that are too low, so ties are decided the other way.
-_TIE_AT_START, _TIE = 0.1, 0.03
+_TIE_AT_START, _TIE = 0.05, 0.03
 _EXPLODED = math.log(3.0)  # rise of log loss within a trial
 _MAX_NONFINITE = 3  # steps of a trial
 
@@ -44,22 +44,28 @@ class LrSearch:
         self.losses: list[float] = []  # log losses of the current trial
         self.n_steps = 0  # per trial
         self.n_nonfinite = 0  # of the current trial
+        self.lr_step: int | None = None  # step whose scheduled learning rate the trials have; None = their own
         self.prefer_high = False  # which of two learning rates with equal scores is taken
 
     @property
     def is_active(self) -> bool:
         return bool(self.scales)
 
-    def start(self, scales: Sequence[float], n_steps: int, prefer_high: bool) -> float:
-        """Start the first trial and return its scale."""
+    def start(self, scales: Sequence[float], n_steps: int, prefer_high: bool, lr_step: int | None = None) -> float:
+        """Start the first trial and return its scale.
+
+        With `lr_step` the trials have the learning rate of that step, at which the run failed: the rate at the
+        checkpoint may still be low enough for all of them.
+        """
         self.reset()
-        self.scales, self.n_steps, self.prefer_high = list(scales), n_steps, prefer_high
+        self.scales, self.n_steps, self.prefer_high, self.lr_step = list(scales), n_steps, prefer_high, lr_step
         return self.scales[0]
 
     def reset(self) -> None:
         """Forget all trials."""
         self.scales, self.scores, self.losses = [], [], []
         self.n_steps = self.n_nonfinite = 0
+        self.lr_step = None
 
     def observe(self, log_loss: float | None) -> bool:
         """Add a step of the current trial (None: not finite); return whether the trial is over."""

@@ -183,10 +183,18 @@ class TrainingState:
         return folder.name
 
     def _updated_rewind_targets(self) -> list[int]:
-        """Return this checkpoint and the one before it; and the first, until the model has learnt something."""
+        """Return this checkpoint, the one before it and a few older ones; and the first, until something is learnt.
+
+        The older ones are the first in each of the last three octaves (powers of 2) of the step, so that a rewind to
+        about half the step is possible at any time.
+        """
         earlier = [step for step in self.rewind_targets if step < self.step]
-        first = [] if self.guard.has_learnt else earlier[:-1][:1]
-        return [*first, *earlier[-1:], self.step]
+        first = [] if self.guard.has_learnt else earlier[:1]
+        octaves: dict[int, int] = {}
+        for step in (*earlier, self.step):
+            octaves.setdefault(step.bit_length(), step)
+        older = [step for octave, step in octaves.items() if 0 < self.step.bit_length() - 2 <= octave]
+        return sorted({*first, *older, *earlier[-1:], self.step})
 
     def _to_dict(self) -> dict[str, Any]:
         return {
