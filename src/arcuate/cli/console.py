@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn
@@ -105,9 +106,50 @@ def bar() -> Bar:
     return Bar(*columns, console=err)
 
 
+class PlainProgress:
+    """Progress as lines of text, for output that is not a terminal: a line at most every `every_s` seconds.
+
+    A short activity prints nothing. Every line has the time left, and is written at once.
+    """
+
+    def __init__(self, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._activity = ""
+        self._started = self._said = 0.0
+        self._first = 0  # items done at the first report
+
+    def __call__(self, done: int, total: int, activity: str) -> None:
+        now = self._clock()
+        name = activity.split(",")[0]  # without the numbers that follow it
+        if name != self._activity:
+            self._activity, self._started, self._said, self._first = name, now, now, done
+        is_complete = done >= total and self._said > self._started  # only after other lines
+        if now - self._said < self._every_s and not is_complete:
+            return
+        self._said = now
+        elapsed, n = now - self._started, done - self._first
+        left = f", {_duration(elapsed * (total - done) / n)} left" if n > 0 and done < total else ""
+        say(f"{activity} {done}/{total}, {_duration(elapsed)}{left}")
+
+
+def _duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 @contextmanager
 def progress(description: str) -> Iterator[Progress]:
-    """A progress bar with the time remaining; it appears with the first report, so early errors show no bar."""
+    """A progress bar with the time remaining; it appears with the first report, so early errors show no bar.
+
+    Without a terminal, lines of text instead.
+    """
+    if not err.is_terminal:
+        plain = PlainProgress()
+        yield lambda done, total, activity: plain(done, total, activity or description)
+        return
     with ExitStack() as stack:
         shown = bar()
         task = shown.add_task(description, total=None)
@@ -130,6 +172,7 @@ class TrainingDisplay(Callback):
     """
 
     def __init__(self) -> None:
+        self._plain = None if err.is_terminal else PlainProgress()
         self._bar: Bar | None = None
         self._loss = ""
         self._sample: tuple[Text, ...] = ()  # printed below the next validation row
@@ -142,6 +185,9 @@ class TrainingDisplay(Callback):
 
     def report(self, done: int, total: int, description: str) -> None:
         """Progress function: one bar after another, each until it is complete."""
+        if self._plain is not None:
+            self._plain(done, total, description)
+            return
         if self._bar is None:
             self._bar = bar()
             self._bar.add_task(description, total=total)

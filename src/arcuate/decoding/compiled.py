@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+
+from arcuate.jit import njit
 
 NEG_INF = -math.inf  # log-probability of an impossible event
 _T = TypeVar("_T")

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, log_add, power_of_two
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.errors import UserError
+from arcuate.jit import njit
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import NGramArrays, advance
 

@@ -8,7 +8,6 @@ that duplicates of one hypothesis do not use up the beam.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from arcuate.decoding.compiled import NEG_INF, Row, hash_append, log_add
 from arcuate.decoding.word_search.lookahead import (
@@ -19,6 +18,7 @@ from arcuate.decoding.word_search.lookahead import (
     cache_successors,
     find_row,
 )
+from arcuate.jit import njit
 from arcuate.language.ngram.query import NGramArrays, backoff
 
 _N_BINS = 512  # of the histogram that finds the beam-size cut

@@ -28,7 +28,6 @@ of which few pass the threshold; one hash insertion per passing arc.
 """
 
 import numpy as np
-from numba import njit
 
 from arcuate.decoding.compiled import NEG_INF, Row, hash_append, unmanaged
 from arcuate.decoding.word_search.beam import (
@@ -44,6 +43,7 @@ from arcuate.decoding.word_search.beam import (
     prune,
 )
 from arcuate.decoding.word_search.lookahead import bigram_context
+from arcuate.jit import njit
 from arcuate.language.ngram.query import NGramArrays, advance, backoff
 
 DONE, CANDIDATES_FULL, BACKPOINTERS_FULL, LOOKAHEAD_FULL = 0, 1, 2, 3

@@ -19,8 +19,8 @@ estimate for longer ones; the exact score replaces it when the word ends. The ca
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from arcuate.jit import njit
 from arcuate.language.ngram.query import (
     MIN_LOG_PROB,
     NGramArrays,

@@ -7,9 +7,9 @@ back-pointers. The n best are found best-first with a heap, without a second sea
 import heapq
 
 import numpy as np
-from numba import njit
 
 from arcuate.decoding.compiled import NEG_INF, hash_append, log_add, power_of_two
+from arcuate.jit import njit
 from arcuate.language.ngram.query import NGramArrays, advance
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numba import njit
 
 from arcuate.errors import UserError
+from arcuate.jit import njit
 from arcuate.language.ngram.model import MAX_ORDER, LanguageModel, open_output
 from arcuate.language.ngram.text import (
     LN10,

@@ -16,7 +16,8 @@ damaged file can give wrong numbers, but never NaN, a crash or an endless loop.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from arcuate.jit import njit
 
 MIN_LOG_PROB = -1e30  # nats; replaces NaN and minus infinity, so that sums stay finite
 _MAX_BACKOFF = 228.0  # nats; 99 in an ARPA file

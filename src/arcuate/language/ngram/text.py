@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numba import njit
 
 from arcuate.errors import UserError
+from arcuate.jit import njit
 from arcuate.progress import Progress
 
 LN10 = 2.302585092994046

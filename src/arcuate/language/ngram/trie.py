@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from arcuate.errors import UserError
+from arcuate.jit import njit
 from arcuate.language.ngram.model import LanguageModel, check_links
 from arcuate.language.ngram.query import NGramArrays, advance, find_child
 from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, Vocabulary, make_vocabulary, special_id
