@@ -153,6 +153,40 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
     )
 
 
+def unfinished_reason(run: Run) -> str | None:
+    """Why the training of a run is not complete, such as "stopped at step 150 of 600"; None if it is.
+
+    An imported model has no training and is complete. Without checkpoints, the log decides.
+    """
+    if not run.recipe_file.is_file():
+        return None
+    recipe = run.recipe_tree()
+    train, stages = recipe.get("train"), recipe.get("stages")
+    planned = train.get("steps") if isinstance(train, dict) else None
+    if not isinstance(planned, int):
+        return None
+    step, n_stages_done = _trained_steps(run)
+    if step >= planned or (isinstance(stages, list) and stages and n_stages_done >= len(stages)):
+        return None
+    incidents = read_jsonl(run.incidents_file, growing=True) if run.incidents_file.exists() else []
+    last = incidents[-1] if incidents else {}
+    if last.get("action") == "stop" and isinstance(last.get("step"), int) and last["step"] >= step:
+        return f"stopped by the guard at step {last['step']:,} of {planned:,}"
+    return f"stopped at step {step:,} of {planned:,}"
+
+
+def _trained_steps(run: Run) -> tuple[int, int]:
+    """Steps of the last checkpoint and completed stages of the curriculum."""
+    state_file = run.checkpoints / "last" / "state.json"
+    if not state_file.is_file():
+        steps = [row.get("step") for row in run.metrics()]
+        return max((step for step in steps if isinstance(step, int)), default=0), 0
+    state = read_json(state_file)
+    step, progress = state.get("step"), state.get("progress")
+    index = progress.get("index") if isinstance(progress, dict) else None
+    return step if isinstance(step, int) else 0, index if isinstance(index, int) else 0
+
+
 def is_untouched(run: Run) -> bool:
     """Whether nothing was trained here: the run was killed before its first checkpoint."""
     unknown = {p.name for p in run.path.iterdir() if p.suffix != ".part"} - _INITIAL_FILES

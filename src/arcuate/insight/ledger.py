@@ -88,13 +88,16 @@ def _ablations(entries: Sequence[RunEntry]) -> list[str]:
     """The verdicts of the ablations that runs of this list are part of, over all seeds."""
     sentences = []
     for folder in dict.fromkeys(e.ablation for e in entries if e.ablation):
-        n_runs = sum(e.ablation == folder for e in entries)
+        runs = [e for e in entries if e.ablation == folder]
+        unfinished = [f"{e.run.path.parent.name}/{e.run.path.name} ({e.unfinished})" for e in runs if e.unfinished]
         try:
             verdict = str(read_json(folder / "ablation.json").get("verdict") or "")
         except UserError:
             verdict = "not judged yet"
+        if unfinished:
+            verdict = f"no verdict, because runs are unfinished: {'; '.join(unfinished)}"
         name = escape_markdown(folder.name)
-        sentences.append(f"**Ablation {name}** ({n_runs} of the runs): {escape_markdown(verdict)}")
+        sentences.append(f"**Ablation {name}** ({len(runs)} of the runs): {escape_markdown(verdict)}")
     return sentences
 
 
@@ -186,7 +189,7 @@ def _finding(entry: RunEntry) -> str:
     if parent and parent.entry:
         found += [
             _difference_from(entry, parent.entry),
-            _conclusion(entry, parent),
+            "" if entry.unfinished or parent.entry.unfinished else _conclusion(entry, parent),
             *_other_differences(entry, parent.entry),
         ]
     found += _coupling_warnings(entry)
@@ -215,12 +218,7 @@ def _conclusion(entry: RunEntry, parent: Parent) -> str:
 
 def _other_differences(entry: RunEntry, before: RunEntry) -> list[str]:
     """Differences between two runs other than their settings."""
-    found = [
-        f"{escape_markdown(e.name)} stopped at step {e.logged.steps:,} of {e.planned_steps:,}, so the two runs differ"
-        " in length"
-        for e in (before, entry)
-        if e.stopped_early and before.logged.steps != entry.logged.steps
-    ]
+    found = []
     if before.revision and entry.revision and before.revision != entry.revision:
         revisions = f"{escape_markdown(before.revision)} and {escape_markdown(entry.revision)}"
         found.append(f"They were trained with different code ({revisions}), which may contribute to the difference")
@@ -229,6 +227,9 @@ def _other_differences(entry: RunEntry, before: RunEntry) -> list[str]:
 
 def _difference_from(entry: RunEntry, before: RunEntry) -> str:
     """The tested difference if both were evaluated on the same trials, else the one in the logs, untested."""
+    unfinished = [f"{escape_markdown(e.name)} {e.unfinished}" for e in (before, entry) if e.unfinished]
+    if unfinished:
+        return f"Not compared with {escape_markdown(before.name)}: {' and '.join(unfinished)}"
     common = _common_results(entry, before)
     reason = "both runs must be evaluated on the same split"
     if common is not None:

@@ -15,7 +15,7 @@ from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.insight.formats import finite_int, finite_number
 from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress
-from arcuate.run import RUN_FILES, Run
+from arcuate.run import RUN_FILES, Run, unfinished_reason
 
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
@@ -59,6 +59,7 @@ class RunEntry:
     n_incidents: int = 0
     problems: tuple[str, ...] = ()
     parent: Parent | None = None
+    unfinished: str | None = None  # why the training is not complete
 
     @property
     def verdict(self) -> str | None:
@@ -91,11 +92,6 @@ class RunEntry:
         return str(revision)[:12] if revision else None
 
     @property
-    def stopped_early(self) -> bool:
-        done, planned = self.logged.steps, self.planned_steps
-        return done is not None and planned is not None and done < planned
-
-    @property
     def data_hashes(self) -> Any:
         return lookup(self.environment, "data.hashes")
 
@@ -112,6 +108,7 @@ class RunEntry:
             "since_step": diagnosis.since_step if diagnosis else None,
             "steps": logged.steps,
             "planned_steps": self.planned_steps,
+            "unfinished": self.unfinished,
             "best_per": logged.best_per,
             "best_step": logged.best_step,
             "last_per": logged.last_per,
@@ -182,10 +179,15 @@ def _search(folder: Path, depth: int) -> list[Path]:
     if depth >= _MAX_DEPTH:
         return []
     try:
-        children = sorted(Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False))
+        children = sorted(Path(e.path) for e in os.scandir(folder) if _is_searched(e))
     except OSError:
         return []
     return [run for child in children for run in _search(child, depth + 1)]
+
+
+def _is_searched(entry: os.DirEntry[str]) -> bool:
+    """Hidden folders are not searched: those of a command in progress, such as .NAME.part, are not runs yet."""
+    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -229,6 +231,7 @@ def read_entry(path: Path, name: str) -> RunEntry:
         diagnosis=replace(diagnosis, log=None) if diagnosis else None,
         results=attempt(lambda: _read_summaries(run), {}),
         n_incidents=attempt(lambda: _count_lines(run.incidents_file), 0),
+        unfinished=attempt(lambda: unfinished_reason(run), None),
         problems=tuple(dict.fromkeys(problems)),
     )
 
@@ -280,7 +283,7 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
 
     by_path = {other.run.path.resolve(): other for other in earlier if other.recipe}
     if entry.weights_from:
-        source = by_path.get(Path(entry.weights_from.partition("@")[0]).resolve())
+        source = _find_source(entry.weights_from, entry.run, by_path)
         return compared_with(source, "weights") if source else Parent(entry.weights_from, "weights", ())
     path = entry.run.path.resolve()
     baseline = by_path.get(entry.ablation / _BASELINE / path.name) if entry.ablation else None
@@ -293,6 +296,15 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
     ]
     candidates = [*_recipe_parents(recipe), *similar]
     return min(reversed(candidates), key=lambda p: len(p.changes), default=None)
+
+
+def _find_source(weights_from: str, run: Run, by_path: Mapping[Path, RunEntry]) -> RunEntry | None:
+    """The run that `--from` named, RUN or RUN@WHICH. Earlier versions recorded a relative path as it was given."""
+    for base in (Path(), *run.path.resolve().parents):
+        for name in (weights_from, weights_from.rpartition("@")[0]):
+            if name and (found := by_path.get((base / name).resolve())):
+                return found
+    return None
 
 
 def result_changes(before: Recipe, after: Recipe) -> tuple[Change, ...]:

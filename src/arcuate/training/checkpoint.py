@@ -32,12 +32,15 @@ from arcuate.models.io import (
 )
 from arcuate.models.model import Model
 from arcuate.run import Run
+from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.curriculum import Count, Stage, StageProgress, stage_at
 from arcuate.training.guard import migrate_state
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.schedule import PlateauState
 
 _TENSORS_FILE = "training.safetensors"
+# Between a run and its continuation. `data.workers` may differ too.
+MAY_DIFFER = ("runtime", "track", *DESCRIPTIVE_KEYS)
 _FOLDER_NAME = re.compile(r"(step|best)-\d{8,9}")
 
 
@@ -103,6 +106,7 @@ class SavedState(Settings):
     stage_bests: dict[str, Best] = Field(default_factory=dict)
     scaler: dict[str, int | float]
     file_sizes: FileSizes
+    recipe_hash: str | None = None  # of recipe.yaml; checkpoints of earlier versions have none
     files: dict[str, str]  # checksums of the other files
 
     @field_validator("guard", mode="before")
@@ -197,6 +201,14 @@ def _digest(content: Mapping[str, Any]) -> str:
     """Return a checksum of the values, independent of the layout of the file."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def hash_recipe(tree: Mapping[str, Any]) -> str:
+    """Return a checksum of the settings in recipe.yaml that must stay the same when a run is resumed."""
+    kept = {name: value for name, value in tree.items() if name not in MAY_DIFFER}
+    if isinstance(kept.get("data"), Mapping):
+        kept["data"] = {name: value for name, value in kept["data"].items() if name != "workers"}
+    return _digest(kept)
 
 
 def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:

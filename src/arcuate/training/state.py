@@ -66,6 +66,7 @@ class TrainingState:
         self.interval = IntervalMetrics()
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
+        self.recipe_hash: str | None = None  # of recipe.yaml when the run was started or resumed
         self.modes: Modes | None = None  # of the training trials for a model with a mode head
 
     @property
@@ -212,6 +213,7 @@ class TrainingState:
             "progress": asdict(self.progress),
             "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
             "scaler": self._fp16_scaler.state_dict(),
+            "recipe_hash": self.recipe_hash,
             "file_sizes": {
                 "metrics": self.run.metrics_file.stat().st_size,
                 "incidents": self.run.incidents_file.stat().st_size,
