@@ -39,7 +39,12 @@ from arcuate.models.runtime import (
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
-from arcuate.training.config import TrainingConfig, coupling_warnings, find_ineffective_settings
+from arcuate.training.config import (
+    TrainingConfig,
+    coupling_warnings,
+    find_ineffective_settings,
+    find_small_updates,
+)
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.environment import (
     Distributed,
@@ -302,6 +307,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         ):
             logger.warning(impossible)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
+        logger.warning(warning)
+    for warning in find_small_updates(recipe, setup.n_parameters):
         logger.warning(warning)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):
