@@ -163,6 +163,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

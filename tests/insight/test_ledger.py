@@ -256,3 +256,12 @@ def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
     text = " ".join(" ".join(lines).split())
     assert "relative to a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in text
     assert "encoder.dropout 0.2 → 0.5" in write_ledger(home).partition("##")[0]
+
+
+def test_a_relative_source_of_weights_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "runs" / "a", ["encoder.dropout=0.4"], minute=0)
+    make_run(tmp_path / "runs" / "z", minute=1)
+    make_run(tmp_path / "runs" / "b", minute=2, parent="runs/a@best")  # as earlier versions recorded it
+    monkeypatch.chdir(tmp_path / "runs" / "z")
+    row = rows_of(tmp_path / "runs")["b"]
+    assert (row["parent"], row["parent_kind"]) == ("a", "weights")

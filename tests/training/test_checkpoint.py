@@ -17,7 +17,7 @@ from arcuate.files import append_jsonl, write_json, write_text
 from arcuate.run import find_checkpoint
 from arcuate.training.checkpoint import add_checksum, link, load_checkpoint, repair_best_links
 from arcuate.training.environment import Distributed
-from arcuate.training.start import Start, resume, split_parent, start_from, start_run
+from arcuate.training.start import Start, absolute_parent, resume, split_parent, start_from, start_run
 from arcuate.training.state import TrainingState
 from support.training import make_recipe, make_state
 
@@ -255,3 +255,9 @@ def test_a_checkpoint_without_a_recipe_hash_is_resumed(state: TrainingState) -> 
     folder = save_at(state, 4, 1.0)
     change_state(folder, lambda s: s.pop("recipe_hash"), valid_checksum=True)
     assert resumed_step(state) == 4
+
+
+def test_a_recorded_parent_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute_parent("runs/a") == f"{tmp_path.resolve()}/runs/a@best"
+    assert absolute_parent("../x@last") == f"{tmp_path.resolve().parent}/x@last"

@@ -44,6 +44,13 @@ def decode(
     split: SplitName = "val",
     data: MovedStore = None,
     head: Head = None,
+    llm: Annotated[
+        Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
+    ] = None,
+    llm_every: Annotated[int, typer.Option(min=1, max=100, help="With --llm: words between its scores.")] = 2,
+    alpha: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
+    ] = 0.5,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
@@ -67,6 +74,9 @@ def decode(
             words=word or (),
             data=data,
             head=head,
+            llm=llm,
+            llm_every=llm_every,
+            alpha=alpha,
             checkpoint=checkpoint,
             progress=report,
         )

@@ -322,8 +322,9 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 
 def _ignore_signals(worker: int) -> None:
     """A signal to the process group is handled by training, which needs its workers to finish the step."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if number := getattr(signal, name, None):  # there is no SIGHUP on Windows
+            signal.signal(number, signal.SIG_IGN)
 
 
 def group_by_length(trials: Sequence[TrialInfo], batch_size: int) -> list[list[int]]:

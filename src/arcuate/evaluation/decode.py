@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,6 +12,7 @@ from arcuate.data.text import normalise_text
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
 from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
 from arcuate.decoding.transducer import Head, check_head
+from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.transcribe import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from arcuate.decoding.joint import HeadOutputs, JointWordSearch
+    from arcuate.evaluation.causal import CausalPrefixScorer
     from arcuate.models.transducer import Transducer
 
 _MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
@@ -183,6 +185,9 @@ def decode(
     data: str | Path | None = None,
     head: str | None = None,
     checkpoint: str = "best",
+    llm: str | Path | None = None,
+    llm_every: int = 2,
+    alpha: float = 0.5,
     progress: Progress | None = None,
 ) -> Transcription:
     """Decode a run folder or an .npz file of frame log-probabilities to words.
@@ -191,7 +196,16 @@ def decode(
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` and `checkpoint` apply to runs; `head` is ctc,
     transducer or both (default: both if the transducer was trained). `out`: write one JSON line per trial with its
     n-best list.
+
+    `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
+    `alpha` in the language-model score; it needs the CTC head.
     """
+    if llm is not None and head not in (None, "ctc"):
+        raise UserError(f"--llm scores the search of the CTC head, not --head {head}; use arcuate rescore for that")
+    if not 0.0 <= alpha <= 1.0 or llm_every < 1:
+        raise UserError(f"--alpha must be between 0 and 1 and --llm-every at least 1, not {alpha:g} and {llm_every}")
+    head = "ctc" if llm is not None else head
+    scorer = None if llm is None else _load_scorer(Path(llm))
     target = None if out is None else Path(out)
     task = open_task(
         TrialSource(source, references, split, data, head, checkpoint),
@@ -200,7 +214,11 @@ def decode(
         DECODINGS,
         progress,
     )
-    if task.joint is not None:
+    if scorer is not None:
+        fused = FusedWordSearch(task.search, scorer, alpha, llm_every)
+        transcripts = transcribe(fused, task.trials, task.references, n_best, progress)
+        task = replace(task, description=replace(task.description, lm=f"{task.description.lm} + {scorer.lm.name}"))
+    elif task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress)
     else:
         transcripts = transcribe(task.search, task.trials, task.references, n_best, progress)
@@ -220,6 +238,12 @@ def decode(
     if warning := transcription.metrics.words.leakage_warning:
         logger.info(warning)
     return transcription
+
+
+def _load_scorer(path: Path) -> "CausalPrefixScorer":
+    from arcuate.evaluation.causal import CausalPrefixScorer, load_causal
+
+    return CausalPrefixScorer(load_causal(path))
 
 
 def open_task(

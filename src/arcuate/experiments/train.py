@@ -38,7 +38,12 @@ from arcuate.models.runtime import (
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
-from arcuate.training.config import TrainingConfig, coupling_warnings, find_ineffective_settings
+from arcuate.training.config import (
+    TrainingConfig,
+    coupling_warnings,
+    find_ineffective_settings,
+    find_small_updates,
+)
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.environment import (
     Distributed,
@@ -51,7 +56,14 @@ from arcuate.training.environment import (
 )
 from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, infer_modes, read_modes, write_modes
-from arcuate.training.start import Start, check_not_calibrated, check_same_recipe, find_parent, start_run
+from arcuate.training.start import (
+    Start,
+    absolute_parent,
+    check_not_calibrated,
+    check_same_recipe,
+    find_parent,
+    start_run,
+)
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training, make_encode
 from arcuate.training.tracking import check_trackers, make_trackers
@@ -114,8 +126,8 @@ def train(
     `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
     optimizer state too. `dry_run` checks recipe and data, and writes nothing.
 
-    SIGINT, SIGTERM or `stop.request()`, from a callback or another thread, end training within one step, with a
-    checkpoint; the result is then `interrupted`. Signals are handled only when called from the main thread.
+    SIGINT, SIGTERM, SIGHUP or `stop.request()`, from a callback or another thread, end training within one step, with
+    a checkpoint; the result is then `interrupted`. Signals are handled only when called from the main thread.
     """
     run = Run(Path(run))
     official = official_ancestor(recipe)
@@ -275,6 +287,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info(setup.precision.note)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
+    for warning in find_small_updates(recipe, setup.n_parameters):
+        logger.warning(warning)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):
             logger.warning(warning)
@@ -308,7 +322,7 @@ def _train(
         selected_on=setup.selection.selected_on,
         precision=setup.precision.kind,
         precision_reason=setup.precision.note,
-        parent=parent,
+        parent=None if parent is None else absolute_parent(parent),
     )
     with ExitStack() as stack:
         with distributed.raise_together():

@@ -283,7 +283,7 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
 
     by_path = {other.run.path.resolve(): other for other in earlier if other.recipe}
     if entry.weights_from:
-        source = by_path.get(Path(entry.weights_from.partition("@")[0]).resolve())
+        source = _find_source(entry.weights_from, entry.run, by_path)
         return compared_with(source, "weights") if source else Parent(entry.weights_from, "weights", ())
     path = entry.run.path.resolve()
     baseline = by_path.get(entry.ablation / _BASELINE / path.name) if entry.ablation else None
@@ -296,6 +296,15 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
     ]
     candidates = [*_recipe_parents(recipe), *similar]
     return min(reversed(candidates), key=lambda p: len(p.changes), default=None)
+
+
+def _find_source(weights_from: str, run: Run, by_path: Mapping[Path, RunEntry]) -> RunEntry | None:
+    """The run that `--from` named, RUN or RUN@WHICH. Earlier versions recorded a relative path as it was given."""
+    for base in (Path(), *run.path.resolve().parents):
+        for name in (weights_from, weights_from.rpartition("@")[0]):
+            if name and (found := by_path.get((base / name).resolve())):
+                return found
+    return None
 
 
 def result_changes(before: Recipe, after: Recipe) -> tuple[Change, ...]:

@@ -1,4 +1,4 @@
-"""How a training run talks to its caller: callbacks, and the request to stop by a call, SIGTERM or Ctrl-C."""
+"""How a training run talks to its caller: callbacks, and the request to stop by a call, a signal or Ctrl-C."""
 
 import os
 import signal
@@ -123,9 +123,17 @@ def stop_with_parent(stop: Stop) -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
+def _handled_signals() -> Iterator[signal.Signals]:
+    """SIGHUP (a closed terminal) is not handled under nohup, which ignores it, and does not exist on Windows."""
+    yield from (signal.SIGTERM, signal.SIGINT)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        yield hangup
+
+
 @contextmanager
 def handle_signals(stop: Stop | None = None, ignore_second_sigint: bool = False) -> Iterator[Stop]:
-    """Handle SIGINT and SIGTERM by requesting a stop; the previous handlers are restored afterwards.
+    """Handle SIGINT, SIGTERM and SIGHUP by requesting a stop; the previous handlers are restored afterwards.
 
     Python handles signals in the main thread only: in any other thread nothing is changed. A second SIGINT has to be
     ignored under launchers such as torchrun, which forward the Ctrl-C that the terminal has sent to every process.
@@ -135,7 +143,7 @@ def handle_signals(stop: Stop | None = None, ignore_second_sigint: bool = False)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    old = {s: signal.signal(s, stop.handle) for s in (signal.SIGTERM, signal.SIGINT)}
+    old = {s: signal.signal(s, stop.handle) for s in _handled_signals()}
     try:
         yield stop
     finally:

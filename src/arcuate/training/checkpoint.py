@@ -98,7 +98,7 @@ class SavedState(Settings):
     validations: list[tuple[Count, float]]
     interval: IntervalMetrics
     guard: dict[str, Any]
-    rewind_targets: Annotated[list[Count], Field(max_length=3)]
+    rewind_targets: Annotated[list[Count], Field(max_length=6)]
     rewound_to: Count | None
     averages: AverageCounts
     mixed_precision_on: bool

@@ -168,6 +168,12 @@ def split_parent(parent: str) -> tuple[Path, str]:
     return Path(path), which or "best"
 
 
+def absolute_parent(parent: str) -> str:
+    """RUN@WHICH with an absolute path, as environment.json records it."""
+    path, which = split_parent(parent)
+    return f"{path.resolve()}@{which}"
+
+
 def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:
     """Load the weights of another run; step, data position and schedule start at 0."""
     loaded = load_model(parent)

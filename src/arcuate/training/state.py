@@ -1,5 +1,6 @@
 """The mutable state of a training run, and how it is saved to a checkpoint and restored."""
 
+import math
 import os
 import resource
 import sys
@@ -49,7 +50,7 @@ class TrainingState:
         set_trainable(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.averages = WeightAverages(model, recipe.ema, recipe.swa)
-        self.guard = Guard(recipe.guard)
+        self.guard = Guard(recipe.guard, restarts=recipe.schedule.kind == "restarts")
         device = next(model.parameters()).device
         self._fp16_scaler = torch.amp.GradScaler(device.type, enabled=mixed_precision == "fp16")
         self._no_scaler = torch.amp.GradScaler(device.type, enabled=False)
@@ -92,6 +93,14 @@ class TrainingState:
         return stages_done or self.step >= self.recipe.train.steps
 
     @property
+    def n_left(self) -> int:
+        """Number of steps to the end of the run, or of the stage."""
+        end = self.recipe.train.steps
+        if self.stage is not None and self.stage.steps is not None:
+            end = min(end, self.progress.began + self.stage.steps)
+        return end - self.step
+
+    @property
     def stage_is_over(self) -> bool:
         return self.stage is not None and self.progress.is_over(self.stage, self.step)
 
@@ -112,6 +121,12 @@ class TrainingState:
         recent = [(s, p) for s, p in self.validations if s > self.step - _MOVING_AVERAGE_STEPS]
         self.validations = [*recent, (self.step, per)]
         return sum(p for _, p in self.validations) / len(self.validations)
+
+    def record_update_ratio(self, ratio: float | None) -> None:
+        """Pass a measured norm of the update / norm of the weights to the next row and to the guard."""
+        if ratio is not None and math.isfinite(ratio):
+            self.interval.update_ratio = ratio
+            self.guard.record_update_ratio(ratio)
 
     def stage_summary(self) -> dict[str, Any]:
         """Return the outcome of the stage that has just ended, and the step at which the run will end."""
@@ -169,10 +184,18 @@ class TrainingState:
         return folder.name
 
     def _updated_rewind_targets(self) -> list[int]:
-        """Return this checkpoint and the one before it; and the first, until the model has learnt something."""
+        """Return this checkpoint, the one before it and a few older ones; and the first, until something is learnt.
+
+        The older ones are the first in each of the last three octaves (powers of 2) of the step, so that a rewind to
+        about half the step is possible at any time.
+        """
         earlier = [step for step in self.rewind_targets if step < self.step]
-        first = [] if self.guard.has_learnt else earlier[:-1][:1]
-        return [*first, *earlier[-1:], self.step]
+        first = [] if self.guard.has_learnt else earlier[:1]
+        octaves: dict[int, int] = {}
+        for step in (*earlier, self.step):
+            octaves.setdefault(step.bit_length(), step)
+        older = [step for octave, step in octaves.items() if 0 < self.step.bit_length() - 2 <= octave]
+        return sorted({*first, *older, *earlier[-1:], self.step})
 
     def _to_dict(self) -> dict[str, Any]:
         return {

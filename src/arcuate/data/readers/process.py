@@ -127,6 +127,7 @@ def _extra_seconds(path: Path) -> float:
 def _serve(connection: Connection, of_parent: Connection | None, source: Source, features: str) -> None:
     """Answer requests until the parent closes its end of the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the child
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler, which a stuck read would never run
     if of_parent is not None:
         of_parent.close()  # inherited by the fork; while it is open here, the end of the parent is not noticed
     try:
